@@ -1,0 +1,13 @@
+"""Settings for every test: one torch thread, asyncio under anyio."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """nats-py, aiohttp and asyncpg are asyncio-only, so anyio runs on asyncio."""
+    return "asyncio"
