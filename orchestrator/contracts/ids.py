@@ -1,0 +1,82 @@
+"""Identifiers and encodings that cross process borders: names, message ids, token arrays, chain and row digests."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+
+NAME = re.compile(r"[a-z0-9_-]{1,32}")
+NO_PARENT = bytes(32)  # what stands for the parent in a chain that starts from nothing
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name`, or raise ValueError naming the rule that it breaks."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{kind} {name!r} is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -")
+    return name
+
+
+def sha256(data: bytes) -> bytes:
+    """The 32-byte digest."""
+    return hashlib.sha256(data).digest()
+
+
+def ids_to_bytes(ids: Sequence[int] | Ids) -> bytes:
+    """Token ids as little-endian int32, the encoding of the bus and of the data pool."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def ids_from_bytes(raw: bytes) -> Ids:
+    """int32[n], read-only view of `raw`."""
+    return np.frombuffer(raw, dtype="<i4")
+
+
+def logprobs_to_bytes(values: Sequence[float] | Logprobs) -> bytes:
+    """Logprobs as little-endian float32."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def logprobs_from_bytes(raw: bytes) -> Logprobs:
+    """float32[n], read-only view of `raw`."""
+    return np.frombuffer(raw, dtype="<f4")
+
+
+def b64(raw: bytes) -> str:
+    """Standard base64 text, as bus bodies carry binary."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def unb64(text: str) -> bytes:
+    """The inverse of `b64`; ValueError on anything else."""
+    return base64.b64decode(text, validate=True)
+
+
+def prompt_sha(ids: bytes) -> bytes:
+    """Content address of a root prompt, over its little-endian int32 ids."""
+    return sha256(ids)
+
+
+def chain_sha(parent: bytes, keep_len: int, delta: bytes, action: bytes) -> bytes:
+    """sha256(parent ‖ int32le(keep_len) ‖ delta ‖ action).
+
+    `parent` is the parent's chain_sha, or the prompt's sha256 for a root with a prompt, or `NO_PARENT`.
+    """
+    assert len(parent) == 32
+    return sha256(parent + keep_len.to_bytes(4, "little", signed=True) + delta + action)
+
+
+def row_sha(chain: bytes, logprobs: bytes, spans: Sequence[tuple[int, int, int]], sampling: bytes) -> bytes:
+    """Digest that fixes a step row: the chain, logprobs, version spans (version, start, end) and canonical sampling JSON."""
+    flat = np.asarray([x for span in spans for x in span], dtype="<i4").tobytes()
+    return sha256(chain + sha256(logprobs) + sha256(flat) + sha256(sampling))
+
+
+def trajectory_digest(chain_shas: Sequence[bytes]) -> bytes:
+    """sha256 of every step's chain_sha in idx order: what a sealed session announces."""
+    return sha256(b"".join(chain_shas))

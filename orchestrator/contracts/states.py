@@ -1,0 +1,138 @@
+"""States, their transition tables and terminal sets. The database write is a compare-and-set on the from-state.
+
+A transition that a table does not list is a bug and is refused by `check` before any SQL runs.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Purpose(StrEnum):
+    """Why a group exists; its rollouts inherit it. Only `train` groups get a queue position."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    RECORD = "record"
+
+
+class GroupState(StrEnum):
+    """One accepted submission: the unit of the queue."""
+
+    ACCEPTED = "accepted"  # committed, waiting for admission
+    DISPATCHED = "dispatched"  # has a seq (train), its rollouts are queued
+    READY = "ready"  # every member terminal and verified, rewards written
+    TAKEN = "taken"  # a row in a batch
+    TRAINED = "trained"  # that batch is committed
+    SCORED = "scored"  # eval and record groups end here
+    FILTERED = "filtered"  # resolved without training, with a FilterReason
+    DEAD = "dead"  # dead letter, with a reason
+
+
+class RolloutState(StrEnum):
+    """One try of a task inside a group."""
+
+    WAITING = "waiting"  # the group is not dispatched yet
+    QUEUED = "queued"  # an assignment for the current lease epoch is in the outbox or on WORK
+    RUNNING = "running"  # leased by a runner
+    REPORTED = "reported"  # the result is in; not every announced step is yet
+    FINISHED = "finished"  # all steps are in; a verification is queued
+    VERIFYING = "verifying"  # leased by a verifier runner
+    VERIFIED = "verified"  # a verdict is in
+    LOST = "lost"  # attempts used up, or cancelled: leaves baseline and batch
+
+
+class BatchState(StrEnum):
+    """One claim of P groups."""
+
+    OPEN = "open"  # takes groups; each take moves the window
+    CLOSED = "closed"  # complete; its digest is fixed
+    COMMITTED = "committed"  # trained, checkpointed, version written
+    VOIDED = "voided"  # undone by a rewind
+
+
+class FailureClass(StrEnum):
+    """How a rollout attempt ended. Only `completed`, `policy_failure` and (by configuration) `timeout` are verified and rewarded."""
+
+    COMPLETED = "completed"
+    POLICY_FAILURE = "policy_failure"
+    TIMEOUT = "timeout"
+    INFRA_FAILURE = "infra_failure"
+    VERIFIER_FAILURE = "verifier_failure"
+    POISON = "poison"
+    CANCELLED = "cancelled"
+
+
+class FilterReason(StrEnum):
+    """Why a group was resolved without being trained."""
+
+    TOO_FEW = "too_few"
+    ZERO_SIGNAL = "zero_signal"
+    RUN_ENDED = "run_ended"
+    WRONG_VERSION = "wrong_version"
+    CANCELLED = "cancelled"
+
+
+class StepKind(StrEnum):
+    """How a step's state relates to an earlier step of the same attempt."""
+
+    ROOT = "root"  # state = prompt[:keep_len] + delta
+    CONTINUES = "continues"  # keep_len = |parent.full|
+    REWRITES = "rewrites"  # keep_len < |parent.full|: the longest common prefix with any earlier step
+
+
+class ServerState(StrEnum):
+    """A rollout server as its owning gateway sees it."""
+
+    STARTING = "starting"
+    SYNCING = "syncing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.ACCEPTED: frozenset({GroupState.DISPATCHED, GroupState.FILTERED, GroupState.DEAD}),
+    GroupState.DISPATCHED: frozenset(
+        {GroupState.READY, GroupState.SCORED, GroupState.FILTERED, GroupState.DEAD}
+    ),
+    GroupState.READY: frozenset({GroupState.TAKEN, GroupState.FILTERED}),
+    GroupState.TAKEN: frozenset({GroupState.TRAINED, GroupState.READY, GroupState.FILTERED}),
+    GroupState.TRAINED: frozenset({GroupState.READY}),  # only by a rewind
+    GroupState.SCORED: frozenset(),
+    GroupState.FILTERED: frozenset(),
+    GroupState.DEAD: frozenset(),
+}
+GROUP_TERMINAL = frozenset({GroupState.TRAINED, GroupState.SCORED, GroupState.FILTERED, GroupState.DEAD})
+
+ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.WAITING: frozenset({RolloutState.QUEUED, RolloutState.LOST}),
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.LOST}),
+    RolloutState.RUNNING: frozenset({RolloutState.REPORTED, RolloutState.QUEUED, RolloutState.LOST}),
+    RolloutState.REPORTED: frozenset({RolloutState.FINISHED, RolloutState.QUEUED, RolloutState.LOST}),
+    RolloutState.FINISHED: frozenset({RolloutState.VERIFYING, RolloutState.LOST}),
+    RolloutState.VERIFYING: frozenset({RolloutState.VERIFIED, RolloutState.FINISHED, RolloutState.LOST}),
+    RolloutState.VERIFIED: frozenset(),
+    RolloutState.LOST: frozenset(),
+}
+ROLLOUT_TERMINAL = frozenset({RolloutState.VERIFIED, RolloutState.LOST})
+
+BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
+    BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.VOIDED}),
+    BatchState.CLOSED: frozenset({BatchState.COMMITTED, BatchState.VOIDED}),
+    BatchState.COMMITTED: frozenset({BatchState.VOIDED}),
+    BatchState.VOIDED: frozenset(),
+}
+BATCH_TERMINAL = frozenset({BatchState.VOIDED})
+
+
+def check(before: StrEnum, after: StrEnum) -> None:
+    """Assert that `before → after` is a listed transition of one machine."""
+    match before, after:
+        case GroupState(), GroupState():
+            allowed = after in GROUP_TRANSITIONS[before]
+        case RolloutState(), RolloutState():
+            allowed = after in ROLLOUT_TRANSITIONS[before]
+        case BatchState(), BatchState():
+            allowed = after in BATCH_TRANSITIONS[before]
+        case _:
+            allowed = False
+    assert allowed, f"{type(before).__name__}: {before} → {after} is not a transition"
