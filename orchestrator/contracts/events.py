@@ -22,7 +22,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{cls.__name__}/1"
 
 
-class TaskSubmitted(Event):
+class TaskSubmitted(Event, frozen=True):
     """Signals that a user wants one group. users → orchestrator.
 
     `task` is the packed task directory: {"files": {path: text}, "files_b64": {path: base64}}.
@@ -38,7 +38,7 @@ class TaskSubmitted(Event):
     version: int | None = None  # pinned policy version (eval)
 
 
-class RolloutAssigned(Event):
+class RolloutAssigned(Event, frozen=True):
     """Signals that a rollout may be leased at this epoch. orchestrator (outbox) → runner."""
 
     run: str
@@ -47,7 +47,7 @@ class RolloutAssigned(Event):
     epoch: int
 
 
-class VerifyAssigned(Event):
+class VerifyAssigned(Event, frozen=True):
     """Signals that a finished rollout may be verified at this epoch. orchestrator (outbox) → verifier runner."""
 
     run: str
@@ -73,7 +73,7 @@ class StepTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     gap: float = 0.0
 
 
-class StepRecorded(Event):
+class StepRecorded(Event, frozen=True):
     """Signals that one completion happened: the token delta, never the whole context. gateway (journal) → orchestrator.
 
     full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt (base64 ids, content-addressed).
@@ -137,7 +137,7 @@ class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: int = 0o644
 
 
-class RolloutFinished(Event):
+class RolloutFinished(Event, frozen=True):
     """Signals the end of one attempt, with what its sealed session announced. runner (journal) → orchestrator.
 
     `digest` (hex) is sha256 of all chain_sha in idx order; the rollout is complete only when every announced step is in the data pool.
@@ -174,7 +174,7 @@ class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
-class VerdictReached(Event):
+class VerdictReached(Event, frozen=True):
     """Signals that a verifier ended. verifier runner (journal) → orchestrator.
 
     `reward` is in [0, 1] when `failure_class` is completed, else None: an infrastructure failure is never reward 0.
@@ -193,7 +193,7 @@ class VerdictReached(Event):
     verify_s: float = 0.0
 
 
-class PolicyPublished(Event):
+class PolicyPublished(Event, frozen=True):
     """Signals a new policy version. trainer (outbox) → gateway, orchestrator. `revision` grows; an older one is a no-op."""
 
     run: str
@@ -204,7 +204,7 @@ class PolicyPublished(Event):
     revision: int
 
 
-class SubmissionAnswered(Event):
+class SubmissionAnswered(Event, frozen=True):
     """Signals the fate of one submission, once its row is committed. orchestrator → users (core NATS notice)."""
 
     submission: str
@@ -212,7 +212,7 @@ class SubmissionAnswered(Event):
     reason: str = ""
 
 
-class DeadLettered(Event):
+class DeadLettered(Event, frozen=True):
     """Signals that a message could not be used. anyone → operators. `body` is base64 of the original."""
 
     stream: str
