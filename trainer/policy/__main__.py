@@ -1,0 +1,25 @@
+"""`python -m trainer.policy --out DIR --seed S`: write a random policy; its size is the last line printed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from safetensors import safe_open
+
+from trainer.policy.init import make_policy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m trainer.policy", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="model directory to write")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    make_policy(options.out, seed=options.seed)
+    with safe_open(options.out / "model.safetensors", framework="numpy") as weights:
+        size = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118 (not a dict)
+    print(f"{options.out}: {size:,} parameters, random (seed {options.seed})")
+
+
+if __name__ == "__main__":
+    main()
