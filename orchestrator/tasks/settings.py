@@ -1,0 +1,122 @@
+"""`task.toml`: the settings of a task, as people write them.
+
+Everything has a default, so an empty `task.toml` is a valid one. Keys that are not named here (Harbor's `author_email`,
+`[solution]`, `[environment].docker_image`, …) are kept out of the way: read, not interpreted.
+
+    version = "1.0"
+
+    [metadata]
+    name = "agent-find-copy-1f0c9a52"
+    domain = "agent"            # reasoning | coding | agent | general
+    difficulty = "hard"
+    tags = ["two-calls"]
+
+    [agent]
+    timeout_sec = 60.0          # wall clock of one rollout
+    stall_s = 30.0              # no completion open, no output and no CPU time for so long ends the attempt
+    max_turns = 4               # completions
+
+    [verifier]
+    timeout_sec = 20.0
+"""
+
+import tomllib
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Domain = Literal["reasoning", "coding", "agent", "general"]
+DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
+
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400, strict=True, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True, max_length=256)]
+Count = Annotated[int, Field(gt=0, strict=True)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Metadata(_Table):
+    """What the task is about; `family` and `phrasing` name the template that made it, if one did."""
+
+    name: Text | None = None
+    domain: Domain = "general"
+    difficulty: Text = "unknown"
+    family: Text | None = None
+    phrasing: Annotated[int, Field(ge=0, strict=True)] | None = None
+    tags: tuple[Text, ...] = ()
+
+
+class AgentLimits(_Table):
+    """Budgets of one rollout; `max_turns` None leaves it to the run's configuration. Seconds."""
+
+    timeout_sec: Seconds = 900.0
+    stall_s: Seconds = 60.0
+    max_turns: Count | None = None
+
+
+class VerifierLimits(_Table):
+    """Budget of one run of `tests/test.sh`. Seconds."""
+
+    timeout_sec: Seconds = 300.0
+
+
+class Settings(_Table):
+    """A whole `task.toml`; `environment` holds its table as it is."""
+
+    version: Text = "1.0"
+    metadata: Metadata = Metadata()
+    agent: AgentLimits = AgentLimits()
+    verifier: VerifierLimits = VerifierLimits()
+    environment: dict[str, Any] = {}
+
+
+def parse_settings(toml: str) -> Settings:
+    """Read a `task.toml`. ValueError: one sentence that names the key, what it must be and what it is."""
+    try:
+        tables = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"task.toml: not valid TOML: {error}") from error
+    try:
+        return Settings.model_validate(tables)
+    except ValidationError as error:
+        raise ValueError(f"task.toml: {_sentence(error)}") from error
+
+
+_MUST_BE: Final = {
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+}
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, as `[agent].timeout_sec must be a number, got 'x'`."""
+    first = error.errors(include_url=False)[0]
+    location, context = first["loc"], first.get("ctx", {})
+    if first["type"] == "literal_error":
+        must_be = "one of " + ", ".join(DOMAINS)
+    elif first["type"] in _MUST_BE:
+        must_be = _MUST_BE[first["type"]]
+    elif "gt" in context:
+        must_be = f"more than {context['gt']:g}"
+    elif "le" in context:
+        must_be = f"at most {context['le']:g}"
+    else:
+        must_be = first["msg"].removeprefix("Input should ")
+        must_be = must_be.removeprefix("be ")
+    return f"{_key(location)} must be {must_be}, got {first['input']!r:.80}"
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """`[agent].timeout_sec`, `version`, `[metadata].tags item 2`."""
+    items = [f" item {part + 1}" for part in location if isinstance(part, int)]
+    names = [part for part in location if isinstance(part, str)]
+    is_table = len(names) > 1 or names[0] in ("metadata", "agent", "verifier", "environment")
+    head = f"[{names[0]}]" if is_table else names[0]
+    return ".".join([head, *names[1:]]) + "".join(items)

@@ -1,0 +1,133 @@
+"""The checks of generated tasks and the `tests/test.sh` that runs them.
+
+Expected values are written into the script, so nothing that the agent left can change what is expected. The agent's files
+are read, never executed: a module is judged by a reader of its syntax tree that knows functions, assignments and integer
+arithmetic. A check passes on a regular file with exactly the wanted content; a link, a folder, a missing file fails.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.tasks.verdict import ANSWER_VARIABLE, RESULTS_FILE, REWARD_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`reader` with its arguments must print `want`; `name` is what the results call it."""
+
+    name: str
+    want: str
+    reader: tuple[str, ...]
+
+    def line(self) -> str:
+        """The shell line that runs this check."""
+        return shlex.join(("expect", self.name, self.want, *self.reader))
+
+
+def answer_is(text: str) -> Check:
+    """The final message is `text`, but for white space around it."""
+    return Check("answer", text.strip(), ("answer",))
+
+
+def file_is(path: str, text: str) -> Check:
+    """`path` is a regular file that holds `text`, but for newlines at the end."""
+    assert text.strip(), "an empty file cannot be told from a missing one"
+    return Check(path, text.rstrip("\n"), ("content", path))
+
+
+def is_absent(path: str) -> Check:
+    """Nothing lies at `path`."""
+    return Check(path, "absent", ("presence", path))
+
+
+def module_gives(path: str, values: Mapping[str, int | None]) -> Check:
+    """The module at `path` gives each value: `{"oak()": 3, "elm(2)": 8, "fig": 5, "moss": None}`, None for an absent name."""
+    want = " ".join("absent" if value is None else str(value) for value in values.values())
+    return Check(path, want, ("module", path, *values))
+
+
+def script(title: str, checks: Sequence[Check]) -> str:
+    """The text of `tests/test.sh`: reward 1 when every check holds, else 0. `title` makes it unlike any other task's."""
+    assert checks
+    reads_python = any(check.reader[0] == "module" for check in checks)
+    parts = (
+        f"#!/bin/bash\n# {title}: the reward is 1 when every check below holds, else 0.\n",
+        _EXPECT,
+        _MODULE if reads_python else "",
+        "".join(check.line() + "\n" for check in checks),
+        _REPORT,
+    )
+    return "".join(parts)
+
+
+_EXPECT: Final = f"""\
+reward=1 results=
+plain() {{ head -c 80 <<< "$1" | tr '\\n' ' ' | tr -cd 'A-Za-z0-9 .,:_/()=+-'; }}
+expect() {{ # NAME WANT READER [ARGUMENT...]: READER must print WANT
+  local got passed=true message=
+  got=$("${{@:3}}" 2> /dev/null | tr '\\0' '?')
+  if [ "$got" != "$2" ]; then
+    reward=0 passed=false message="expected $(plain "$2")got $(plain "$got")"
+  fi
+  results+="${{results:+, }}{{\\"name\\": \\"$(plain "$1")\\", \\"passed\\": $passed, \\"message\\": \\"$message\\"}}"
+}}
+answer() {{ local text; read -r -d '' text < "${ANSWER_VARIABLE}"; printf %s "$text"; }}
+content() {{ [ -f "$1" ] && [ ! -L "$1" ] && head -c 65536 "$1"; }}
+presence() {{ if [ -e "$1" ] || [ -L "$1" ]; then echo present; else echo absent; fi; }}
+"""
+
+_REPORT: Final = f"""\
+mkdir -p {REWARD_FILE.rpartition("/")[0]}
+echo "[$results]" > {RESULTS_FILE}
+echo "$reward" > {REWARD_FILE}
+"""
+
+_MODULE: Final = r"""module() { # PATH EXPRESSION...: the values of the expressions on a module that is read, not run
+  content "$1" | python3 -I -S -B -c '
+import ast
+import operator
+import sys
+
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+def assign(statement, names):
+    if isinstance(statement, ast.Assign):
+        (target,) = statement.targets
+        names[target.id] = value(statement.value, names)
+    elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+        raise ValueError("only functions, assignments and docstrings are read")
+
+def call(function, arguments, names):
+    plain = ast.arguments(posonlyargs=[], args=function.args.args, kwonlyargs=[], kw_defaults=[], defaults=[])
+    if function.decorator_list or ast.dump(function.args) != ast.dump(plain):
+        raise ValueError("only plain functions are read")
+    names = names | dict(zip((a.arg for a in function.args.args), arguments, strict=True))
+    for statement in function.body:
+        if isinstance(statement, ast.Return):
+            return value(statement.value, names)
+        assign(statement, names)
+
+def value(node, names):
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](value(node.left, names), value(node.right, names))
+    if isinstance(node, ast.Call) and not node.keywords:
+        return call(names[node.func.id], [value(a, names) for a in node.args], names)
+    raise ValueError("only integer arithmetic is read")
+
+names = {}
+for statement in ast.parse(sys.stdin.read()).body:
+    if isinstance(statement, ast.FunctionDef):
+        names[statement.name] = statement
+    else:
+        assign(statement, names)
+expressions = [ast.parse(text, mode="eval").body for text in sys.argv[1:]]
+print(*("absent" if isinstance(e, ast.Name) and e.id not in names else value(e, names) for e in expressions))
+' "${@:2}"
+}
+"""

@@ -1,0 +1,75 @@
+"""What a family of tasks is: four phrasings, arguments, contents, checks, and trajectories that pass and that fail."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.tasks.settings import Domain
+from orchestrator.tasks.suite.checks import Check
+from orchestrator.tasks.suite.dice import Dice
+from orchestrator.tasks.suite.words import DONE
+
+PHRASINGS: Final = 4
+"""Per family: 0 and 1 are plain, 2 is indirect, 3 is elliptical."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One tool call: a thought of two or three words, then one shell command without double quotes and backslashes."""
+
+    think: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Turns, then a final message: `answer`, or with None a copy of the last observation."""
+
+    turns: tuple[Turn, ...]
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One task before it is packed. `files` are the initial files of the work directory."""
+
+    checks: tuple[Check, ...]
+    good: tuple[Trajectory, ...]
+    bad: tuple[Trajectory, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A template. `draw` picks the arguments, all of which the instruction shows: the split is made on them.
+
+    `calls` is the number of tool calls of its shortest demonstration; with 2, the second command's text depends on what
+    the first one printed. `level` is 1 or 2; an indirect or elliptical phrasing makes a task one level harder.
+    """
+
+    name: str
+    domain: Domain
+    level: int
+    phrasings: tuple[str, str, str, str]
+    draw: Callable[[Dice], dict[str, str]]
+    build: Callable[[Dice, Mapping[str, str]], Scene]
+    calls: int = 1
+
+    def difficulty(self, phrasing: int) -> str:
+        """`easy`, `medium` or `hard`."""
+        return ("easy", "medium", "hard")[self.level - 1 + (phrasing >= 2)]
+
+
+def answers(think: str, *commands: str) -> tuple[Trajectory, ...]:
+    """One trajectory per command: run it and answer with what it printed."""
+    return tuple(Trajectory((Turn(think, command),), None) for command in commands)
+
+
+def changes(think: str, *commands: str) -> tuple[Trajectory, ...]:
+    """One trajectory per command: run it and say that it is done."""
+    return tuple(Trajectory((Turn(think, command),), DONE) for command in commands)
+
+
+def chain(*turns: tuple[str, str]) -> Trajectory:
+    """(think, command) pairs in order, then `done`."""
+    return Trajectory(tuple(Turn(think, command) for think, command in turns), DONE)
