@@ -1,0 +1,265 @@
+"""What people write: one TOML file plus dotted overrides, validated once, frozen, unknown keys refused by name.
+
+`load` returns the resolved configuration; its JSON form is what `runs.config` keeps. Times are seconds, sizes are counts unless named.
+"""
+
+import math
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import check_name
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+FILE = "penstock.toml"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(_Section):
+    """Which run, and the seed that every other seed derives from."""
+
+    name: str = "default"
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _name(self) -> "RunSection":
+        check_name("run", self.name)
+        return self
+
+
+class ServicesSection(_Section):
+    """Services to use instead of the embedded ones. Empty: $DATABASE_URL / $NATS_URL, else started by `penstock up`."""
+
+    database_url: str = ""
+    nats_url: str = ""
+
+
+class PolicySection(_Section):
+    """The first policy: a Hugging Face directory with weights, config and tokenizer."""
+
+    model: str = ""
+
+
+class QueueSection(_Section):
+    """Windowed FIFO. `capacity` (N) bounds dispatched − resolved − consumed; the window is max(1, ⌊fraction · N⌋)."""
+
+    policy: str = "windowed"
+    batch_groups: Positive = 8  # P
+    max_staleness: Annotated[int, Field(ge=0)] = 2  # S: batches
+    capacity: Positive = 24  # N
+    window_fraction: Fraction = 0.3
+    group_size: Annotated[int, Field(ge=1)] = 4  # G
+    max_attempts: Positive = 3
+    min_batch_groups: Annotated[int, Field(ge=0)] = 0  # P_min; 0 = ⌈P/2⌉
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def window(self) -> int:
+        """W, in queue positions."""
+        return max(1, math.floor(self.window_fraction * self.capacity))
+
+    @property
+    def short_batch(self) -> int:
+        """P_min, in groups."""
+        return self.min_batch_groups or math.ceil(self.batch_groups / 2)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "QueueSection":
+        if self.capacity < self.batch_groups:
+            raise ValueError(
+                f"queue.capacity ({self.capacity}) must be at least queue.batch_groups ({self.batch_groups}), else no batch ever fills"
+            )
+        return self
+
+
+class StageSection(_Section):
+    """One stage: domain shares, context and turn limits, and what ends it (0 = not a condition)."""
+
+    name: str = "main"
+    domains: dict[str, float] = {}  # empty: whatever is submitted, in equal parts
+    max_turns: Positive = 4
+    max_context: Positive = 2048
+    end_train_steps: Annotated[int, Field(ge=0)] = 0
+    end_batches: Annotated[int, Field(ge=0)] = 0
+    end_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+
+class SamplingSection(_Section):
+    """Sampling parameters while training; requests of harnesses do not override them, except max_tokens downwards and stops."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: int = -1
+    max_new_tokens: Positive = 256
+
+
+class RolloutSection(_Section):
+    """Runners: concurrent rollouts, leases, time limits of an attempt, and the shares of scaffolds among new groups."""
+
+    slots: Positive = 8
+    verify_slots: Positive = 2
+    scaffolds: dict[str, float] = {"shell": 1.0}
+    lease_ttl_s: Seconds = 30.0
+    timeout_s: Seconds = 300.0
+    stall_s: Seconds = 60.0
+    retry_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    train_timeouts: bool = False  # an agent's own timeout: trained as a failure, else filtered
+
+
+class SandboxSection(_Section):
+    """The provider and the limits of one sandbox."""
+
+    provider: str = "bubblewrap"
+    memory_mb: Positive = 512
+    processes: Positive = 64
+    cpu_s: Positive = 60
+    disk_mb: Positive = 64
+
+
+class GatewaySection(_Section):
+    """Where the gateway listens. Port 0 takes a free one; the Unix socket is what sandboxes see."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    body_limit_mb: Positive = 64
+    session_ttl_s: Seconds = 3600.0
+    canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
+
+
+class ServersSection(_Section):
+    """Rollout servers that speak SGLang's protocol: given ones, else `embedded` CPU servers."""
+
+    urls: list[str] = []
+    embedded: Positive = 1
+    max_running: Positive = 64
+    max_total_tokens: Positive = 262144
+
+
+class RewardSection(_Section):
+    """Composite reward: performance + beta · speed + alpha · process; alpha is `process_weight` / steps of the rollout."""
+
+    process_weight: float = 0.1
+    speed_weight: float = 0.1
+    leave_one_out: bool = False
+    advantage_std: bool = False
+    zero_signal: Literal["performance", "returns"] = "performance"
+
+
+class TrainerSection(_Section):
+    """CISPO and AdamW. `parts` is U, the train steps of one batch."""
+
+    parts: Positive = 1
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+    negative_scale: float = 1.0
+    aggregation: Literal["token", "prompt"] = "token"
+    pack_tokens: Positive = 16384
+    keep_checkpoints: Positive = 3
+    permute_advantages: bool = False  # the control: advantages shuffled within each batch
+
+
+class Config(_Section):
+    """The resolved configuration of one run."""
+
+    run: RunSection = RunSection()
+    services: ServicesSection = ServicesSection()
+    policy: PolicySection = PolicySection()
+    queue: QueueSection = QueueSection()
+    stage: StageSection = StageSection()
+    sampling: SamplingSection = SamplingSection()
+    rollout: RolloutSection = RolloutSection()
+    sandbox: SandboxSection = SandboxSection()
+    gateway: GatewaySection = GatewaySection()
+    servers: ServersSection = ServersSection()
+    reward: RewardSection = RewardSection()
+    trainer: TrainerSection = TrainerSection()
+
+    def to_json(self) -> dict[str, Any]:
+        """What `runs.config` keeps: every key, without the URLs of services (they hold passwords)."""
+        return self.model_dump(mode="json", exclude={"services"})
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Config":
+        """The inverse of `to_json`."""
+        queue = {key: value for key, value in stored["queue"].items() if key != "window"}
+        return cls.model_validate({**stored, "queue": queue})
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    parts = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            section = Config.model_fields.get(str(item["loc"][0])) if len(item["loc"]) > 1 else None
+            model = section.annotation if section else Config
+            known = (
+                ", ".join(model.model_fields)
+                if isinstance(model, type) and issubclass(model, BaseModel)
+                else ""
+            )
+            parts.append(f"{key} is not a known key (known: {known})")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            parts.append(f"{key}: {message}" if key else message)
+    return f"{source}: " + "; ".join(parts)
+
+
+def _override(raw: dict[str, Any], assignment: str) -> None:
+    key, separator, value = assignment.partition("=")
+    path = key.strip().split(".")
+    if not separator or not all(path):
+        raise ConfigurationError(f"--set {assignment!r} is not of the form section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    node = raw
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigurationError(f"--set {assignment!r}: {part} is a value, not a section")
+        node = child
+    node[path[-1]] = parsed
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read `path` (absent: defaults), apply `section.key=value` overrides and the environment's service URLs, validate.
+
+    Raises ConfigurationError naming the file and every wrong key.
+    """
+    raw: dict[str, Any] = {}
+    source = str(path) if path else "configuration"
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigurationError(f"{path} does not exist; `penstock init` writes one") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    for assignment in overrides:
+        _override(raw, assignment)
+    services = raw.setdefault("services", {})
+    if isinstance(services, dict):
+        for key, variable in (("database_url", "DATABASE_URL"), ("nats_url", "NATS_URL")):
+            if not services.get(key) and os.environ.get(variable):
+                services[key] = os.environ[variable]
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error, source)) from None

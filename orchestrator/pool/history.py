@@ -1,0 +1,160 @@
+"""State changes: compare-and-set on the from-state with a history row in the same transaction. Zero rows = lost race = no-op.
+
+Lock order, everywhere: queue row → group rows by id → rollout rows by id.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import BatchState, GroupState, RolloutState, check
+from orchestrator.pool.tables import batches, groups, rollouts, transitions
+
+
+async def _record(
+    connection: AsyncConnection,
+    *,
+    run_id: int,
+    kind: str,
+    entity_id: int,
+    before: str | None,
+    after: str,
+    seq: int | None = None,
+    epoch: int | None = None,
+    reason: str | None = None,
+) -> None:
+    await connection.execute(
+        insert(transitions).values(
+            run_id=run_id,
+            kind=kind,
+            entity_id=entity_id,
+            seq=seq,
+            from_state=before,
+            to_state=after,
+            epoch=epoch,
+            reason=reason,
+        )
+    )
+
+
+async def born(
+    connection: AsyncConnection, run_id: int, kind: str, entity_id: int, state: str, **details: Any
+) -> None:
+    """Write the first history row of an entity that this transaction inserted."""
+    await _record(
+        connection, run_id=run_id, kind=kind, entity_id=entity_id, before=None, after=state, **details
+    )
+
+
+async def move_group(
+    connection: AsyncConnection,
+    group_id: int,
+    before: GroupState,
+    after: GroupState,
+    *,
+    reason: str | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move a group, or return False when it is no longer in `before`. Terminal states stamp `ended`."""
+    check(before, after)
+    stamps: dict[str, Any] = dict(values or {})
+    match after:
+        case GroupState.DISPATCHED:
+            stamps["dispatched"] = func.clock_timestamp()
+        case GroupState.READY:
+            stamps["ready"] = func.clock_timestamp()
+            stamps["ended"] = None
+        case GroupState.TRAINED | GroupState.SCORED | GroupState.FILTERED | GroupState.DEAD:
+            stamps["ended"] = func.clock_timestamp()
+    if reason is not None:
+        stamps["reason"] = reason
+    row = (
+        await connection.execute(
+            update(groups)
+            .where(groups.c.group_id == group_id, groups.c.state == before)
+            .values(state=after, **stamps)
+            .returning(groups.c.run_id, groups.c.seq)
+        )
+    ).first()
+    if row is None:
+        return False
+    await _record(
+        connection,
+        run_id=row.run_id,
+        kind="group",
+        entity_id=group_id,
+        seq=row.seq,
+        before=before,
+        after=after,
+        reason=reason,
+    )
+    return True
+
+
+async def move_rollout(
+    connection: AsyncConnection,
+    rollout_id: int,
+    before: RolloutState,
+    after: RolloutState,
+    *,
+    epoch: int | None = None,
+    reason: str | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move a rollout if it is still in `before` (and at lease `epoch`, when given); False = lost race or stale epoch."""
+    check(before, after)
+    condition = (rollouts.c.rollout_id == rollout_id) & (rollouts.c.state == before)
+    if epoch is not None:
+        condition &= rollouts.c.lease_epoch == epoch
+    row = (
+        await connection.execute(
+            update(rollouts)
+            .where(condition)
+            .values(state=after, changed=func.clock_timestamp(), **(values or {}))
+            .returning(rollouts.c.run_id, rollouts.c.lease_epoch)
+        )
+    ).first()
+    if row is None:
+        return False
+    await _record(
+        connection,
+        run_id=row.run_id,
+        kind="rollout",
+        entity_id=rollout_id,
+        before=before,
+        after=after,
+        epoch=row.lease_epoch,
+        reason=reason,
+    )
+    return True
+
+
+async def move_batch(
+    connection: AsyncConnection,
+    batch_id: int,
+    before: BatchState,
+    after: BatchState,
+    *,
+    values: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move a batch, or return False when it is no longer in `before`."""
+    check(before, after)
+    row = (
+        await connection.execute(
+            update(batches)
+            .where(batches.c.batch_id == batch_id, batches.c.state == before)
+            .values(state=after, **(values or {}))
+            .returning(batches.c.run_id)
+        )
+    ).first()
+    if row is None:
+        return False
+    await _record(connection, run_id=row.run_id, kind="batch", entity_id=batch_id, before=before, after=after)
+    return True
+
+
+async def count(connection: AsyncConnection, run_id: int, name: str, amount: int = 1) -> None:
+    """Add to a named counter of the run: no-ops and refusals are counted, never silent."""
+    await connection.execute(select(func.count_event(run_id, name, amount)))

@@ -1,0 +1,76 @@
+"""The outbox: messages that a committed state change owes to the bus.
+
+`owe` is called inside the transaction of the state change. The relay takes unpublished rows with SKIP LOCKED (never `id > last`), publishes,
+and deletes what was acknowledged; a crash between the two publishes twice, which the message id and unique keys make a no-op.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+from sqlalchemy import delete, func, insert, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.events import Event
+from orchestrator.pool.tables import outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """One unpublished message; `msg_id` is deterministic, so that a second publish is de-duplicated."""
+
+    outbox_id: int
+    run_id: int
+    subject: str
+    schema: str
+    body: bytes
+    revision: int
+
+    @property
+    def msg_id(self) -> str:
+        return f"outbox:{self.run_id}:{self.outbox_id}"
+
+
+async def owe(
+    connection: AsyncConnection,
+    run_id: int,
+    subject: str,
+    event: Event,
+    *,
+    revision: int = 0,
+    delay_s: float = 0.0,
+) -> None:
+    """Insert `event` for `subject`; it may be published after `delay_s` seconds."""
+    later = func.clock_timestamp() + timedelta(seconds=delay_s) if delay_s > 0 else None
+    await connection.execute(
+        insert(outbox).values(
+            run_id=run_id,
+            subject=subject,
+            schema=event.schema(),
+            body=msgspec.to_builtins(event),
+            revision=revision,
+            not_before=later,
+        )
+    )
+
+
+async def due(connection: AsyncConnection, limit: int = 256) -> Sequence[Owed]:
+    """Lock and return up to `limit` rows that may be published now, oldest first, skipping what another relay holds."""
+    rows = await connection.execute(
+        select(outbox)
+        .where(or_(outbox.c.not_before.is_(None), outbox.c.not_before <= func.clock_timestamp()))
+        .order_by(outbox.c.outbox_id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return [
+        Owed(row.outbox_id, row.run_id, row.subject, row.schema, msgspec.json.encode(row.body), row.revision)
+        for row in rows
+    ]
+
+
+async def settle(connection: AsyncConnection, ids: Sequence[int]) -> None:
+    """Delete rows whose publish was acknowledged."""
+    if ids:
+        await connection.execute(delete(outbox).where(outbox.c.outbox_id.in_(ids)))
