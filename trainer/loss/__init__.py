@@ -1,0 +1,1 @@
+"""Losses, one formula per file, and the metrics of a train step."""

@@ -1,0 +1,120 @@
+"""What a train step reports.
+
+Tokens are drawn from the behavior policy μ, so KL(trainer‖behavior) = KL(π‖μ) is estimated with r = π/μ as
+k1 = E[r · log r] and k3 = E[r · log r − (r − 1)], which is ≥ 0 in every token and has the smaller variance.
+ESS is (Σ r)² / (n · Σ r²), the share of the tokens that the weighted sample is worth: 1 on-policy, near 0 far off it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.tree.pack import Pack
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepMetrics:
+    """One train step. Means are over action tokens of train weight > 0; `applied` is False when it was skipped."""
+
+    applied: bool
+    skip_reason: str | None  # no_action_tokens | loss_not_finite | gradient_not_finite | gradient_spike
+    loss: float
+    gradient_norm: float  # before clipping
+    action_tokens: int
+    samples: int  # of train weight > 0
+    packs: int
+    naive_tokens: int  # Σ tokens of the samples: what one row per sample forwards
+    merged_tokens: int  # tokens forwarded
+    clip_fraction: float  # share of tokens whose ratio lies outside the bounds
+    kl_k1: float
+    kl_k3: float
+    max_abs_dlogprob: float
+    mean_abs_dlogprob: float
+    ess: float
+    entropy: float  # nats per token, after temperature
+    staleness: Mapping[int, int] = field(default_factory=dict)  # trainer's version − token's version → tokens
+    domain_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def merge_ratio(self) -> float:
+        """Naive tokens ÷ merged tokens; 1 when nothing is shared (or nothing was trained)."""
+        return self.naive_tokens / self.merged_tokens if self.merged_tokens else 1.0
+
+    @property
+    def domain_shares(self) -> dict[str, float]:
+        """Share of the action tokens by domain."""
+        return {name: count / self.action_tokens for name, count in self.domain_tokens.items()}
+
+
+class MetricSums:
+    """Sums over the packs of one train step. Order and number of packs do not matter."""
+
+    def __init__(self, trainer_version: int, ratio_min: float, ratio_max: float) -> None:
+        self._trainer_version = trainer_version
+        self._bounds = (ratio_min, ratio_max)
+        self._sums = Counter[str]()
+        self._values = dict.fromkeys(
+            ("loss", "clipped", "k1", "k3", "dlogprob", "r", "rr", "entropy", "worst"), 0.0
+        )
+        self._staleness = Counter[int]()
+        self._domains = Counter[str]()
+
+    def add(self, pack: Pack, loss: float, logp: Doubles, behavior: Doubles, entropy: Doubles) -> None:
+        """Count one pack; the arrays are [E] along its loss edges."""
+        delta = logp - behavior
+        ratio = np.exp(
+            np.clip(delta, -80.0, 80.0)
+        )  # a metric must not overflow where the clipped loss does not
+        low, high = self._bounds
+        values = self._values
+        values["loss"] += loss
+        values["clipped"] += float(np.count_nonzero((ratio < low) | (ratio > high)))
+        values["k1"] += float((ratio * delta).sum())
+        values["k3"] += float((ratio * delta - (ratio - 1)).sum())
+        values["dlogprob"] += float(np.abs(delta).sum())
+        values["worst"] = max(values["worst"], float(np.abs(delta).max(initial=0.0)))
+        values["r"] += float(ratio.sum())
+        values["rr"] += float((ratio * ratio).sum())
+        values["entropy"] += float(entropy.sum())
+        made_by = pack.edges.gather(pack.samples, lambda sample: sample.versions).astype(np.int64)
+        ages, counts = np.unique(self._trainer_version - made_by, return_counts=True)
+        self._staleness.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        for sample in pack.samples:
+            self._domains[sample.domain] += sample.trained_tokens
+        self._sums.update(
+            tokens=len(logp),
+            samples=len(pack.samples),
+            packs=1,
+            naive=pack.naive_tokens,
+            merged=pack.plan.tokens,
+        )
+
+    def result(self, *, skip_reason: str | None, gradient_norm: float) -> TrainStepMetrics:
+        """The metrics of what was added so far."""
+        sums, values = self._sums, self._values
+        n = max(sums["tokens"], 1)
+        return TrainStepMetrics(
+            applied=skip_reason is None,
+            skip_reason=skip_reason,
+            loss=values["loss"],
+            gradient_norm=gradient_norm,
+            action_tokens=sums["tokens"],
+            samples=sums["samples"],
+            packs=sums["packs"],
+            naive_tokens=sums["naive"],
+            merged_tokens=sums["merged"],
+            clip_fraction=values["clipped"] / n,
+            kl_k1=values["k1"] / n,
+            kl_k3=values["k3"] / n,
+            max_abs_dlogprob=values["worst"],
+            mean_abs_dlogprob=values["dlogprob"] / n,
+            ess=values["r"] ** 2 / (n * values["rr"]) if values["rr"] else 1.0,
+            entropy=values["entropy"] / n,
+            staleness=dict(sorted(self._staleness.items())),
+            domain_tokens=dict(sorted(self._domains.items())),
+        )

@@ -1,0 +1,84 @@
+"""Loading and saving any Hugging Face causal LM directory, ready for training.
+
+Weights are read from safetensors only, never over the network, never with code from the directory. The log-prob head
+computes in float32 whatever the model's dtype is (see logprobs.py).
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from trainer.tree.attention import Backend
+from trainer.tree.forward import attach_tree_attention
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def load_model(
+    directory: Path, *, dtype: torch.dtype = torch.float32, backend: Backend | None = "rectangles"
+) -> nn.Module:
+    """The causal LM of `directory`, in training mode, attached to tree attention (not with backend=None).
+
+    Raises ValueError: no model there, weights that do not fit the configuration or are not safetensors, or a model that
+    prefix-tree merging is not exact for (the feature is named).
+    """
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} is not a model directory: it has no config.json")
+    if not list(directory.glob("*.safetensors")):
+        raise ValueError(f"{directory} has no *.safetensors file; other weight formats are not read")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise ValueError(f"the model in {directory} cannot be loaded: {error}") from error
+    if backend is not None:
+        attach_tree_attention(model, backend)
+    trained: nn.Module = model.train()
+    return trained
+
+
+def save_model(model: nn.Module, directory: Path) -> None:
+    """Write configuration and weights in Hugging Face format; `directory` is made if needed."""
+    hf: Any = model
+    hf.save_pretrained(directory)
+
+
+def copy_tokenizer(source: Path, destination: Path) -> None:
+    """Copy tokenizer and chat template, byte for byte. ValueError when `source` has no tokenizer."""
+    found = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
+    if not {"tokenizer.json", "tokenizer.model"} & set(found):
+        raise ValueError(f"{source} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
+    destination.mkdir(parents=True, exist_ok=True)
+    for name in found:
+        shutil.copyfile(source / name, destination / name)
+
+
+def check_vocabulary(model: nn.Module, directory: Path) -> None:
+    """Raise ValueError when the tokenizer of `directory` knows ids that the model has no embedding for."""
+    if not (directory / "tokenizer.json").is_file():
+        return
+    known = (
+        max(Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
+        + 1
+    )
+    hf: Any = model
+    rows = hf.get_input_embeddings().num_embeddings
+    if known > rows:
+        raise ValueError(
+            f"vocabulary mismatch in {directory}: the tokenizer has {known} ids, the model only {rows}"
+        )

@@ -1,0 +1,123 @@
+"""What the trainer learns from: one sample is one (state, action) pair, that is, one recorded completion.
+
+A sample lives in the process only, so it is a frozen dataclass of numpy arrays. `T` is the number of tokens of state
+and action together, `A` the number of action tokens. Everything per token is per *action* token, in order:
+
+    ids               [ s s s s s | a a a ]      int32[T], state_len = 5
+    behavior_logprobs             [ b b b ]      float32[A], after temperature, as the rollout server returned them
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One policy-gradient sample.
+
+    Raises ValueError naming group, rollout and step when an array has the wrong length, when the state is empty (the
+    first action token would have no predictor) or when a behavior logprob, advantage or weight is not finite.
+    """
+
+    ids: Ids  # int32[T]
+    state_len: int  # ids[:state_len] is the state, the rest the action
+    behavior_logprobs: Floats  # float32[A]
+    versions: Ids  # int32[A], the policy version that made each token
+    advantage: Floats  # float32[A]
+    weight: Floats  # float32[A], train weight ≥ 0; a marked step has 0
+    group: str
+    rollout: str
+    step: int
+    seq: int = 0  # queue position of the group
+    domain: str = ""
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.state_len <= len(self.ids):
+            raise ValueError(f"{self.name}: state_len {self.state_len} is not in 1..{len(self.ids)}")
+        if self.ids.dtype != np.int32 or (len(self.ids) and int(self.ids.min()) < 0):
+            raise ValueError(f"{self.name}: ids must be int32 and not negative")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"{self.name}: temperature {self.temperature} has no log-probabilities; it must be > 0"
+            )
+        for field in ("behavior_logprobs", "versions", "advantage", "weight"):
+            values = getattr(self, field)
+            if values.shape != (self.action_len,):
+                raise ValueError(
+                    f"{self.name}: {field} has shape {values.shape}, expected ({self.action_len},)"
+                )
+            if not np.isfinite(values).all():
+                raise ValueError(f"{self.name}: {field} holds a value that is not finite")
+        if (self.weight < 0).any():
+            raise ValueError(f"{self.name}: a train weight is negative")
+
+    @classmethod
+    def of(
+        cls,
+        state: Sequence[int] | Ids,
+        action: Sequence[int] | Ids,
+        *,
+        behavior_logprobs: Sequence[float] | Floats,
+        advantage: float | Sequence[float] | Floats,
+        version: int | Sequence[int] | Ids = 0,
+        weight: float | Sequence[float] | Floats = 1.0,
+        group: str = "",
+        rollout: str = "",
+        step: int = 0,
+        seq: int = 0,
+        domain: str = "",
+        temperature: float = 1.0,
+    ) -> "Sample":
+        """A sample from plain sequences; a scalar advantage, version or weight holds for every action token."""
+        tokens = np.concatenate([np.asarray(state, np.int32), np.asarray(action, np.int32)])
+        n = len(action)
+
+        def spread(value: float | Sequence[float] | Floats | Ids) -> Floats:
+            array = np.asarray(value, np.float32)
+            return np.full(n, array, np.float32) if array.ndim == 0 else array
+
+        made_by = np.asarray(version, np.int32)
+        return cls(
+            ids=tokens,
+            state_len=len(state),
+            behavior_logprobs=np.asarray(behavior_logprobs, np.float32),
+            versions=np.full(n, made_by, np.int32) if made_by.ndim == 0 else made_by,
+            advantage=spread(advantage),
+            weight=spread(weight),
+            group=group,
+            rollout=rollout,
+            step=step,
+            seq=seq,
+            domain=domain,
+            temperature=temperature,
+        )
+
+    @property
+    def action_len(self) -> int:
+        """A, the number of action tokens."""
+        return len(self.ids) - self.state_len
+
+    @property
+    def trained_tokens(self) -> int:
+        """Action tokens of train weight > 0."""
+        return int(np.count_nonzero(self.weight))
+
+    @property
+    def name(self) -> str:
+        """How messages to people call it."""
+        return f"sample (group {self.group!r}, rollout {self.rollout!r}, step {self.step})"
+
+
+def expand_spans(spans: Sequence[tuple[int, int]]) -> Ids:
+    """int32[A] from version spans given as (version, number of tokens) in order: [(3, 2), (4, 1)] → [3, 3, 4]."""
+    if not spans:
+        return np.empty(0, np.int32)
+    versions, lengths = zip(*spans, strict=True)
+    return np.repeat(np.asarray(versions, np.int32), lengths)

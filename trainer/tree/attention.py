@@ -1,0 +1,105 @@
+"""Attention over a tree plan: one interface, `attend(q, k, v, plan, scale, backend)`, and its backends.
+
+| backend | what it is |
+|---|---|
+| dense | softmax under the T² mask. The reference for tests; any device, differentiable by autograd. |
+| rectangles | torch's flash CPU kernel per block, merged by log-sum-exp. CPU, float32 and float64. |
+
+The rectangle backward runs the flash backward per block with the *global* output and log-sum-exp: then the block's
+probabilities are exp(s − lse) of the whole softmax, so dq, dk and dv are plain sums over blocks. Grouped-query attention
+is native to the kernel: keys and values are never copied to the number of query heads.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainer.tree.plan import TreePlan
+
+Backend = Literal["rectangles", "dense"]
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, backend: Backend) -> Tensor:
+    """Attention output [1, T, H, D] for q [1, H, T, D] and k, v [1, H_kv, T, D]; H is a multiple of H_kv.
+
+    Raises ValueError when the shapes do not fit the plan, or the backend does not know the device or dtype.
+    """
+    if q.shape[0] != 1 or q.shape[2] != plan.tokens or k.shape[2] != plan.tokens:
+        raise ValueError(
+            f"tree attention got queries {tuple(q.shape)} and keys {tuple(k.shape)} for a plan of {plan.tokens} tokens; "
+            "the model must get one row of plan.ids and no cache"
+        )
+    if backend == "dense":
+        return _dense(q, k, v, plan, scale)
+    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"the rectangles backend runs on CPU in float32 or float64, not {q.device.type} in {q.dtype}; "
+            "use the dense backend"
+        )
+    if q.shape[-1] != v.shape[-1]:
+        raise ValueError(
+            f"the rectangles backend needs equal head sizes, got {q.shape[-1]} and {v.shape[-1]}"
+        )
+    out: Tensor = _Rectangles.apply(q, k, v, plan, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    visible = torch.from_numpy(plan.mask()).to(q.device)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return (weights @ v).transpose(1, 2)
+
+
+class _Rectangles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+        _, heads, tokens, size = q.shape
+        # [1, T, H, D] in memory, the layout that both the kernel and the caller want; viewed as [1, H, T, D] here.
+        out = q.new_empty(1, tokens, heads, size).transpose(1, 2)
+        lse = q.new_empty(1, tokens, heads).transpose(1, 2)
+        for s in plan.squares:
+            rows = slice(s.begin, s.end)
+            out[:, :, rows], lse[:, :, rows] = _flash(
+                q[:, :, rows], k[:, :, rows], v[:, :, rows], 0.0, True, scale=scale
+            )
+        for r in plan.rectangles:
+            rows, keys = slice(r.q_begin, r.q_end), slice(r.k_begin, r.k_end)
+            block, block_lse = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, False, scale=scale)
+            seen = lse[:, :, rows]
+            # softmax over both key sets: out ← out + (block − out) · e^block_lse / (e^lse + e^block_lse)
+            out[:, :, rows].lerp_(block, torch.sigmoid(block_lse - seen).unsqueeze(-1))
+            torch.logaddexp(seen, block_lse, out=seen)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plan, ctx.scale = plan, scale
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = grad.transpose(1, 2)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        for s in ctx.plan.squares:  # the squares partition the tokens: every row is written once
+            rows = slice(s.begin, s.end)
+            dq[:, :, rows], dk[:, :, rows], dv[:, :, rows] = _flash_backward(
+                grad[:, :, rows], q[:, :, rows], k[:, :, rows], v[:, :, rows],
+                out[:, :, rows], lse[:, :, rows], 0.0, True, scale=ctx.scale,
+            )  # fmt: skip
+        for r in ctx.plan.rectangles:
+            rows, keys = slice(r.q_begin, r.q_end), slice(r.k_begin, r.k_end)
+            bq, bk, bv = _flash_backward(
+                grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys],
+                out[:, :, rows], lse[:, :, rows], 0.0, False, scale=ctx.scale,
+            )  # fmt: skip
+            dq[:, :, rows] += bq
+            dk[:, :, keys] += bk
+            dv[:, :, keys] += bv
+        return dq, dk, dv, None, None

@@ -1,0 +1,109 @@
+"""One pass of an unmodified Hugging Face causal LM over a tree plan.
+
+`attach_tree_attention` makes our function the model's attention implementation, for good: activation checkpointing runs
+layers again in the backward pass, so it must not be switched off in between. The plan travels as the keyword `tree` down
+to every attention layer. No mask function is registered: transformers then builds no T² mask and looks for no packed rows.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from trainer.samples import Ids
+from trainer.tree.attention import Backend, attend
+from trainer.tree.plan import FlatTree, TreePlan
+from trainer.tree.support import refuse_unsupported
+
+_NAMES: dict[Backend, str] = {"rectangles": "penstock_tree", "dense": "penstock_tree_dense"}
+_PROBE_TOLERANCE = 1e-3  # logprobs; a wrong mask or position shows as ≥ 1e-2 even in random models
+
+
+def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles") -> None:
+    """Make tree attention the model's attention. From then on its forward needs `tree=plan`; see `hidden_states`.
+
+    Raises ValueError naming the feature when the model cannot be merged exactly: first by its configuration, then by a
+    probe (two short branching rows, alone with transformers' eager attention and merged, must agree).
+    """
+    refuse_unsupported(model)
+    hf: Any = model
+    if hf.config._attn_implementation in _NAMES.values():
+        hf.set_attn_implementation(_NAMES[backend])
+        return
+    hf.set_attn_implementation("eager")
+    was_training = model.training
+    model.eval()
+    vocab = hf.get_input_embeddings().num_embeddings
+    rows = [np.array(row, np.int32) % vocab for row in ([5, 3, 8, 1, 7, 2], [5, 3, 8, 4, 1], [5, 9])]
+    with torch.no_grad():
+        alone = [hf(input_ids=torch.from_numpy(row)[None].long(), use_cache=False).logits[0] for row in rows]
+        hf.set_attn_implementation(_NAMES[backend])
+        merged = _merged_logits(model, rows)
+    model.train(was_training)
+    worst = max(
+        float((a.log_softmax(-1) - b.log_softmax(-1)).abs().max()) for a, b in zip(alone, merged, strict=True)
+    )
+    if not worst <= _PROBE_TOLERANCE:
+        hf.set_attn_implementation("eager")
+        raise ValueError(
+            f"prefix-tree merging is not exact for {hf.config.model_type}: "
+            f"merged and plain logprobs of a probe differ by {worst:.3g}"
+        )
+
+
+def hidden_states(model: nn.Module, plan: TreePlan) -> Tensor:
+    """Last hidden states [T, hidden] of the plan's tokens, in flat order, before the head."""
+    base: Any = getattr(model, str(model.base_model_prefix))
+    device = next(model.parameters()).device
+    ids = torch.from_numpy(plan.ids).to(device).long()
+    positions = torch.from_numpy(plan.position_ids).to(device)
+    result = base(input_ids=ids[None], position_ids=positions[None], tree=plan, use_cache=False)
+    hidden: Tensor = result.last_hidden_state[0]
+    return hidden
+
+
+def _merged_logits(model: nn.Module, rows: list[Ids]) -> list[Tensor]:
+    tree = FlatTree(rows)
+    hidden = hidden_states(model, tree.plan)
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    return [head(hidden[torch.from_numpy(tree.locate(row, 0, len(row)))]) for row in rows]
+
+
+def _implementation(backend: Backend) -> Any:
+    def tree_attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        tree: TreePlan | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        if tree is None:
+            raise ValueError("this model is attached to tree attention: call it with tree=<TreePlan>")
+        for name, feature in (
+            ("sliding_window", "sliding-window attention"),
+            ("softcap", "logit soft-capping"),
+            ("s_aux", "attention sinks"),
+            ("position_bias", "a position bias"),
+        ):
+            if options.get(name) is not None:
+                raise ValueError(f"prefix-tree merging does not support {feature} ({name})")
+        if dropout > 0:
+            raise ValueError(f"prefix-tree merging does not support dropout ({dropout})")
+        if attention_mask is not None:
+            raise ValueError(
+                "prefix-tree merging takes its visibility from the plan, not from an attention mask"
+            )
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend(query, key, value, tree, scale, backend), None
+
+    return tree_attention
+
+
+for _backend, _name in _NAMES.items():
+    AttentionInterface.register(_name, _implementation(_backend))

@@ -1,0 +1,156 @@
+"""One train step: samples in, one optimizer step and its metrics out.
+
+    samples ──normalisers (before merging)──┐
+            ──pack_samples──▶ per pack: forward, loss, backward (gradients add up) ──▶ clip ──▶ optimizer step
+
+A loss or gradient that is not finite skips the step: parameters and optimizer state stay as they were, bit by bit.
+The function knows neither the data pool nor files.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.logprobs import CHUNK, pack_logprobs
+from trainer.loss.aggregation import Aggregation, normalisers
+from trainer.loss.cispo import CispoSettings, cispo
+from trainer.loss.metrics import MetricSums, TrainStepMetrics
+from trainer.loss.nll import nll
+from trainer.samples import Floats, Sample
+from trainer.tree.pack import Pack, pack_samples
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """How samples become a gradient. `pack_tokens` and `head_chunk` change memory and time only, never the result."""
+
+    objective: Literal["cispo", "nll"] = "cispo"
+    cispo: CispoSettings = field(default_factory=CispoSettings)
+    aggregation: Aggregation = "token"
+    max_grad_norm: float = 1.0
+    spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
+    pack_tokens: int = 8192  # merged tokens per forward pass
+    head_chunk: int = CHUNK  # rows of logits held at once
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW. A small eps matters when gradients are small; see CISPO's recipe."""
+
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+    """A fresh AdamW over all parameters of the model that take gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    settings: UpdateSettings,
+    *,
+    trainer_version: int,
+) -> TrainStepMetrics:
+    """Do one optimizer step on `samples` (all micro-batches of the train step) and report it.
+
+    The model must be attached to tree attention. The denominator counts the action tokens of train weight > 0 of
+    `samples`, before merging. On a skipped step `applied` is False and `skip_reason` says why; gradients are dropped.
+    """
+    sums = MetricSums(trainer_version, settings.cispo.ratio_min, settings.cispo.ratio_max)
+    factors = normalisers(samples, settings.aggregation)
+    optimizer.zero_grad(set_to_none=True)
+    skip: str | None = None if any(factors) else "no_action_tokens"
+    norm = 0.0
+    for pack in pack_samples(samples, settings.pack_tokens):
+        if not _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums):
+            skip = "loss_not_finite"
+            break
+    if skip is None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
+        if not math.isfinite(norm):
+            skip = "gradient_not_finite"
+        elif norm > settings.spike_grad_norm:
+            skip = "gradient_spike"
+    if skip is None:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return sums.result(skip_reason=skip, gradient_norm=norm)
+
+
+def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Floats]:
+    """Trainer logprobs of every action token of every sample, float32[A] each, through the same tree backend."""
+    result = [np.empty(sample.action_len, np.float32) for sample in samples]
+    with torch.no_grad():
+        for pack in pack_samples(samples, settings.pack_tokens, trained_only=False):
+            logp, _ = pack_logprobs(model, pack, settings.head_chunk)
+            ends = np.cumsum([sample.action_len for sample in pack.samples])[:-1]
+            for index, values in zip(pack.indices, np.split(logp.float().cpu().numpy(), ends), strict=True):
+                result[index] = values.astype(np.float32)
+    return result
+
+
+def split_train_steps(samples: Sequence[Sample], train_steps: int) -> list[list[Sample]]:
+    """Split a batch into `train_steps` parts by group, in order of queue position; sizes differ by at most one group.
+
+    With fewer groups than train steps there is one part per group. No part is empty.
+    """
+    if train_steps < 1:
+        raise ValueError(f"a batch needs at least 1 train step, got {train_steps}")
+    groups: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.seq, sample.group), []).append(sample)
+    ordered = [groups[key] for key in sorted(groups)]
+    parts = min(train_steps, len(ordered))
+    cuts = [len(ordered) * i // parts for i in range(parts + 1)] if parts else [0]
+    return [[sample for group in ordered[begin:end] for sample in group] for begin, end in pairwise(cuts)]
+
+
+def _backward(
+    model: nn.Module, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings, sums: MetricSums
+) -> bool:
+    """Add one pack's gradients; False (and no backward) when its loss is not finite."""
+    edges, samples = pack.edges, pack.samples
+    logp, entropy = pack_logprobs(model, pack, settings.head_chunk)
+
+    def along(values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logp)
+
+    behavior = along(edges.gather(samples, lambda sample: sample.behavior_logprobs))
+    coefficient = along(edges.gather(samples, lambda sample: sample.weight) * factors[edges.sample])
+    if settings.objective == "cispo":
+        advantage = along(edges.gather(samples, lambda sample: sample.advantage))
+        loss, _ = cispo(logp, behavior, advantage, coefficient, settings.cispo)
+    else:
+        loss = nll(logp, coefficient)
+    value = float(loss.detach())
+    sums.add(
+        pack,
+        value,
+        logp.detach().double().cpu().numpy(),
+        behavior.double().cpu().numpy(),
+        entropy.double().cpu().numpy(),
+    )
+    if not math.isfinite(value):
+        return False
+    loss.backward()  # type: ignore[no-untyped-call]
+    return True
