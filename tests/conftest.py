@@ -1,10 +1,12 @@
-"""Settings for every test: one torch thread, asyncio under anyio."""
+"""Settings for every test: one torch thread, asyncio under anyio, real services on demand."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+pytest_plugins = ["tests.services"]
 
 
 @pytest.fixture

@@ -1,0 +1,383 @@
+"""One PostgreSQL data directory: making it, configuring it, and clearing away what a kill -9 left behind.
+
+    <data_dir>/pgdata      the data (a link to a neutral place where the service user could not reach it)
+    <data_dir>/password    0600, the password of the role `penstock`
+    <data_dir>/server.json port and socket directory of the last start
+
+A server is recognised as ours by the pid in `postmaster.pid` *and* by what that process runs (`-D <pgdata>`); its backends by the
+cluster name in their titles. A pid alone proves nothing.
+"""
+
+import hashlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from orchestrator.embedded.identity import ProcessId, write_atomically
+from orchestrator.embedded.layout import MAX_SOCKET_PATH
+from orchestrator.embedded.ports import LOOPBACK, free_port
+from orchestrator.embedded.postgres_binaries import PostgresBinaries, find_binaries, reachable_binaries
+from orchestrator.embedded.service_user import neutral_root, own, reachable, service_user
+
+ROLE = DATABASE = "penstock"
+
+# For two cores and a few dozen connections. The defaults that matter are stated: nothing acknowledged is lost.
+_SETTINGS: Mapping[str, str] = {
+    "shared_buffers": "128MB",
+    "max_connections": "100",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "wal_compression": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "10min",
+    "jit": "off",  # the queries are short, compiling them costs more than it saves
+    "max_parallel_workers_per_gather": "0",  # two cores; and /dev/shm is 64 MB in many containers
+    "autovacuum_max_workers": "2",
+    "password_encryption": "scram-sha-256",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    "lc_messages": "C",
+}
+# For servers whose data nobody will miss: test servers.
+_NOT_DURABLE: Mapping[str, str] = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+_NO_PROCESS = 2**31 - 1  # above any pid that the kernel gives out
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    port: int
+    sockets: str
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresCluster:
+    """A data directory that is ready to be served. Made by `prepare_cluster`."""
+
+    data_dir: Path
+    pgdata: Path
+    binaries: PostgresBinaries
+    user: str | None
+    port: int
+    sockets: Path
+    password: str = field(repr=False)
+    settings: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """`postgresql://…` over TCP on loopback, with the password."""
+        return _url(self.password, self.port)
+
+    @property
+    def socket_url(self) -> str:
+        """The same over the Unix socket."""
+        return f"postgresql://{ROLE}:{quote(self.password)}@/{DATABASE}?host={quote(str(self.sockets))}&port={self.port}"
+
+    @property
+    def name(self) -> str:
+        """Names the server in the titles of its processes; unique by data directory."""
+        return _cluster_name(self.pgdata)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (str(self.binaries.postgres), "-D", str(self.pgdata))
+
+    @property
+    def env(self) -> dict[str, str]:
+        return _ENV
+
+    def running(self) -> ProcessId | None:
+        """The server of this directory, if one runs."""
+        return running_server(self.pgdata)
+
+    def before_start(self) -> None:
+        """To be called before every start of `argv`: writes the configuration and clears away what a dead server left.
+
+        No server of this directory may be running (assert). Backends of a killed server that are still busy are killed, because the
+        next server refuses to start beside them. A lock file whose pid now belongs to a stranger is disarmed.
+        """
+        assert self.running() is None, "two servers on one data directory"
+        _kill_orphans(self.pgdata)
+        _disarm_lock_file(self.pgdata)
+        self.sockets.mkdir(mode=0o711, exist_ok=True)
+        for leftover in self.sockets.iterdir():
+            leftover.unlink()
+        own(self.sockets, self.user)
+        settings = {
+            **_SETTINGS,
+            **self.settings,
+            "listen_addresses": LOOPBACK,
+            "port": str(self.port),
+            "unix_socket_directories": str(self.sockets),
+            "cluster_name": self.name,
+        }
+        lines = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
+        self._configure("postgresql.conf", "# Written at every start; changes here are lost.\n" + lines)
+        self._configure(
+            "pg_hba.conf", f"local all all scram-sha-256\nhost all all {LOOPBACK}/32 scram-sha-256\n"
+        )
+
+    def _configure(self, name: str, text: str) -> None:
+        path = self.pgdata / name
+        write_atomically(path, text.encode(), mode=0o600)
+        own(path, self.user)
+
+
+_ENV = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def prepare_cluster(
+    data_dir: Path,
+    *,
+    port: int | None = None,
+    durable: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> PostgresCluster:
+    """Makes the data directory if it is new (about 0.6 s) and returns what is needed to serve it. Blocking.
+
+    A running server's port is kept; otherwise `port`, else the port of the last start, else a free one. `durable=False`
+    switches fsync off: for test servers only. Raises ValueError when PostgreSQL is missing, the port is taken, or the
+    directory cannot be used.
+    """
+    data_dir = data_dir.absolute()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    pgdata = data_dir / "pgdata"
+    user = service_user(pgdata if (pgdata / "PG_VERSION").exists() else None)
+    new = not (pgdata / "PG_VERSION").exists()
+    major = None if new else int((pgdata / "PG_VERSION").read_text().split(".")[0])
+    binaries = reachable_binaries(find_binaries(major=major), user)
+    password = _password(data_dir / "password", new=new)
+    if new:
+        _initialise(pgdata, binaries, user, password, durable=durable)
+    pgdata = pgdata.resolve()
+    endpoint = _endpoint(data_dir / "server.json", pgdata, port)
+    return PostgresCluster(
+        data_dir=data_dir,
+        pgdata=pgdata,
+        binaries=binaries,
+        user=user,
+        port=endpoint.port,
+        sockets=Path(endpoint.sockets),
+        password=password,
+        settings={**({} if durable else _NOT_DURABLE), **(settings or {})},
+    )
+
+
+def discard_cluster(data_dir: Path) -> None:
+    """Removes a data directory with everything that belongs to it elsewhere; a server that still runs on it is killed first."""
+    pgdata = (data_dir / "pgdata").resolve()
+    if pgdata.is_dir():
+        if (server := running_server(pgdata)) is not None:
+            server.send(signal.SIGKILL)
+        _kill_orphans(pgdata)
+        shutil.rmtree(pgdata, ignore_errors=True)
+        if pgdata.parent != data_dir.resolve():
+            shutil.rmtree(pgdata.parent, ignore_errors=True)
+    if (last := _recorded(data_dir / "server.json")) is not None:
+        shutil.rmtree(last.sockets, ignore_errors=True)
+    shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def running_server(pgdata: Path) -> ProcessId | None:
+    """The postmaster of a data directory, recognised by pid and command line, or None."""
+    try:
+        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
+        identity = ProcessId.of(pid)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return None
+    return identity if _serves(pid, pgdata) and identity.alive else None
+
+
+def _serves(pid: int, pgdata: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(f"\0-D\0{pgdata}\0".encode())
+    except OSError:
+        return False
+
+
+def _cluster_name(pgdata: Path) -> str:
+    return "penstock-" + hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:12]
+
+
+def _kill_orphans(pgdata: Path) -> None:
+    """Ends the processes of a server whose postmaster is dead. Idle ones end by themselves; one inside a long query does not look,
+    holds the shared memory, and would make the next start fail. Crash recovery makes up for the kill."""
+    title = f"postgres: {_cluster_name(pgdata)}: ".encode()
+    owner = pgdata.stat().st_uid
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            identity = ProcessId.of(int(entry.name))
+            ours = entry.stat().st_uid == owner and (
+                (entry / "cmdline").read_bytes().startswith(title) or _serves(identity.pid, pgdata)
+            )
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if ours:
+            identity.send(signal.SIGKILL)
+
+
+def _disarm_lock_file(pgdata: Path) -> None:
+    """PostgreSQL refuses to start while any process has the pid of its lock file, even a stranger that was given the number later.
+    The pid is then replaced by one that no process has; the rest of the file stays, since the check of the shared memory needs it."""
+    path = pgdata / "postmaster.pid"
+    try:
+        first, rest = path.read_text().split("\n", 1)
+        os.kill(int(first), 0)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return
+    except PermissionError:
+        pass
+    path.write_text(f"{_NO_PROCESS}\n{rest}")
+
+
+def _password(path: Path, *, new: bool) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        if not new:
+            raise ValueError(
+                f"{path} is missing, so nobody can log in to the database beside it; restore the file, or remove "
+                f"{path.parent} to start afresh"
+            ) from None
+    password = secrets.token_urlsafe(24)
+    write_atomically(path, password.encode() + b"\n", mode=0o600)
+    return password
+
+
+def recorded_url(data_dir: Path) -> str | None:
+    """The URL of the last server of a data directory, whether it runs or not; None when there was none. Changes nothing."""
+    last = _recorded(data_dir / "server.json")
+    try:
+        password = (data_dir / "password").read_text().strip()
+    except FileNotFoundError:
+        return None
+    return _url(password, last.port) if last is not None else None
+
+
+def _url(password: str, port: int) -> str:
+    return f"postgresql://{ROLE}:{quote(password)}@{LOOPBACK}:{port}/{DATABASE}"
+
+
+def _recorded(path: Path) -> _Endpoint | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Endpoint)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
+    """Port and socket directory, recorded. The socket directory has a random name under the temporary directory, so that
+    its path is short and nobody can take it first; the one of the last start is removed."""
+    last = _recorded(path)
+    if last is not None and running_server(pgdata) is not None:
+        if port not in (None, last.port):
+            raise ValueError(
+                f"PostgreSQL already serves {pgdata} on port {last.port}, not {port}; stop it first"
+            )
+        return last
+    if port is not None and free_port(preferred=port) != port:
+        raise ValueError(
+            f"port {port} for PostgreSQL is taken; choose another or stop the program that listens there"
+        )
+    chosen = port if port is not None else free_port(preferred=last.port if last else None)
+    if last is not None:
+        shutil.rmtree(last.sockets, ignore_errors=True)
+    sockets = tempfile.mkdtemp(prefix="penstock-pg-")
+    os.chmod(sockets, 0o711)  # the password guards the database; others need only reach the socket
+    if len(os.fsencode(sockets)) + len("/.s.PGSQL.65535") >= MAX_SOCKET_PATH:
+        raise ValueError(f"{sockets} is too long for a Unix socket; set TMPDIR to a shorter path")
+    endpoint = _Endpoint(chosen, sockets)
+    write_atomically(path, msgspec.json.encode(endpoint))
+    return endpoint
+
+
+def _initialise(
+    pgdata: Path, binaries: PostgresBinaries, user: str | None, password: str, *, durable: bool
+) -> None:
+    """initdb and the database `penstock`, under another name, renamed when whole: a kill leaves nothing that looks finished."""
+    home = _neutral_home(pgdata) if not reachable(pgdata.parent, user) else pgdata.parent
+    whole = home / "pgdata"
+    partial = home / "pgdata.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    own(partial, user)
+    with tempfile.NamedTemporaryFile(prefix="penstock-", mode="w") as secret:
+        secret.write(password + "\n")
+        secret.flush()
+        own(Path(secret.name), user)
+        locale = [
+            "--encoding=UTF8",
+            "--locale=C",
+            "--lc-ctype=C.UTF-8",
+        ]  # bytewise order, fast and the same everywhere
+        options = [
+            "--data-checksums",
+            "--auth=scram-sha-256",
+            f"--username={ROLE}",
+            f"--pwfile={secret.name}",
+            *locale,
+        ]
+        sync = [] if durable else ["--no-sync"]
+        _run_as(user, [str(binaries.initdb), "-D", str(partial), *options, *sync])
+    single = [
+        str(binaries.postgres),
+        "--single",
+        "-D",
+        str(partial),
+        *([] if durable else ["-c", "fsync=off"]),
+        "postgres",
+    ]
+    _run_as(user, single, stdin=f"CREATE DATABASE {DATABASE};\n")
+    partial.rename(whole)
+    if whole != pgdata:
+        pgdata.unlink(missing_ok=True)
+        pgdata.symlink_to(whole)
+
+
+def _neutral_home(pgdata: Path) -> Path:
+    """A directory for data that the service user could not reach in its own place. `origin` in it names that place.
+
+    Called only when the link in `pgdata`'s place is missing: data found here belonged to a run directory that was deleted, and goes
+    too, with its server.
+    """
+    home = neutral_root() / f"data-{hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:16]}"
+    if (home / "pgdata").exists():
+        if (server := running_server(home / "pgdata")) is not None:
+            server.send(signal.SIGKILL)
+        _kill_orphans(home / "pgdata")
+        shutil.rmtree(home)
+    home.mkdir(mode=0o755, exist_ok=True)
+    (home / "origin").write_text(f"{pgdata}\n")
+    return home
+
+
+def _run_as(user: str | None, argv: list[str], *, stdin: str = "") -> None:
+    ids = pwd.getpwnam(user) if user is not None else None
+    done = subprocess.run(
+        argv,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=_ENV,
+        user=ids.pw_uid if ids else None,
+        group=ids.pw_gid if ids else None,
+        extra_groups=[] if ids else None,
+        timeout=120,
+    )
+    if done.returncode != 0 or "ERROR:" in done.stderr or "FATAL:" in done.stderr:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ValueError(f"{Path(argv[0]).name} failed: {'; '.join(said[-3:])}")
