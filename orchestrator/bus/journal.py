@@ -1,0 +1,226 @@
+"""The journal: messages towards Postgres, kept by their sender until Postgres has them.
+
+A message is durable when `append` returns; concurrent appends share one fsync. It is dropped once `settle` was told that the data pool
+has it, or has refused it. Format (fixed): segment files `NNNNNNNN.journal`, each beginning with MAGIC, then frames of
+
+    u32 length · u32 crc32(payload) · payload        (little-endian; payload is JSON, one `_Put` or `_Settled`)
+
+What the journal is *not*: a queue. Order is kept, but a settled entry may come back after a crash; its message id makes that harmless.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from orchestrator.bus.base import BusError, Outgoing
+
+MAGIC = b"PENSTOCK-JOURNAL-1\n"
+SEGMENT_BYTES = 16 * 1024 * 1024
+_FRAME = struct.Struct("<II")
+
+
+class JournalFull(BusError):
+    """The disk refuses the journal (full, read-only): nothing was accepted. Back-pressure, not loss."""
+
+
+class _Put(msgspec.Struct, tag="put", tag_field="op"):
+    n: int
+    subject: str
+    msg_id: str
+    schema: str
+    body: msgspec.Raw
+
+
+class _Settled(msgspec.Struct, tag="settled", tag_field="op"):
+    ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kept message; `n` grows by one per entry and is never used twice in a journal."""
+
+    n: int
+    message: Outgoing
+
+
+@dataclass(slots=True)
+class _Segment:
+    path: Path
+    open_entries: set[int]
+
+
+def _frames(data: bytes) -> Iterable[tuple[bytes, int]]:
+    """Payloads of a segment with the offset behind each; ends at the first frame that is torn or corrupt."""
+    at = len(MAGIC)
+    while at + _FRAME.size <= len(data):
+        length, crc = _FRAME.unpack_from(data, at)
+        payload = data[at + _FRAME.size : at + _FRAME.size + length]
+        if len(payload) < length or zlib.crc32(payload) != crc:
+            return
+        at += _FRAME.size + length
+        yield payload, at
+
+
+def _frame(record: _Put | _Settled) -> bytes:
+    payload = msgspec.json.encode(record)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+class Journal:
+    """Open it with `Journal.open(directory)`. One process per directory (a lock file); safe for concurrent tasks."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._segments: list[_Segment] = []
+        self._entries: dict[int, Entry] = {}
+        self._next = 1
+        self._file: BinaryIO
+        self._size = 0
+        self._buffer: list[
+            tuple[int | None, bytes]
+        ] = []  # entry number (None: settled) and frame, for the next flush
+        self._refused: dict[int, JournalFull] = {}
+        self._flush = anyio.Lock()
+        self.torn_bytes = 0  # what the last open had to cut off
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, directory: Path) -> AsyncIterator["Journal"]:
+        """Read what is left, cut a torn tail, and begin a new segment. Raises BusError when another process holds it."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (directory / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusError(
+                    f"the journal {directory} is held by another process: stop it, or use another directory"
+                ) from None
+            journal = cls(directory)
+            journal._recover()
+            journal._begin_segment()
+            try:
+                yield journal
+            finally:
+                journal._file.close()
+
+    def pending(self) -> Sequence[Entry]:
+        """Every entry that is not settled, oldest first."""
+        return list(self._entries.values())
+
+    def holds(self, n: int) -> bool:
+        """Whether entry `n` is still unsettled."""
+        return n in self._entries
+
+    async def append(self, message: Outgoing) -> Entry:
+        """Keep `message`; durable on return. Raises JournalFull, and then nothing was kept."""
+        entry = Entry(self._next, message)
+        self._next += 1
+        put = _Put(entry.n, message.subject, message.msg_id, message.schema, msgspec.Raw(message.body))
+        self._buffer.append((entry.n, _frame(put)))
+        self._entries[entry.n] = entry
+        self._segments[-1].open_entries.add(entry.n)
+        async with self._flush:
+            # Whoever gets the lock first writes for all that wait behind it.
+            if self._buffer:
+                await self._write()
+        if (refusal := self._refused.pop(entry.n, None)) is not None:
+            raise refusal
+        return entry
+
+    async def settle(self, ns: Iterable[int]) -> None:
+        """Drop entries that the data pool has or has refused; old segments without open entries are deleted."""
+        known = [n for n in ns if n in self._entries]
+        if not known:
+            return
+        for n in known:
+            self._forget(n)
+        self._buffer.append(
+            _frame(_Settled(known))
+        )  # goes with the next flush: losing it only repeats a no-op
+        while len(self._segments) > 1 and not self._segments[0].open_entries:
+            self._segments.pop(0).path.unlink()
+
+    def _forget(self, n: int) -> None:
+        del self._entries[n]
+        for segment in self._segments:
+            segment.open_entries.discard(n)
+
+    async def _write(self) -> None:
+        batch, self._buffer = self._buffer, []
+        data = b"".join(frame for _, frame in batch)
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._write_durably, data)
+        except OSError as error:
+            # Take back whatever part of the write came through; every entry of the batch is refused.
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
+            refusal = JournalFull(
+                f"the journal {self._directory} cannot be written: {error.strerror}; free disk space"
+            )
+            for n, _ in batch:
+                if n is not None:
+                    self._forget(n)
+                    self._refused[n] = refusal
+            return
+        self._size += len(data)
+        if self._size >= SEGMENT_BYTES:
+            self._file.close()
+            self._begin_segment()
+
+    def _write_durably(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+
+    def _begin_segment(self) -> None:
+        number = int(self._segments[-1].path.stem) + 1 if self._segments else 1
+        path = self._directory / f"{number:08d}.journal"
+        self._file = path.open("xb")
+        self._file.write(MAGIC)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self._size = len(MAGIC)
+        self._segments.append(_Segment(path, set()))
+
+    def _recover(self) -> None:
+        for path in sorted(self._directory.glob("*.journal")):
+            data = path.read_bytes()
+            segment = _Segment(path, set())
+            self._segments.append(segment)
+            end = len(MAGIC)
+            for payload, end in _frames(data):  # noqa: B007 - the last offset is used below
+                record = msgspec.json.decode(payload, type=_Put | _Settled)
+                if isinstance(record, _Settled):
+                    for n in record.ns:
+                        if n in self._entries:
+                            self._forget(n)
+                    self._next = max([self._next, *(n + 1 for n in record.ns)])
+                else:
+                    message = Outgoing(record.subject, record.msg_id, record.schema, bytes(record.body))
+                    self._entries[record.n] = Entry(record.n, message)
+                    segment.open_entries.add(record.n)
+                    self._next = max(self._next, record.n + 1)
+            if end < len(data):
+                self.torn_bytes += len(data) - end
+        while self._segments and not self._segments[0].open_entries:
+            last = self._segments.pop(0)
+            if not self._segments:  # keep the numbering: a number is never used twice
+                self._segments.append(last)
+                break
+            last.path.unlink()
