@@ -145,7 +145,7 @@ class Journal:
         for n in known:
             self._forget(n)
         self._buffer.append(
-            _frame(_Settled(known))
+            (None, _frame(_Settled(known)))
         )  # goes with the next flush: losing it only repeats a no-op
         while len(self._segments) > 1 and not self._segments[0].open_entries:
             self._segments.pop(0).path.unlink()

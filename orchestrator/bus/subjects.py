@@ -70,7 +70,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One pull consumer. ``durable=None`` is private to its subscriber and starts with the last message per subject.
+    """One pull consumer. ``durable=None`` is private to its subscriber and starts with all that the stream still has.
 
     ``max_deliver`` is our own rule, not the server's: a message that was delivered more often than this is moved to
     ``dead.<stream>`` by the adapter. (A limit set in the server would leave it unread in the work queue for ever.)
@@ -222,6 +222,17 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(got) and all(w in ("*", g) for w, g in zip(wanted, got, strict=True))
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
 # --- consumers ------------------------------------------------------------------------------------------------
 # Names are joined with ':', which no run or pool contains, so that ("a-b", "c") and ("a", "b-c") stay apart.
 
@@ -257,10 +268,10 @@ def consume_results_verdict(run: str) -> Consumer:
 
 
 def consume_policy(run: str) -> Consumer:
-    """Private: every reader sees every newest version, and a late reader starts with the last one published."""
+    """Private: every reader sees every newest version, and a late reader starts with the last one."""
     return Consumer("POLICY", None, policy(run), max_ack_pending=64)
 
 
 def consume_dead(stream: str) -> Consumer:
-    """Private: an operator's view of the dead letters of one stream (the newest first seen, then new ones)."""
+    """Private: an operator's view of the dead letters of one stream (those kept, then new ones)."""
     return Consumer("DEAD", None, dead(stream), max_ack_pending=1024)
