@@ -1,0 +1,82 @@
+"""What stands between an adapter that fetches and the tasks that take: one small buffer, filled on demand only.
+
+Nothing is fetched while nobody waits, because a message that lies in a buffer uses up its ack wait and is work that
+another runner could do. Both adapters use this object, so both have the same manners.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import anyio
+
+from orchestrator.bus.base import Delivery
+
+
+class Feed:
+    """The `Subscription` that takers hold; the adapter's side is `wanted`, `put` and `leftover`."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Delivery] = deque()
+        self._takers = 0  # tasks inside `take` that found nothing
+        self._demand = anyio.Event()
+        self._arrival = anyio.Event()
+
+    async def take(self, limit: int) -> list[Delivery]:
+        """Wait for at least one delivery, then return what has arrived, at most ``limit``."""
+        assert limit >= 1
+        while not self._ready:
+            self._takers += 1
+            self._demand.set()
+            try:
+                await self._arrival.wait()
+            finally:
+                self._takers -= 1
+        taken = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        if self._takers:
+            self._demand.set()
+        return taken
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        return (await self.take(1))[0]
+
+    async def wanted(self) -> None:
+        """Wait until somebody waits and nothing is there for them."""
+        while self._ready or not self._takers:
+            self._demand = anyio.Event()
+            await self._demand.wait()
+
+    def put(self, delivery: Delivery) -> None:
+        """Hand over one delivery."""
+        self._ready.append(delivery)
+        self._arrival.set()
+        self._arrival = anyio.Event()
+
+    def leftover(self) -> list[Delivery]:
+        """Take back what nobody took, at the end."""
+        left = list(self._ready)
+        self._ready.clear()
+        return left
+
+
+@asynccontextmanager
+async def beside(background: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run ``background`` while the body runs, and cancel it at the end.
+
+    An error of the body leaves as it is (a plain task group would wrap it); an error of ``background`` cancels the
+    body and leaves as an exception group.
+    """
+    failed: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(background)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # raised again below, unwrapped
+            failed = error
+        group.cancel_scope.cancel()
+    if failed is not None:
+        raise failed

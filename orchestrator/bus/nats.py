@@ -1,0 +1,314 @@
+"""The bus over NATS JetStream.
+
+Who does what: `Link` keeps a connection · `Puller` consumes · `StreamWatch` notices wiped streams · this file creates
+the streams, publishes, and puts the three together. The names on the wire carry an optional prefix, so that tests (or
+two installations) share a server without meeting.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import nats.errors
+import structlog
+from nats.js import api
+from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import (
+    BusError,
+    Delivery,
+    Notice,
+    Outgoing,
+    ReconnectCallback,
+    StreamCallback,
+    StreamFull,
+    Subscription,
+)
+from orchestrator.bus.feed import Feed, beside
+from orchestrator.bus.letters import dead_letter
+from orchestrator.bus.link import Connection, Link, LinkLost, delays
+from orchestrator.bus.pull import Puller, Timing
+from orchestrator.bus.subjects import Consumer, Retention, Stream
+from orchestrator.bus.watch import Sighting, StreamWatch
+from orchestrator.bus.wire import check_size, wire_headers
+
+log = structlog.get_logger(__name__)
+
+_FULL_ERRORS = (10023, 10028, 10047, 10077)  # no resources, memory, storage; store failed (limits, disk)
+_NAME_IN_USE = 10058  # somebody created the stream a moment ago
+_PUBLISH_WINDOW = 256  # concurrent publishes of one `publish_many`
+_NOTICE_BUFFER = 4096
+
+
+class NatsBus:
+    """See `Bus`. Made by `connect`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        prefix: str,
+        timing: Timing,
+        streams: Sequence[Stream] = subjects.STREAMS,
+    ) -> None:
+        self._subject_prefix = f"{prefix}." if prefix else ""
+        self._stream_prefix = f"{prefix.upper()}_" if prefix else ""
+        self._timing = timing
+        self._specs = streams
+        self._adjusted = False
+        self._watch = StreamWatch(self._look, timing.look_s)
+        self._link = Link(url, name, on_up=self._watch.reconnected)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str = "penstock",
+        prefix: str = "",
+        timing: Timing | None = None,
+        patience_s: float = 10.0,
+        streams: Sequence[Stream] = subjects.STREAMS,
+    ) -> AsyncIterator["NatsBus"]:
+        """Connect, keep connected while the context is open, and close.
+
+        ``name`` is shown by the server's monitoring. Raises BusUnavailable if nobody answers for ``patience_s``
+        seconds, UnfitServer if the server is older than 2.10, has no JetStream or takes too small messages.
+        """
+        if prefix:
+            subjects.check_name("prefix", prefix)
+        bus = cls(url, name=name, prefix=prefix, timing=timing or Timing(), streams=streams)
+        await bus._link.open(patience_s)
+        try:
+            async with beside(bus._run):
+                yield bus
+        finally:
+            await bus._link.close()
+
+    # --- the port -------------------------------------------------------------------------------------------
+
+    async def ensure_streams(self) -> list[str]:
+        return await self._watch.check()
+
+    def on_stream_new(self, callback: StreamCallback) -> None:
+        self._watch.on_stream_new(callback)
+
+    def on_reconnect(self, callback: ReconnectCallback) -> None:
+        self._watch.on_reconnect(callback)
+
+    async def publish(self, message: Outgoing) -> bool:
+        check_size(message, self._link.max_payload)
+        headers = wire_headers(message)
+        for delay in delays():
+            try:
+                async with self._link.session() as connection:
+                    ack = await connection.js.publish(
+                        self._subject_prefix + message.subject, message.body, headers=headers
+                    )
+                self._watch.stored(str(ack.stream).removeprefix(self._stream_prefix), ack.seq)
+                return not ack.duplicate
+            except LinkLost:
+                continue
+            except NoStreamResponseError:
+                await self._watch.check()
+            except APIError as error:
+                if error.err_code in _FULL_ERRORS:
+                    stream = subjects.stream_of(message.subject).name
+                    raise StreamFull(
+                        f"the stream {stream} refuses new messages: {error.description}"
+                    ) from error
+                if error.code is not None and 400 <= error.code < 500:
+                    raise BusError(
+                        f"NATS refused a message for {message.subject}: {error.description}"
+                    ) from error
+                log.warning("publish_refused", subject=message.subject, error=repr(error))
+            except (OSError, nats.errors.Error) as error:
+                log.warning("publish_failed", subject=message.subject, error=repr(error))
+            await anyio.sleep(delay)
+        raise AssertionError("delays never end")
+
+    async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
+        results: list[bool | BusError] = [False] * len(messages)
+        window = anyio.CapacityLimiter(_PUBLISH_WINDOW)
+
+        async def one(index: int) -> None:
+            async with window:
+                try:
+                    results[index] = await self.publish(messages[index])
+                except BusError as error:
+                    results[index] = error
+
+        async with anyio.create_task_group() as group:
+            for index in range(len(messages)):
+                group.start_soon(one, index)
+        return results
+
+    async def notify(self, subject: str, body: bytes) -> None:
+        connection = self._link.current
+        if connection is None:
+            log.debug("notice_lost", subject=subject)
+            return
+        try:
+            await connection.client.publish(self._subject_prefix + subject, body)
+        except (OSError, nats.errors.Error) as error:
+            log.debug("notice_lost", subject=subject, error=repr(error))
+
+    @asynccontextmanager
+    async def listen(self, subject: str) -> AsyncIterator[AsyncIterator[Notice]]:
+        send, receive = anyio.create_memory_object_stream[Notice](_NOTICE_BUFFER)
+        hearing = anyio.Event()
+
+        async def hand_over(message: Any) -> None:
+            try:
+                send.send_nowait(Notice(message.subject.removeprefix(self._subject_prefix), message.data))
+            except anyio.WouldBlock:
+                log.debug("notice_dropped", subject=subject)
+
+        async def hear() -> None:
+            for delay in delays():
+                try:
+                    async with self._link.session() as connection:
+                        heard = await connection.client.subscribe(
+                            self._subject_prefix + subject, cb=hand_over
+                        )
+                        try:
+                            await connection.client.flush()
+                            hearing.set()
+                            await anyio.sleep_forever()
+                        finally:
+                            await _unsubscribe(connection, heard)
+                except LinkLost:
+                    continue
+                except (OSError, nats.errors.Error) as error:
+                    log.warning("listen_failed", subject=subject, error=repr(error))
+                await anyio.sleep(delay)
+
+        with send, receive:
+            async with beside(hear):
+                await hearing.wait()
+                yield receive
+
+    @asynccontextmanager
+    async def subscribe(self, consumer: Consumer, batch: int = 64) -> AsyncIterator[Subscription]:
+        feed = Feed()
+        puller = Puller(
+            self._link,
+            self._watch,
+            consumer,
+            feed,
+            batch,
+            self._timing,
+            stream=self._stream_prefix + consumer.stream,
+            subject_prefix=self._subject_prefix,
+            bury=self.dead_letter,
+        )
+        try:
+            async with beside(puller.run):
+                yield feed
+        finally:
+            with anyio.move_on_after(1, shield=True):
+                for delivery in feed.leftover():
+                    await delivery.nak()
+                await puller.remove()
+
+    async def dead_letter(self, message: Delivery | Outgoing, reason: str) -> None:
+        await self.publish(dead_letter(message, reason, self._link.max_payload))
+        if not isinstance(message, Outgoing):
+            await message.term()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._link.run)
+            group.start_soon(self._watch.run)
+
+    async def _look(self) -> dict[str, Sighting]:
+        """Look at every stream, and create those that are missing. Blocks while the server is away."""
+        for delay in delays():
+            try:
+                async with self._link.session() as connection:
+                    sightings = {spec.name: await self._look_at(connection, spec) for spec in self._specs}
+                    self._adjusted = True
+                    return sightings
+            except LinkLost:
+                continue
+            except BadRequestError as error:
+                raise BusError(f"NATS refused to create or change a stream: {error.description}") from error
+            except (OSError, nats.errors.Error) as error:
+                log.warning("look_failed", error=repr(error))
+            await anyio.sleep(delay)
+        raise AssertionError("delays never end")
+
+    async def _look_at(self, connection: Connection, spec: Stream) -> Sighting:
+        name, made = self._stream_prefix + spec.name, False
+        try:
+            info = await connection.js.stream_info(name)
+        except NotFoundError:
+            try:
+                info = await connection.js.add_stream(self._config(spec, first_seq=time.time_ns() // 1000))
+                made = True
+            except BadRequestError as error:
+                if error.err_code != _NAME_IN_USE:
+                    raise
+                info = await connection.js.stream_info(name)
+        if not self._adjusted and not made:
+            wanted = self._config(spec, first_seq=info.config.first_seq)
+            if _differs(info.config, wanted):
+                log.info("stream_changed", stream=name)
+                info = await connection.js.update_stream(wanted)
+        return Sighting(str(info.created), info.state.last_seq, made)
+
+    def _config(self, spec: Stream, first_seq: int | None) -> api.StreamConfig:
+        """The server's form of a stream.
+
+        A new stream counts from the microsecond of its creation, so that no sequence number of a wiped stream comes
+        again: an acknowledgement that was on its way during the wipe can never settle a message of the new one.
+        """
+        by_retention = {
+            Retention.WORK_QUEUE: api.RetentionPolicy.WORK_QUEUE,
+            Retention.LAST_PER_SUBJECT: api.RetentionPolicy.LIMITS,
+            Retention.LIMITS: api.RetentionPolicy.LIMITS,
+        }
+        return api.StreamConfig(
+            name=self._stream_prefix + spec.name,
+            subjects=[self._subject_prefix + subject for subject in spec.subjects],
+            retention=by_retention[spec.retention],
+            discard=api.DiscardPolicy.NEW if spec.discard_new else api.DiscardPolicy.OLD,
+            max_msgs=spec.max_msgs,
+            max_bytes=spec.max_bytes,
+            max_age=spec.max_age_s,
+            max_msgs_per_subject=1 if spec.retention is Retention.LAST_PER_SUBJECT else -1,
+            duplicate_window=subjects.DEDUP_WINDOW_S,
+            storage=api.StorageType.FILE,
+            num_replicas=1,
+            first_seq=first_seq,
+        )
+
+
+def _differs(have: Any, wanted: Any) -> bool:
+    """Whether what we set differs; what the server adds does not count."""
+    fields = (
+        "subjects",
+        "discard",
+        "max_msgs",
+        "max_bytes",
+        "max_age",
+        "max_msgs_per_subject",
+        "duplicate_window",
+    )
+    return any(getattr(have, key) != getattr(wanted, key) for key in fields)
+
+
+async def _unsubscribe(connection: Connection, subscription: Any) -> None:
+    if not connection.lost.is_set():
+        with anyio.move_on_after(1, shield=True):
+            try:
+                await subscription.unsubscribe()
+            except (OSError, nats.errors.Error) as error:
+                log.debug("unsubscribe_failed", error=repr(error))

@@ -1,0 +1,259 @@
+"""Consuming from JetStream: one pull request at a time, on demand, with a watchdog.
+
+The pull protocol is spoken directly (a request to ``$JS.API.CONSUMER.MSG.NEXT…`` whose answers arrive in an inbox),
+because every answer matters here: a message, an idle heartbeat (status 100), the end of a request (404, 408), or the
+news that consumer or stream are gone (409, 503). An inbox that stays silent for longer than two heartbeats is thrown
+away and a new one made: pull subscriptions can hang without an error.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import msgspec
+import nats.errors
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream
+from nats.js import api
+from nats.js.errors import APIError, NotFoundError
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import ConsumerConflict, Delivery
+from orchestrator.bus.feed import Feed
+from orchestrator.bus.letters import conflict, undeliverable
+from orchestrator.bus.link import Connection, Link, LinkLost, delays
+from orchestrator.bus.subjects import Consumer
+from orchestrator.bus.watch import StreamWatch
+
+log = structlog.get_logger(__name__)
+
+_OVERLAP_ERRORS = (10099, 10100)  # work queue: consumer must be filtered / not unique
+_IDLE, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
+_PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer whose reader is away
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. A request is asked for anew when it expires; two heartbeats missed and the inbox is given up."""
+
+    expires_s: float = 30.0
+    heartbeat_s: float = 5.0
+    look_s: float = 5.0  # how often to look whether a stream is new
+
+
+class Lapsed(Exception):
+    """This inbox or consumer brings nothing more; the text says why."""
+
+
+class NatsDelivery:
+    """See `Delivery`. Settled over whatever connection there is at that moment: the reply subject outlives one."""
+
+    __slots__ = ("_done", "_link", "_message", "deliveries", "stream", "subject")
+
+    def __init__(self, link: Link, stream: str, subject: str, message: Any) -> None:
+        self._link, self._message = link, message
+        self.stream, self.subject = stream, subject
+        self.deliveries = int(
+            message.reply.split(".")[-7]
+        )  # …<delivered>.<sseq>.<cseq>.<time>.<pending>[.<token>]
+        self._done = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._message.headers or {}
+
+    @property
+    def body(self) -> bytes:
+        body: bytes = self._message.data
+        return body
+
+    @property
+    def schema(self) -> str | None:
+        return self.headers.get(subjects.HEADER_SCHEMA) or None
+
+    @property
+    def msg_id(self) -> str | None:
+        return self.headers.get(subjects.HEADER_MSG_ID) or None
+
+    async def ack(self) -> None:
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
+
+    async def term(self) -> None:
+        await self._settle(b"+TERM")
+
+    async def in_progress(self) -> None:
+        if not self._done:
+            await self._say(b"+WPI")
+
+    async def _settle(self, word: bytes) -> None:
+        if not self._done:
+            self._done = True
+            await self._say(word)
+
+    async def _say(self, word: bytes) -> None:
+        connection = self._link.current
+        if connection is None:
+            log.debug("settling_lost", subject=self.subject, word=word)
+            return
+        try:
+            await connection.client.publish(self._message.reply, word)
+        except (OSError, nats.errors.Error) as error:
+            log.debug("settling_lost", subject=self.subject, word=word, error=repr(error))
+
+
+class Puller:
+    """Fills one `Feed` from one consumer, through reconnections, wiped stores and silent inboxes."""
+
+    def __init__(
+        self,
+        link: Link,
+        watch: StreamWatch,
+        consumer: Consumer,
+        feed: Feed,
+        batch: int,
+        timing: Timing,
+        *,
+        stream: str,
+        subject_prefix: str,
+        bury: Callable[[Delivery, str], Awaitable[None]],
+    ) -> None:
+        self._link, self._watch, self._consumer, self._feed = link, watch, consumer, feed
+        self._batch, self._timing = batch, timing
+        self._stream = stream  # its name at the server
+        self._subject_prefix = subject_prefix
+        self._bury = bury
+        self._name = consumer.durable  # a private one is named by the server
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ConsumerConflict."""
+        pauses = delays()
+        while True:
+            try:
+                async with self._link.session() as connection:
+                    await self._ensure(connection)
+                    pauses = delays()
+                    await self._serve(connection)
+            except LinkLost:
+                continue
+            except NotFoundError:
+                log.info("stream_missing", stream=self._stream)
+                await self._watch.check()
+            except Lapsed as reason:
+                log.info("pull_lapsed", consumer=self._name, stream=self._stream, reason=str(reason))
+                await self._watch.check()
+            except (OSError, nats.errors.Error) as error:
+                log.warning("pull_failed", consumer=self._name, stream=self._stream, error=repr(error))
+            await anyio.sleep(next(pauses))
+
+    async def remove(self) -> None:
+        """Forget a private consumer, so that the server need not keep it."""
+        connection = self._link.current
+        if self._consumer.durable is None and self._name is not None and connection is not None:
+            try:
+                await connection.js.delete_consumer(self._stream, self._name)
+            except (OSError, nats.errors.Error) as error:
+                log.debug("private_consumer_left", consumer=self._name, error=repr(error))
+
+    async def _ensure(self, connection: Connection) -> None:
+        """Create the consumer, or bring an existing one to these limits."""
+        spec = self._consumer
+        if spec.durable is None and self._name is not None:
+            try:
+                await connection.js.consumer_info(self._stream, self._name)
+                return
+            except NotFoundError:
+                self._name = None
+        config = api.ConsumerConfig(
+            durable_name=spec.durable,
+            filter_subject=self._subject_prefix + spec.filter,
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=spec.ack_wait_s,
+            max_ack_pending=spec.max_ack_pending,
+            max_deliver=-1,  # ours, see `Consumer`
+            max_waiting=512,
+            inactive_threshold=_PRIVATE_KEPT_S if spec.durable is None else None,
+        )
+        try:
+            info = await connection.js.add_consumer(self._stream, config)
+        except APIError as error:
+            if error.err_code in _OVERLAP_ERRORS:
+                raise ConsumerConflict(conflict(spec)) from error
+            raise
+        self._name = info.name
+
+    async def _serve(self, connection: Connection) -> None:
+        """Pull into a fresh inbox until it lapses."""
+        arrive, arrived = anyio.create_memory_object_stream[Any](float("inf"))  # bounded by the requests
+
+        async def hand_over(message: Any) -> None:
+            arrive.send_nowait(message)
+
+        with arrive, arrived:
+            inbox = connection.client.new_inbox()
+            subscription = await connection.client.subscribe(inbox, cb=hand_over)
+            try:
+                while True:
+                    await self._feed.wanted()
+                    await connection.client.publish(
+                        f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
+                        msgspec.json.encode(
+                            {
+                                "batch": self._batch,
+                                "expires": int(self._timing.expires_s * 1e9),
+                                "idle_heartbeat": int(self._timing.heartbeat_s * 1e9),
+                            }
+                        ),
+                        reply=inbox,
+                    )
+                    await self._receive(arrived)
+            finally:
+                with anyio.move_on_after(1, shield=True):
+                    await self._abandon(connection, subscription, arrived)
+
+    async def _receive(self, arrived: MemoryObjectReceiveStream[Any]) -> None:
+        """Hand on what one request brings; return when it is over."""
+        left = self._batch
+        while left:
+            try:
+                with anyio.fail_after(2.5 * self._timing.heartbeat_s):
+                    message = await arrived.receive()
+            except TimeoutError:
+                raise Lapsed("silent for more than two heartbeats") from None
+            headers = message.headers or {}
+            match headers.get("Status"):
+                case None:
+                    left -= 1
+                    await self._deliver(message)
+                case "100":
+                    pass
+                case "404" | "408":
+                    return
+                case status:
+                    raise Lapsed(f"{status} {headers.get('Description', 'no such consumer')}")
+
+    async def _deliver(self, message: Any) -> None:
+        delivery = NatsDelivery(
+            self._link, self._consumer.stream, message.subject.removeprefix(self._subject_prefix), message
+        )
+        if delivery.deliveries > self._consumer.max_deliver:
+            await self._bury(delivery, undeliverable(delivery))
+        else:
+            self._feed.put(delivery)
+
+    async def _abandon(
+        self, connection: Connection, subscription: Any, arrived: MemoryObjectReceiveStream[Any]
+    ) -> None:
+        """Leave the inbox, and hand back what lies in it."""
+        while arrived.statistics().current_buffer_used:
+            message = arrived.receive_nowait()
+            if (message.headers or {}).get("Status") is None:
+                await NatsDelivery(self._link, self._consumer.stream, message.subject, message).nak()
+        if not connection.lost.is_set():
+            try:
+                await subscription.unsubscribe()
+            except (OSError, nats.errors.Error) as error:
+                log.debug("unsubscribe_failed", error=repr(error))

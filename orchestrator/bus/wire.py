@@ -1,0 +1,26 @@
+"""How an `Outgoing` looks on the wire: headers, and what fits."""
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing, TooLarge
+
+
+def wire_headers(message: Outgoing) -> dict[str, str]:
+    """All headers; ours win over the sender's."""
+    headers = dict(message.headers)
+    headers[subjects.HEADER_MSG_ID] = message.msg_id
+    if message.schema:
+        headers[subjects.HEADER_SCHEMA] = message.schema
+    return headers
+
+
+def check_size(message: Outgoing, max_payload: int) -> None:
+    """Raise TooLarge for what the server would refuse by closing the connection: it counts headers and body."""
+    size = (
+        len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in wire_headers(message).items())
+    )
+    if size > max_payload:
+        raise TooLarge(
+            f"the message for {message.subject} has {size:,} bytes and the NATS server takes at most {max_payload:,} "
+            f"(max_payload): keep what is above {subjects.INLINE_LIMIT_BYTES:,} bytes as a blob and send its sha256, "
+            "or raise max_payload in the server's configuration"
+        )

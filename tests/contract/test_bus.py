@@ -1,0 +1,437 @@
+"""What every bus must do, asked of the one in memory and of a real NATS server alike."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from secrets import token_hex
+
+import anyio
+import nats
+import pytest
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Bus, ConsumerConflict, Delivery, Outgoing, StreamFull, TooLarge
+from orchestrator.bus.memory import MemoryBus
+from orchestrator.bus.nats import NatsBus
+from orchestrator.bus.pull import Timing
+from orchestrator.bus.subjects import Consumer
+from orchestrator.embedded.nats import EmbeddedNats
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+STREAMS = tuple(
+    replace(s, max_msgs=5, max_bytes=32 << 20) if s.name == "TASKS" else replace(s, max_bytes=32 << 20)
+    for s in subjects.STREAMS
+)
+TIMING = Timing(expires_s=2.0, heartbeat_s=0.5, look_s=0.1)
+ACK_WAIT_S = 0.3
+
+
+@dataclass
+class Rig:
+    """A bus under test, and the hand that deletes its streams underneath it."""
+
+    bus: Bus
+    wipe: Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        if request.param == "memory":
+            memory = await stack.enter_async_context(MemoryBus.open(streams=STREAMS))
+
+            async def wipe_memory() -> None:
+                memory.wipe()
+
+            await memory.ensure_streams()
+            yield Rig(memory, wipe_memory)
+            return
+        server: EmbeddedNats = request.getfixturevalue("nats_server")
+        prefix = f"t{token_hex(4)}"
+        foreign = await stack.enter_async_context(await nats.connect(server.url))
+
+        async def wipe_server() -> None:
+            for stream in subjects.STREAMS:
+                await foreign.jetstream().delete_stream(f"{prefix.upper()}_{stream.name}")
+
+        bus = await stack.enter_async_context(
+            NatsBus.connect(server.url, name="test", prefix=prefix, timing=TIMING, streams=STREAMS)
+        )
+        await bus.ensure_streams()
+        yield Rig(bus, wipe_server)
+        await wipe_server()
+
+
+@pytest.fixture
+def bus(rig: Rig) -> Bus:
+    return rig.bus
+
+
+def step(number: int, run: str = "demo", **changes: object) -> Outgoing:
+    """A step message; its body is its number."""
+    message = Outgoing(
+        subjects.steps(run, "r1"), f"r1:1:{number}:step", "StepRecorded/1", str(number).encode()
+    )
+    return replace(message, **changes)  # type: ignore[arg-type]
+
+
+def quick(consumer: Consumer, **changes: object) -> Consumer:
+    """The consumer with an ack wait that a test can wait for."""
+    return replace(consumer, ack_wait_s=ACK_WAIT_S, **changes)  # type: ignore[arg-type]
+
+
+async def take(bus: Bus, consumer: Consumer, count: int, *, within_s: float = 5.0) -> list[Delivery]:
+    """Take and acknowledge exactly ``count`` messages."""
+    taken: list[Delivery] = []
+    with anyio.fail_after(within_s):
+        async with bus.subscribe(consumer) as arriving:
+            while len(taken) < count:
+                taken += await arriving.take(count - len(taken))
+            for delivery in taken:
+                await delivery.ack()
+    return taken
+
+
+async def nothing_more(bus: Bus, consumer: Consumer, *, for_s: float = 0.2) -> bool:
+    """Whether the consumer is given nothing for a while."""
+    with anyio.move_on_after(for_s):
+        async with bus.subscribe(consumer) as arriving:
+            await arriving.take(1)
+            return False
+    return True
+
+
+async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
+    sent = Outgoing(
+        "steps.demo.r1", "r1:1:0:step", "StepRecorded/1", b'{"text": "\xc3\xa9"}', {"Trace": "abc"}
+    )
+    assert await bus.publish(sent) is True
+    [got] = await take(bus, subjects.consume_steps("demo"), 1)
+    assert (got.stream, got.subject, got.body) == ("STEPS", sent.subject, sent.body)
+    assert (got.schema, got.msg_id, got.deliveries) == ("StepRecorded/1", "r1:1:0:step", 1)
+    assert got.headers["Trace"] == "abc"
+
+
+async def test_an_acknowledged_message_never_comes_again(bus: Bus) -> None:
+    await bus.publish(step(0))
+    await take(bus, quick(subjects.consume_steps("demo")), 1)
+    assert await nothing_more(bus, quick(subjects.consume_steps("demo")), for_s=2 * ACK_WAIT_S)
+
+
+async def test_the_same_id_is_stored_once(bus: Bus) -> None:
+    assert [await bus.publish(step(0)), await bus.publish(step(0)), await bus.publish(step(1))] == [
+        True,
+        False,
+        True,
+    ]
+    got = await take(bus, subjects.consume_steps("demo"), 2)
+    assert [delivery.body for delivery in got] == [b"0", b"1"]
+    assert await nothing_more(bus, subjects.consume_steps("demo"))
+
+
+async def test_many_are_published_with_one_result_each(bus: Bus) -> None:
+    await bus.publish(step(1))
+    results = await bus.publish_many([step(0), step(1), step(2, body=bytes(9 << 20)), step(3)])
+    assert [r if isinstance(r, bool) else type(r) for r in results] == [True, False, TooLarge, True]
+
+
+async def test_each_message_of_a_work_queue_goes_to_one_of_its_takers(bus: Bus) -> None:
+    await bus.publish_many([step(number) for number in range(100)])
+    by_taker: list[list[bytes]] = [[], []]
+    done = anyio.Event()
+
+    async def taker(mine: list[bytes]) -> None:
+        async with bus.subscribe(subjects.consume_steps("demo"), batch=5) as arriving:
+            async for delivery in arriving:
+                mine.append(delivery.body)
+                await delivery.ack()
+                if sum(map(len, by_taker)) == 100:
+                    done.set()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for mine in by_taker:
+                group.start_soon(taker, mine)
+            await done.wait()
+            group.cancel_scope.cancel()
+    assert sorted(by_taker[0] + by_taker[1]) == sorted(str(n).encode() for n in range(100))
+    assert all(by_taker)
+
+
+async def test_a_refused_message_comes_again_after_the_delay_and_not_before(bus: Bus) -> None:
+    await bus.publish(step(0))
+    async with bus.subscribe(subjects.consume_steps("demo")) as arriving:
+        with anyio.fail_after(5):
+            [first] = await arriving.take(1)
+            await first.nak(delay_s=0.3)
+            refused_at = anyio.current_time()
+            [second] = await arriving.take(1)
+    assert 0.28 < anyio.current_time() - refused_at < 2
+    assert (first.deliveries, second.deliveries, second.body) == (1, 2, b"0")
+
+
+async def test_an_unsettled_message_comes_again_after_the_ack_wait(bus: Bus) -> None:
+    await bus.publish(step(0))
+    async with bus.subscribe(quick(subjects.consume_steps("demo"))) as arriving:
+        with anyio.fail_after(5):
+            await arriving.take(1)
+            [again] = await arriving.take(1)
+    assert again.deliveries == 2
+
+
+async def test_a_message_in_progress_does_not_come_again(bus: Bus) -> None:
+    await bus.publish(step(0))
+    async with bus.subscribe(quick(subjects.consume_steps("demo"))) as arriving:
+        with anyio.fail_after(5):
+            [delivery] = await arriving.take(1)
+        with anyio.move_on_after(3 * ACK_WAIT_S) as waited:
+            async with anyio.create_task_group() as group:
+
+                async def keep() -> None:
+                    while True:
+                        await delivery.in_progress()
+                        await anyio.sleep(ACK_WAIT_S / 4)
+
+                group.start_soon(keep)
+                await arriving.take(1)
+        assert waited.cancelled_caught
+
+
+async def test_a_terminated_message_never_comes_again(bus: Bus) -> None:
+    await bus.publish(step(0))
+    async with bus.subscribe(quick(subjects.consume_steps("demo"))) as arriving:
+        with anyio.fail_after(5):
+            [delivery] = await arriving.take(1)
+        await delivery.term()
+        await delivery.nak()  # settled already: nothing happens
+    assert await nothing_more(bus, quick(subjects.consume_steps("demo")), for_s=2 * ACK_WAIT_S)
+
+
+async def test_a_message_delivered_too_often_becomes_a_dead_letter(bus: Bus) -> None:
+    await bus.publish(step(0))
+    consumer = quick(subjects.consume_steps("demo"), max_deliver=2)
+    async with bus.subscribe(consumer) as arriving:
+        with anyio.fail_after(5):
+            assert [(await arriving.take(1))[0].deliveries for _ in range(2)] == [1, 2]
+            with anyio.move_on_after(3 * ACK_WAIT_S) as waited:
+                await arriving.take(1)
+            assert waited.cancelled_caught
+    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    assert letter.headers[subjects.HEADER_DEAD_REASON] == "delivered 2 times without an acknowledgement"
+    assert letter.body == b"0"
+
+
+async def test_a_dead_letter_keeps_the_message_its_reason_and_its_deliveries(bus: Bus) -> None:
+    await bus.publish(step(7, headers={"Trace": "abc"}))
+    async with bus.subscribe(quick(subjects.consume_steps("demo"))) as arriving:
+        with anyio.fail_after(5):
+            [delivery] = await arriving.take(1)
+            await bus.dead_letter(delivery, "unknown schema\r\nInjected: StepRecorded/9 \udcff")
+    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    assert (letter.subject, letter.body, letter.schema) == ("dead.steps", b"7", "StepRecorded/1")
+    assert letter.headers["Trace"] == "abc"
+    assert "Injected" not in letter.headers
+    assert letter.headers[subjects.HEADER_DEAD_REASON] == "unknown schema Injected: StepRecorded/9"
+    assert letter.headers[subjects.HEADER_DEAD_SUBJECT] == "steps.demo.r1"
+    assert letter.headers[subjects.HEADER_DEAD_DELIVERIES] == "1"
+    assert letter.headers[subjects.HEADER_DEAD_MSG_ID] == "r1:1:7:step"
+    assert await nothing_more(bus, quick(subjects.consume_steps("demo")), for_s=2 * ACK_WAIT_S)
+
+
+async def test_the_largest_message_still_fits_into_a_dead_letter(bus: Bus) -> None:
+    largest = step(0, body=b"x" * ((8 << 20) - 200))
+    assert await bus.publish(largest)
+    async with bus.subscribe(subjects.consume_steps("demo")) as arriving:
+        with anyio.fail_after(5):
+            [delivery] = await arriving.take(1)
+            await bus.dead_letter(delivery, "far too long")
+    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    assert len(letter.body) < int(letter.headers[subjects.HEADER_DEAD_BODY_BYTES]) == len(largest.body)
+
+
+async def test_what_was_never_published_can_be_a_dead_letter_too(bus: Bus) -> None:
+    await bus.dead_letter(step(3), "too large for the bus")
+    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    assert (letter.body, letter.headers[subjects.HEADER_DEAD_DELIVERIES]) == (b"3", "0")
+
+
+async def test_a_full_stream_refuses_and_loses_nothing(bus: Bus) -> None:
+    tasks = [Outgoing("tasks.demo.coding", f"demo:{n}", "TaskSubmitted/1", str(n).encode()) for n in range(6)]
+    for task in tasks[:5]:
+        assert await bus.publish(task)
+    with pytest.raises(StreamFull, match="TASKS"):
+        await bus.publish(tasks[5])
+    [first] = await take(bus, subjects.consume_tasks(), 1)
+    with anyio.fail_after(5):
+        while True:  # the server frees the place a moment after the acknowledgement
+            try:
+                assert await bus.publish(tasks[5])
+                break
+            except StreamFull:
+                await anyio.lowlevel.checkpoint()
+    rest = await take(bus, subjects.consume_tasks(), 5)
+    assert [first.body, *(delivery.body for delivery in rest)] == [task.body for task in tasks]
+
+
+async def test_a_late_reader_of_the_policy_sees_the_last_version_and_then_the_new_ones(bus: Bus) -> None:
+    for version in (1, 2, 3):
+        await bus.publish(
+            Outgoing(subjects.policy("demo"), f"p{version}", "PolicyPublished/1", b"%d" % version)
+        )
+    await bus.publish(Outgoing(subjects.policy("other"), "o9", "PolicyPublished/1", b"9"))
+    async with (
+        bus.subscribe(subjects.consume_policy("demo")) as one,
+        bus.subscribe(subjects.consume_policy("demo")) as two,
+    ):
+        with anyio.fail_after(5):
+            for reader in (one, two):
+                [last] = await reader.take(10)
+                assert last.body == b"3"
+                await last.ack()
+            await bus.publish(Outgoing(subjects.policy("demo"), "p4", "PolicyPublished/1", b"4"))
+            for reader in (one, two):
+                assert [delivery.body for delivery in await reader.take(10)] == [b"4"]
+
+
+async def test_missing_streams_are_made_again_and_named(rig: Rig) -> None:
+    assert await rig.bus.ensure_streams() == []
+    told: list[str] = []
+    everything_told = anyio.Event()
+
+    async def on_new(stream: str) -> None:
+        told.append(stream)
+        if len(told) == len(subjects.STREAMS):
+            everything_told.set()
+
+    rig.bus.on_stream_new(on_new)
+    await rig.wipe()
+    with anyio.fail_after(5):
+        await everything_told.wait()
+    assert sorted(told) == sorted(stream.name for stream in subjects.STREAMS)
+    assert await rig.bus.ensure_streams() == []
+
+
+async def test_consumption_and_publishing_go_on_after_a_wipe_and_senders_can_publish_again(rig: Rig) -> None:
+    bus = rig.bus
+    lost = [step(number) for number in range(10)]
+    told = anyio.Event()
+
+    async def publish_again(stream: str) -> None:
+        if stream == "STEPS":
+            await bus.publish_many(lost)
+            told.set()
+
+    bus.on_stream_new(publish_again)
+    await bus.publish_many(lost)
+    seen: set[bytes] = set()
+    with anyio.fail_after(10):
+        async with bus.subscribe(subjects.consume_steps("demo"), batch=4) as arriving:
+            before = await arriving.take(4)  # taken, not yet acknowledged
+            await rig.wipe()
+            await told.wait()
+            await bus.publish(step(10))
+            for delivery in before:
+                await delivery.ack()  # too late: these belong to a stream that is gone
+            while len(seen) < 11:
+                for delivery in await arriving.take(4):
+                    seen.add(delivery.body)
+                    await delivery.ack()
+    assert seen == {str(number).encode() for number in range(11)}
+
+
+async def test_a_publish_into_a_wiped_stream_is_stored(rig: Rig) -> None:
+    await rig.wipe()
+    with anyio.fail_after(5):
+        assert await rig.bus.publish(step(1))
+    assert [delivery.body for delivery in await take(rig.bus, subjects.consume_steps("demo"), 1)] == [b"1"]
+
+
+async def test_an_acknowledgement_from_before_a_wipe_settles_nothing_after_it(rig: Rig) -> None:
+    consumer = quick(subjects.consume_steps("demo"))
+    await rig.bus.publish(step(0))
+    async with rig.bus.subscribe(consumer) as arriving:
+        with anyio.fail_after(10):
+            [old] = await arriving.take(1)
+            await rig.wipe()
+            await rig.bus.ensure_streams()
+            await rig.bus.publish(step(1))
+            [new] = await arriving.take(1)
+            assert (new.body, new.deliveries) == (b"1", 1)
+            await old.ack()
+            [again] = await arriving.take(1)
+    assert (again.body, again.deliveries) == (b"1", 2)
+
+
+async def test_who_listens_hears_a_notice(bus: Bus) -> None:
+    await bus.notify(subjects.accepted("demo", "s1"), b"nobody listens yet")
+    async with bus.listen("accepted.demo.*") as notices, bus.listen("accepted.other.*") as elsewhere:
+        await bus.notify(subjects.accepted("demo", "s1"), b"accepted")
+        with anyio.fail_after(5):
+            notice = await anext(notices)
+        assert (notice.subject, notice.body) == ("accepted.demo.s1", b"accepted")
+        with anyio.move_on_after(0.1) as waited:
+            await anext(elsewhere)
+        assert waited.cancelled_caught
+
+
+async def test_a_message_too_large_is_refused_with_the_limit_and_the_way_out(bus: Bus) -> None:
+    with pytest.raises(TooLarge, match=r"8,388,608 \(max_payload\).*blob.*sha256"):
+        await bus.publish(step(0, body=bytes(8 << 20)))
+    assert await bus.publish(step(0))
+
+
+async def test_runs_and_pools_do_not_meet(bus: Bus) -> None:
+    sent = {(run, pool): f"{run}/{pool}".encode() for run in ("a", "a-b") for pool in ("b-c", "c", "default")}
+    for (run, pool), body in sent.items():
+        await bus.publish(
+            Outgoing(subjects.work_rollout(run, pool), body.decode(), "RolloutAssigned/1", body)
+        )
+        await bus.publish(
+            Outgoing(subjects.work_verify(run, pool), f"v{body!r}", "VerifyAssigned/1", b"v" + body)
+        )
+    for (run, pool), body in sent.items():
+        [rollout] = await take(bus, subjects.consume_work_rollout(run, pool), 1)
+        [verify] = await take(bus, subjects.consume_work_verify(run, pool), 1)
+        assert (rollout.body, verify.body) == (body, b"v" + body)
+
+
+async def test_an_overlapping_consumer_is_refused(bus: Bus) -> None:
+    overlapping = Consumer("TASKS", "second", "tasks.demo.*", max_ack_pending=10)
+    await nothing_more(bus, subjects.consume_tasks(), for_s=0.1)
+    with pytest.raises(ExceptionGroup) as caught, anyio.fail_after(5):
+        async with bus.subscribe(overlapping) as arriving:
+            await arriving.take(1)
+    assert caught.group_contains(ConsumerConflict, match="one durable per run")
+
+
+async def test_nothing_is_fetched_for_a_busy_taker(bus: Bus) -> None:
+    consumer = subjects.consume_work_rollout("demo")
+    async with bus.subscribe(consumer, batch=1) as busy, bus.subscribe(consumer, batch=1) as idle:
+        with anyio.fail_after(5):
+            await bus.publish(Outgoing(consumer.filter, "w0", "RolloutAssigned/1", b"0"))
+            [first] = await busy.take(1)
+            for number in (1, 2, 3):
+                await bus.publish(
+                    Outgoing(consumer.filter, f"w{number}", "RolloutAssigned/1", b"%d" % number)
+                )
+            assert [(await idle.take(1))[0].body for _ in range(3)] == [b"1", b"2", b"3"]
+            await first.ack()
+
+
+async def test_what_was_fetched_and_not_taken_is_handed_back_at_the_end(bus: Bus) -> None:
+    await bus.publish_many([step(number) for number in range(10)])
+    consumer = subjects.consume_steps("demo")  # its ack wait is far longer than this test
+    async with bus.subscribe(consumer, batch=10) as arriving:
+        with anyio.fail_after(5):
+            [first] = await arriving.take(1)
+            await first.ack()
+    assert {delivery.body for delivery in await take(bus, consumer, 9)} == {b"%d" % n for n in range(10)} - {
+        first.body
+    }
+
+
+async def test_an_error_of_the_taker_leaves_unchanged(bus: Bus) -> None:
+    with pytest.raises(LookupError, match="as it is"):
+        async with bus.subscribe(subjects.consume_steps("demo")):
+            raise LookupError("as it is")
