@@ -88,11 +88,13 @@ _MUST_BE: Final = {
     "float_type": "a number",
     "int_type": "a whole number",
     "string_type": "text",
+    "string_too_long": "shorter",
     "tuple_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
     "finite_number": "a finite number",
 }
+_BOUNDS: Final = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
 def _sentence(error: ValidationError) -> str:
@@ -103,13 +105,11 @@ def _sentence(error: ValidationError) -> str:
         must_be = "one of " + ", ".join(DOMAINS)
     elif first["type"] in _MUST_BE:
         must_be = _MUST_BE[first["type"]]
-    elif "gt" in context:
-        must_be = f"more than {context['gt']:g}"
-    elif "le" in context:
-        must_be = f"at most {context['le']:g}"
     else:
-        must_be = first["msg"].removeprefix("Input should ")
-        must_be = must_be.removeprefix("be ")
+        must_be = next(
+            (f"{words} {context[bound]:g}" for bound, words in _BOUNDS.items() if bound in context),
+            first["msg"],
+        )
     return f"{_key(location)} must be {must_be}, got {first['input']!r:.80}"
 
 

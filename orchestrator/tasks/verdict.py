@@ -4,6 +4,9 @@
 agent's final message in the file that `$PENSTOCK_ANSWER` names, writes one number in [0, 1] to `REWARD_FILE` and, if it
 likes, a list of {"name", "passed", "message"} to `RESULTS_FILE`. No reward file, or one that does not hold a number, is a
 failure of the verifier, never a reward of 0.
+
+Where a sandbox cannot show these absolute paths (the `local` provider), the runner puts the directory that stands for /logs into
+`$PENSTOCK_LOGS`; a script that should run there too writes to `${PENSTOCK_LOGS:-/logs}/verifier/`.
 """
 
 import math
@@ -18,6 +21,7 @@ TESTS_DIR: Final = "/tests"
 REWARD_FILE: Final = "/logs/verifier/reward.txt"
 RESULTS_FILE: Final = "/logs/verifier/results.json"
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
+LOGS_VARIABLE: Final = "PENSTOCK_LOGS"
 
 
 def parse_reward(text: str | None) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.tasks.verdict import ANSWER_VARIABLE, RESULTS_FILE, REWARD_FILE
+from orchestrator.tasks.verdict import ANSWER_VARIABLE, LOGS_VARIABLE, RESULTS_FILE, REWARD_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ def script(title: str, checks: Sequence[Check]) -> str:
 
 _EXPECT: Final = f"""\
 reward=1 results=
-plain() {{ head -c 80 <<< "$1" | tr '\\n' ' ' | tr -cd 'A-Za-z0-9 .,:_/()=+-'; }}
+plain() {{ printf %.80s "$1" | tr '\\n' ' ' | tr -cd 'A-Za-z0-9 .,:_/()=+-'; }}
 expect() {{ # NAME WANT READER [ARGUMENT...]: READER must print WANT
   local got passed=true message=
   got=$("${{@:3}}" 2> /dev/null | tr '\\0' '?')
   if [ "$got" != "$2" ]; then
-    reward=0 passed=false message="expected $(plain "$2")got $(plain "$got")"
+    reward=0 passed=false message="expected $(plain "$2"), got $(plain "$got")"
   fi
   results+="${{results:+, }}{{\\"name\\": \\"$(plain "$1")\\", \\"passed\\": $passed, \\"message\\": \\"$message\\"}}"
 }}
@@ -78,10 +78,13 @@ content() {{ [ -f "$1" ] && [ ! -L "$1" ] && head -c 65536 "$1"; }}
 presence() {{ if [ -e "$1" ] || [ -L "$1" ]; then echo present; else echo absent; fi; }}
 """
 
+_LOGS: Final = "/logs"
+_VERIFIER_DIR: Final = REWARD_FILE.removeprefix(_LOGS).rpartition("/")[0]
 _REPORT: Final = f"""\
-mkdir -p {REWARD_FILE.rpartition("/")[0]}
-echo "[$results]" > {RESULTS_FILE}
-echo "$reward" > {REWARD_FILE}
+logs=${{{LOGS_VARIABLE}:-{_LOGS}}}
+mkdir -p "$logs{_VERIFIER_DIR}"
+echo "[$results]" > "$logs{RESULTS_FILE.removeprefix(_LOGS)}"
+echo "$reward" > "$logs{REWARD_FILE.removeprefix(_LOGS)}"
 """
 
 _MODULE: Final = r"""module() { # PATH EXPRESSION...: the values of the expressions on a module that is read, not run
@@ -111,14 +114,21 @@ def call(function, arguments, names):
 
 def value(node, names):
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.Name):
-        return names[node.id]
-    if isinstance(node, ast.BinOp):
-        return OPERATORS[type(node.op)](value(node.left, names), value(node.right, names))
-    if isinstance(node, ast.Call) and not node.keywords:
-        return call(names[node.func.id], [value(a, names) for a in node.args], names)
-    raise ValueError("only integer arithmetic is read")
+        result = node.value
+    elif isinstance(node, ast.Name):
+        result = names[node.id]
+    elif isinstance(node, ast.BinOp):
+        result = OPERATORS[type(node.op)](value(node.left, names), value(node.right, names))
+    else:
+        raise ValueError("only integer arithmetic is read")
+    if type(result) is not int or abs(result) > 10**9:
+        raise ValueError("only small integers are read")
+    return result
+
+def ask(question, names):
+    if isinstance(question, ast.Call):
+        return call(names[question.func.id], [value(a, names) for a in question.args], names)
+    return names.get(question.id, "absent")
 
 names = {}
 for statement in ast.parse(sys.stdin.read()).body:
@@ -126,8 +136,7 @@ for statement in ast.parse(sys.stdin.read()).body:
         names[statement.name] = statement
     else:
         assign(statement, names)
-expressions = [ast.parse(text, mode="eval").body for text in sys.argv[1:]]
-print(*("absent" if isinstance(e, ast.Name) and e.id not in names else value(e, names) for e in expressions))
+print(*(ask(ast.parse(text, mode="eval").body, names) for text in sys.argv[1:]))
 ' "${@:2}"
 }
 """

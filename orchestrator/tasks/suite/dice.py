@@ -26,7 +26,7 @@ class Dice:
     """A seeded source of words, names and contents for one side of the split."""
 
     def __init__(self, seed: str, heldout: bool) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self.random = random.Random(seed)
         self.heldout = heldout
 
     def words(self, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 WORDS: Final[tuple[str, ...]] = (
     *("oak", "elm", "fig", "plum", "rose", "fern", "moss", "reed"),
-    *("lake", "hill", "wolf", "bear", "crow", "hawk", "lamb", "goat"),
+    *("lake", "hill", "wolf", "bear", "crow", "dove", "lamb", "goat"),
     *("duck", "swan", "gold", "iron", "jade", "ruby", "silk", "wool"),
     *("drum", "harp", "horn", "boat", "cart", "ship", "tent", "flag"),
 )

@@ -1,0 +1,26 @@
+"""The files that a verifier leaves."""
+
+import pytest
+
+from orchestrator.contracts.events import TestResult
+from orchestrator.tasks.verdict import parse_results, parse_reward
+
+
+@pytest.mark.parametrize(("text", "reward"), [("1\n", 1.0), (" 0", 0.0), ("0.25", 0.25), ("1e-3", 0.001)])
+def test_a_reward_is_a_number_from_0_to_1(text: str, reward: float) -> None:
+    assert parse_reward(text) == reward
+
+
+@pytest.mark.parametrize("text", [None, "", "pass", "1.01", "-0.1", "nan", "inf", "1 0", "1\n0"])
+def test_no_reward_or_a_bad_one_is_an_error_and_never_0(text: str | None) -> None:
+    with pytest.raises(ValueError, match=r"/logs/verifier/reward.txt"):
+        parse_reward(text)
+
+
+def test_results_are_optional_and_checked() -> None:
+    assert parse_results(None) == []
+    results = parse_results('[{"name": "a", "passed": true}, {"name": "b", "passed": false, "message": "m"}]')
+    assert results == [TestResult(name="a", passed=True), TestResult(name="b", passed=False, message="m")]
+    for bad in ("", "{}", '[{"name": "a"}]', '[{"name": "a", "passed": "yes"}]'):
+        with pytest.raises(ValueError, match=r"/logs/verifier/results.json: "):
+            parse_results(bad)
