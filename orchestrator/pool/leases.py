@@ -1,0 +1,200 @@
+"""Leases of rollouts: taken, kept alive, expired, retried, lost. Every later write checks the epoch (fencing).
+
+One lease epoch is leased at most once. Expiry and retries raise the epoch, so whatever an old holder still says is refused and counted.
+Times are the database's.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import FailureClass, RolloutState
+from orchestrator.pool import history
+from orchestrator.pool.clean import clean
+from orchestrator.pool.tables import attempts, groups, rollouts, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a holder needs to do its work, and the epoch that fences it. `body` is the packed task."""
+
+    run_id: int
+    rollout_id: int
+    group_id: int
+    member: int
+    attempt: int
+    epoch: int
+    seed: int
+    purpose: str
+    scaffold: str
+    pinned_version: int | None
+    domain: str
+    task_name: str
+    body: dict[str, Any]
+
+
+async def lease(
+    connection: AsyncConnection,
+    rollout_id: int,
+    epoch: int,
+    owner: str,
+    ttl_s: float,
+    *,
+    before: RolloutState = RolloutState.QUEUED,
+) -> Lease | None:
+    """Take the lease of `epoch` (QUEUED → RUNNING, or FINISHED → VERIFYING); None when it is stale or taken."""
+    after = RolloutState.RUNNING if before is RolloutState.QUEUED else RolloutState.VERIFYING
+    until = func.clock_timestamp() + timedelta(seconds=ttl_s)
+    if not await history.move_rollout(
+        connection,
+        rollout_id,
+        before,
+        after,
+        epoch=epoch,
+        values={"lease_owner": owner, "lease_until": until},
+    ):
+        return None
+    row = (
+        await connection.execute(
+            select(
+                rollouts.c.run_id,
+                rollouts.c.rollout_id,
+                rollouts.c.group_id,
+                rollouts.c.member,
+                rollouts.c.attempt,
+                rollouts.c.seed,
+                groups.c.purpose,
+                groups.c.scaffold,
+                groups.c.pinned_version,
+                groups.c.domain,
+                tasks.c.name,
+                tasks.c.body,
+            )
+            .join(groups, groups.c.group_id == rollouts.c.group_id)
+            .join(tasks, tasks.c.task_id == groups.c.task_id)
+            .where(rollouts.c.rollout_id == rollout_id)
+        )
+    ).one()
+    if after is RolloutState.RUNNING:
+        await connection.execute(
+            insert(attempts)
+            .values(
+                run_id=row.run_id,
+                rollout_id=rollout_id,
+                attempt=row.attempt,
+                epoch=epoch,
+                runner=owner,
+                scaffold=row.scaffold,
+            )
+            .on_conflict_do_update(
+                index_elements=["rollout_id", "attempt"], set_={"epoch": epoch, "runner": owner}
+            )
+        )
+    return Lease(
+        row.run_id, rollout_id, row.group_id, row.member, row.attempt, epoch, row.seed, row.purpose, row.scaffold,
+        row.pinned_version, row.domain, row.name, row.body,
+    )  # fmt: skip
+
+
+async def heartbeat(
+    connection: AsyncConnection, owner: str, epochs: dict[int, int], ttl_s: float
+) -> set[int]:
+    """Extend the leases {rollout_id: epoch} of `owner`; returns those that are still held. The others are lost: stop their work."""
+    if not epochs:
+        return set()
+    rows = await connection.execute(
+        text(
+            "UPDATE rollouts r SET lease_until = clock_timestamp() + make_interval(secs => :ttl) "
+            "FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS held(id, epoch) "
+            "WHERE r.rollout_id = held.id AND r.lease_epoch = held.epoch AND r.lease_owner = :owner "
+            "AND r.state IN ('running', 'verifying') RETURNING r.rollout_id"
+        ),
+        {"ttl": ttl_s, "ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
+    )
+    return {row.rollout_id for row in rows}
+
+
+async def retry(
+    connection: AsyncConnection,
+    rollout_id: int,
+    before: RolloutState,
+    epoch: int,
+    *,
+    reason: str,
+    delay_s: float,
+) -> tuple[int, int] | None:
+    """Back to QUEUED as a new attempt with a new epoch: (attempt, epoch), or None when the race was lost."""
+    new_epoch = epoch + 1
+    moved = await history.move_rollout(
+        connection,
+        rollout_id,
+        before,
+        RolloutState.QUEUED,
+        epoch=epoch,
+        reason=reason,
+        values={
+            "attempt": rollouts.c.attempt + 1,
+            "lease_epoch": new_epoch,
+            "lease_owner": None,
+            "lease_until": None,
+            "not_before": func.clock_timestamp() + timedelta(seconds=delay_s),
+        },
+    )
+    if not moved:
+        return None
+    attempt = await connection.scalar(select(rollouts.c.attempt).where(rollouts.c.rollout_id == rollout_id))
+    assert attempt is not None
+    return attempt, new_epoch
+
+
+async def lose(
+    connection: AsyncConnection,
+    rollout_id: int,
+    before: RolloutState,
+    epoch: int | None,
+    failure: FailureClass,
+    reason: str,
+) -> bool:
+    """End a rollout without a verdict: it leaves baseline and batch."""
+    return await history.move_rollout(
+        connection,
+        rollout_id,
+        before,
+        RolloutState.LOST,
+        epoch=epoch,
+        reason=reason,
+        values={"failure_class": failure, "reason": clean(reason), "lease_owner": None, "lease_until": None},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease that ran out."""
+
+    run_id: int
+    rollout_id: int
+    attempt: int
+    epoch: int
+    state: RolloutState
+
+
+async def expired(connection: AsyncConnection, limit: int = 100) -> list[Expired]:
+    """Lock leases that have run out, skipping what another reaper holds."""
+    rows = await connection.execute(
+        select(
+            rollouts.c.run_id,
+            rollouts.c.rollout_id,
+            rollouts.c.attempt,
+            rollouts.c.lease_epoch,
+            rollouts.c.state,
+        )
+        .where(rollouts.c.lease_until < func.clock_timestamp())
+        .order_by(rollouts.c.rollout_id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return [Expired(r.run_id, r.rollout_id, r.attempt, r.lease_epoch, RolloutState(r.state)) for r in rows]
