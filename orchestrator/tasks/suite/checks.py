@@ -73,7 +73,7 @@ expect() {{ # NAME WANT READER [ARGUMENT...]: READER must print WANT
   fi
   results+="${{results:+, }}{{\\"name\\": \\"$(plain "$1")\\", \\"passed\\": $passed, \\"message\\": \\"$message\\"}}"
 }}
-answer() {{ local text; read -r -d '' text < "${ANSWER_VARIABLE}"; printf %s "$text"; }}
+answer() {{ tr '\\r' '\\n' < "${ANSWER_VARIABLE}" | {{ read -r -d '' text; printf %s "$text"; }}; }}
 content() {{ [ -f "$1" ] && [ ! -L "$1" ] && head -c 65536 "$1"; }}
 presence() {{ if [ -e "$1" ] || [ -L "$1" ]; then echo present; else echo absent; fi; }}
 """
