@@ -1,0 +1,128 @@
+"""`python -m trainer.serving`: check, bind, load, serve until SIGTERM.
+
+What can be refused cheaply is refused first: arguments, the port and the directory cost milliseconds, torch is
+imported only after them. Exit codes: 0 after SIGTERM or SIGINT, 1 with one sentence on stderr for a start that cannot
+work and for an engine that failed, 2 for unknown options.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before torch: two threads on a busy machine spin and are slower than one
+)
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from orchestrator.log import configure as configure_log
+from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
+from trainer.serving.settings import Settings, parse_arguments
+
+KV_BYTES = 512 * 2**20
+"""Memory for keys and values when --max-total-tokens is not given."""
+
+SHUTDOWN_S = 0.3
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ValueError, one sentence."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == 98:  # EADDRINUSE
+            taken = f"port {port} on {host} is taken: stop what listens there or give another --port"
+            raise ValueError(taken) from error
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def token_limits(settings: Settings, directory: ModelDirectory, bytes_per_token: int) -> tuple[int, int]:
+    """(context length, tokens of KV): the context never exceeds what the model or the KV memory allow."""
+    context = min(settings.context_length or directory.context_length, directory.context_length)
+    total = settings.max_total_tokens or max(context, KV_BYTES // bytes_per_token)
+    return min(context, total), total
+
+
+async def serve(settings: Settings, listener: socket.socket, started: float) -> int:
+    """Load the model, then serve. Returns the exit code."""
+    directory = inspect_directory(settings.model_path)
+    tokenizer, eos_ids = load_tokenizer(directory)
+
+    from aiohttp import web
+
+    from trainer.serving.app import build_app
+    from trainer.serving.model import load_model
+    from trainer.serving.service import Service, log
+    from trainer.serving.state import Described
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    model = load_model(directory)
+    context, total = token_limits(settings, directory, model.kv_shape.bytes_per_token)
+    service = Service(
+        model,
+        tokenizer,
+        eos_ids,
+        model_path=str(settings.model_path),
+        version=settings.weight_version,
+        context_length=context,
+        max_total_tokens=total,
+        max_running=settings.max_running_requests,
+        seed=settings.seed,
+    )
+    service.start()
+    app = build_app(service, Described(settings, directory.config, time.time()))
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    host, port = listener.getsockname()[:2]
+    log.info(
+        "listening",
+        host=host,
+        port=port,
+        model_path=str(settings.model_path),
+        weight_version=settings.weight_version,
+        context_length=context,
+        max_total_tokens=total,
+        forward=type(model).__name__,
+        start_s=round(time.monotonic() - started, 2),
+    )
+    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(service.crashed.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if not service.crashed.is_set():
+        await service.abort(None)  # partial completions are answered before the connections close
+    await runner.cleanup()
+    service.stop()
+    log.info("stopped")
+    return 1 if service.crashed.is_set() else 0
+
+
+def main(argv: Sequence[str]) -> int:
+    started = time.monotonic()
+    configure_log("rollout-server")
+    try:
+        settings = parse_arguments(argv)
+        listener = bind(settings.host, settings.port)
+        return asyncio.run(serve(settings, listener, started))
+    except ValueError as error:
+        print(f"rollout server: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # torch's and the engine's threads need no orderly end: nothing here is durable

@@ -1,0 +1,209 @@
+"""The HTTP routes of the embedded rollout server: a subset of SGLang 0.5.23's, same paths, statuses and bodies.
+
+A client that disconnects ends its request (aiohttp cancels the handler). Bodies up to 64 MiB.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from trainer.serving import state
+from trainer.serving.protocol import Refusal, parse_generate
+from trainer.serving.service import PAUSE_MODES, Crashed, Service
+from trainer.serving.state import Described
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+BODY_LIMIT = 64 * 2**20
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a body; an absent body is an empty one. Raises Refusal."""
+    raw = await request.read()
+    if not raw:
+        return {}
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise Refusal(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal("the body must be a JSON object.")
+    return body
+
+
+class Routes:
+    def __init__(self, service: Service, described: Described) -> None:
+        self._service = service
+        self._described = described
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        received = time.time()
+        call = parse_generate(await _object(request), self._service.limits, self._service.encode)
+        if not call.stream:
+            replies = await self._service.generate(call.requests, received)
+            return _json(replies if call.many else replies[0])
+        chunks = self._service.stream(call.requests[0], received)
+        first = await anext(chunks)  # refusals come before the headers
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        await response.prepare(request)
+        await response.write(b"data: " + msgspec.json.encode(first) + b"\n\n")
+        async for chunk in chunks:
+            await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def abort(self, request: web.Request) -> web.Response:
+        body = await _object(request)
+        rid = body.get("rid")
+        if body.get("abort_all"):
+            await self._service.abort(None)
+        elif isinstance(rid, str) and rid:
+            await self._service.abort(rid)
+        return web.Response()
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = (await _object(request)).get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise Refusal(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}.")
+        await self._service.pause(mode)
+        return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await _object(request)
+        await self._service.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        body = await _object(request)
+        path, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(path, str) or not path:
+            raise Refusal("model_path must name a model directory.")
+        if version is not None and not isinstance(version, str):
+            raise Refusal("weight_version must be a string.")
+        try:
+            await self._service.update(
+                path,
+                version,
+                flush=body.get("flush_cache", True) is not False,
+                abort_all=body.get("abort_all_requests") is True,
+            )
+        except ValueError as error:
+            failed = {"success": False, "message": f"{error}.", "num_paused_requests": 0}
+            return _json(failed, status=400)
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return _json({"success": True, "message": message, "num_paused_requests": 0})
+
+    async def relabel(self, request: web.Request) -> web.Response:
+        body = await _object(request)
+        version = body.get("new_version")
+        if not isinstance(version, str) or not version:
+            raise Refusal("new_version must be a non-empty string.")
+        if body.get("abort_all_requests") is True:
+            await self._service.abort(None)
+        await self._service.relabel(version)
+        message = f"Weight version updated to {version}"
+        return _json({"success": True, "message": message, "new_version": version})
+
+    async def flush(self, request: web.Request) -> web.Response:
+        if await self._service.flush():
+            return web.Response(text=FLUSHED)
+        return web.Response(text="Flush cache failed.\n", status=400)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        prompt = (await _object(request)).get("prompt")
+        if not isinstance(prompt, str):
+            raise Refusal("prompt must be a string.")
+        ids = self._service.encode(prompt)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self._service.limits.context_length})
+
+    async def health(self, request: web.Request) -> web.Response:
+        healthy = await self._service.healthy(self._described.settings.health_timeout)
+        return web.Response(status=200 if healthy else 503)
+
+    async def ping(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self._service.scheduler.paused else 200)
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        return _json(state.model_info(self._service, self._described))
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        return _json(state.server_info(self._service, self._described))
+
+    async def loads(self, request: web.Request) -> web.Response:
+        return _json(state.loads(self._service))
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json(state.models(self._service, self._described))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._service.metrics.text(), headers=headers)
+
+
+def build_app(service: Service, described: Described) -> web.Application:
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        status = 500
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except Refusal as refusal:
+            status = 400
+            return _json(refusal.body, status=400)
+        except Crashed as crashed:
+            return _json({"error": {"message": str(crashed)}}, status=500)
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        finally:
+            resource = request.match_info.route.resource
+            endpoint = resource.canonical if resource is not None else "unknown"
+            service.metrics.answered(endpoint, request.method, status)
+
+    app = web.Application(middlewares=[answer], client_max_size=BODY_LIMIT)
+    routes = Routes(service, described)
+    for path, post in {
+        "/generate": routes.generate,
+        "/abort_request": routes.abort,
+        "/pause_generation": routes.pause,
+        "/continue_generation": routes.resume,
+        "/update_weights_from_disk": routes.update_weights,
+        "/update_weight_version": routes.relabel,
+        "/flush_cache": routes.flush,
+        "/v1/tokenize": routes.tokenize,
+    }.items():
+        app.router.add_post(path, post)
+    for path, get in {
+        "/health": routes.health,
+        "/health_generate": routes.health,
+        "/ping": routes.ping,
+        "/ready": routes.ready,
+        "/model_info": routes.model_info,
+        "/get_model_info": routes.model_info,
+        "/server_info": routes.server_info,
+        "/get_server_info": routes.server_info,
+        "/v1/loads": routes.loads,
+        "/v1/models": routes.models,
+        "/metrics": routes.metrics,
+    }.items():
+        app.router.add_get(path, get)
+    return app

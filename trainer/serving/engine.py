@@ -1,0 +1,106 @@
+"""The engine's thread: runs the scheduler step by step and takes commands between two steps.
+
+Torch never runs in the event loop's thread. Commands are closures over the scheduler, run in the order in which they
+were given; a submission is a command too, so a request given after a pause is held by it. When a step fails the engine
+stops for good and says so once (`on_crash`): a half-done step leaves nothing worth keeping, and a supervisor starts
+the process again.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from trainer.serving.scheduler import Scheduler
+from trainer.serving.sequence import Sequence
+
+T = TypeVar("T")
+
+
+class EngineStopped(Exception):
+    """The engine takes no more commands: the server is going down."""
+
+
+class Engine:
+    """`notify` gets, from the engine's thread, the sequences that gained a token or ended in a step or a command."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        notify: Callable[[list[Sequence]], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self._notify = notify
+        self._on_crash = on_crash
+        self._wake = threading.Condition()
+        self._commands: list[Callable[[], None]] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Stop after the current step; waits for it at most `timeout` seconds."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def call(self, command: Callable[[Scheduler], T]) -> "Future[T]":
+        """Run `command` between two steps. Raises EngineStopped when it can no longer run."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command(self.scheduler))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        with self._wake:
+            if self._stopping:
+                raise EngineStopped
+            self._commands.append(run)
+            self._wake.notify()
+        return future
+
+    def submit(self, sequence: Sequence) -> None:
+        self.call(lambda scheduler: scheduler.submit(sequence))
+
+    def abort(self, wanted: Callable[[Sequence], bool]) -> "Future[None]":
+        return self.call(lambda scheduler: self._tell(scheduler.abort(wanted)))
+
+    def pause(self, mode: str) -> "Future[None]":
+        return self.call(lambda scheduler: self._tell(scheduler.pause(mode)))
+
+    def _tell(self, touched: list[Sequence]) -> None:
+        if touched:
+            self._notify(touched)
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    pass
+        except BaseException as error:  # noqa: BLE001  reported, then the process ends
+            with self._wake:
+                self._stopping = True
+            self._on_crash(error)
+
+    def _turn(self) -> bool:
+        """Wait for something to do, do it; False when the engine is to stop."""
+        with self._wake:
+            while not (self._stopping or self._commands or self.scheduler.has_work):
+                self._wake.wait()
+            commands, self._commands = self._commands, []
+            if self._stopping:
+                return False
+        for command in commands:
+            command()
+        if self.scheduler.has_work:
+            self._tell(self.scheduler.step())
+        return True

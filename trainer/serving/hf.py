@@ -1,0 +1,124 @@
+"""Any causal language model of transformers, with its attention replaced by ours.
+
+transformers lets a model call a registered attention function with the new queries, keys and values of a layer. Ours
+stores and attends as for the dense models, so every such model gets continuous batching and the prefix cache without
+code of its own. Models that mix tokens in other ways (state spaces, linear attention) do not fit and are refused when
+they are loaded: a probe pass must reach our function once per layer, with one shape, and only with arguments that we
+implement.
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.serving.directory import ModelDirectory
+from trainer.serving.kv import KvShape
+from trainer.serving.packing import Plan, attend
+
+ATTENTION = "penstock_packed"
+_current: ContextVar[Plan] = ContextVar("current_plan")
+_probed: ContextVar[list[tuple[int, ...]] | None] = ContextVar("probed_shapes", default=None)
+HARMLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "position_bias"}
+HARMLESS |= {"output_router_logits", "logits_to_keep", "position_embeddings", "is_causal"}
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: query [1, heads, N, d], key and value [1, kv heads, N, d]."""
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    q, k, v = (x[0].transpose(0, 1).to(torch.float32) for x in (query, key, value))
+    shapes = _probed.get()
+    if shapes is not None:
+        unknown = sorted(name for name, given in others.items() if given is not None and name not in HARMLESS)
+        if unknown:
+            raise ValueError(f"its attention takes {', '.join(unknown)}")
+        shapes.append((layer, k.shape[1], k.shape[2], v.shape[2]))
+        return torch.zeros(1, q.shape[0], q.shape[1], v.shape[2]), None
+    scale = scaling if scaling is not None else q.shape[2] ** -0.5
+    out = attend(
+        _current.get(),
+        layer,
+        q.contiguous(),
+        k,
+        v,
+        scale,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out.view(1, q.shape[0], q.shape[1], v.shape[2]), None
+
+
+class HfModel:
+    """A transformers model in fp32 behind the same face as DenseModel."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        """Raises ValueError, one sentence, when the directory cannot be loaded or the architecture does not fit."""
+        from transformers import AttentionInterface, AutoModelForCausalLM  # heavy: only when needed
+
+        AttentionInterface.register(ATTENTION, _packed_attention)
+        self.config = directory.config
+        self.vocab_size = directory.vocab_size
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(
+                str(directory.path),
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                trust_remote_code=False,
+            ).eval()
+        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+            raise ValueError(
+                f"transformers cannot load {directory.path}: {str(error).splitlines()[0]}"
+            ) from error
+        for name, tensor in self._model.state_dict().items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds values that are not finite")
+        self.kv_shape = self._probe(directory)
+
+    def _probe(self, directory: ModelDirectory) -> KvShape:
+        shapes: list[tuple[int, ...]] = []
+        token = _probed.set(shapes)
+        try:
+            with torch.inference_mode():
+                self._run(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        except ValueError as error:
+            raise ValueError(f"{directory.architecture} does not fit this server: {error}") from error
+        finally:
+            _probed.reset(token)
+        text = directory.config.get("text_config", directory.config)
+        layers = int(text.get("num_hidden_layers") or text["n_layer"])
+        if [shape[0] for shape in shapes] != list(range(layers)) or len({shape[1:] for shape in shapes}) != 1:
+            raise ValueError(
+                f"{directory.architecture} does not fit this server: every layer must attend, with heads of one shape"
+            )
+        return KvShape(layers, *shapes[0][1:])
+
+    def _run(self, ids: Tensor, positions: Tensor, wanted: Tensor | None = None) -> Tensor:
+        keep: dict[str, Any] = {} if wanted is None else {"logits_to_keep": wanted}
+        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **keep)
+        return output.logits[0].to(torch.float32)  # type: ignore[no-any-return]
+
+    def logits(self, plan: Plan) -> Tensor:
+        """One pass over `plan`; fp32 [M, vocabulary] for its wanted tokens."""
+        token = _current.set(plan)
+        try:
+            logits = self._run(plan.ids, plan.positions, plan.wanted)
+            if plan.wanted is not None and len(logits) != len(plan.wanted):
+                logits = logits[plan.wanted]  # a model without logits_to_keep computes all of them
+            return logits
+        finally:
+            _current.reset(token)

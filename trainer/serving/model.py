@@ -1,0 +1,45 @@
+"""Choosing and loading the forward pass of a model directory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from trainer.serving import dense
+from trainer.serving.directory import ModelDirectory, changed_keys, inspect_directory
+from trainer.serving.kv import KvShape
+from trainer.serving.packing import Plan
+
+
+class Model(Protocol):
+    """Loaded weights with their forward pass; immutable, so that a weight update is the exchange of a reference."""
+
+    config: Mapping[str, Any]
+    vocab_size: int
+    kv_shape: KvShape
+
+    def logits(self, plan: Plan) -> Tensor:
+        """fp32 [M, vocabulary] for the wanted tokens of `plan`; stores the keys and values of all its tokens."""
+
+
+def load_model(directory: ModelDirectory) -> Model:
+    """The quick forward pass where it is exact for this configuration, transformers otherwise. Raises ValueError."""
+    if dense.supports(directory.config):
+        return dense.DenseModel(directory)
+    from trainer.serving.hf import HfModel  # imports transformers
+
+    return HfModel(directory)
+
+
+def load_successor(path: str, current: Model) -> Model:
+    """New weights for `current`: the same architecture, shapes and vocabulary, complete and finite.
+
+    Raises ValueError, one sentence; `current` is untouched either way."""
+    directory = inspect_directory(Path(path))
+    changed = changed_keys(current.config, directory.config)
+    if changed:
+        raise ValueError(
+            f"{path} is another model than the served one: {', '.join(changed)} differ in config.json"
+        )
+    return load_model(directory)

@@ -1,0 +1,125 @@
+"""Keys and values of finished prompts and completions, found again by their token ids.
+
+A radix tree: every node owns the keys and values of its edge, a run of tokens. A lookup walks down as far as the ids
+agree and hands out views; the engine copies them into the row of a new sequence, so that nothing here is pinned and
+eviction (least recently used leaf first) is always safe. Keys and values depend on the weights: the engine clears the
+tree when they change.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int32]
+KeysValues = tuple[Tensor, Tensor]
+"""k [layers, kv heads, n, key dim], v [layers, kv heads, n, value dim]."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    ids: Ids
+    k: Tensor
+    v: Tensor
+    parent: "_Node | None"
+    used: int
+    children: dict[int, "_Node"] = field(default_factory=dict)
+
+
+def _agree(a: Ids, b: Ids) -> int:
+    """Length of the common prefix."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n
+
+
+class PrefixCache:
+    """`tokens` = tokens whose keys and values are owned here. One tree per namespace."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._clock = 0
+        self._roots: dict[str, dict[int, _Node]] = {}
+
+    def match(self, ids: Ids, namespace: str) -> tuple[int, list[KeysValues]]:
+        """The longest cached prefix of `ids`: its length and its keys and values, piece by piece."""
+        self._clock += 1
+        children = self._roots.get(namespace, {})
+        at, pieces = 0, list[KeysValues]()
+        while at < len(ids):
+            node = children.get(int(ids[at]))
+            if node is None:
+                break
+            same = _agree(node.ids, ids[at:])
+            node.used = self._clock
+            pieces.append((node.k[:, :, :same], node.v[:, :, :same]))
+            at += same
+            if same < len(node.ids):
+                break
+            children = node.children
+        return at, pieces
+
+    def insert(self, ids: Ids, namespace: str, read: Callable[[int, int], KeysValues]) -> None:
+        """Own the prefix `ids`; `read(start, end)` copies keys and values and is called for the new part only."""
+        self._clock += 1
+        children = self._roots.setdefault(namespace, {})
+        parent: _Node | None = None
+        at = 0
+        while at < len(ids):
+            node = children.get(int(ids[at]))
+            if node is None:
+                k, v = read(at, len(ids))
+                children[int(ids[at])] = _Node(ids[at:].copy(), k, v, parent, self._clock)
+                self.tokens += len(ids) - at
+                return
+            node.used = self._clock
+            same = _agree(node.ids, ids[at:])
+            at += same
+            if same < len(node.ids):
+                if at == len(ids):
+                    return
+                node = self._split(node, same, children)
+            parent, children = node, node.children
+
+    def _split(self, node: _Node, at: int, siblings: dict[int, _Node]) -> _Node:
+        """Cut `node` after `at` tokens; returns the upper half, whose only child is the lower one."""
+        upper = _Node(
+            node.ids[:at].copy(), node.k[:, :, :at].clone(), node.v[:, :, :at].clone(), node.parent, node.used
+        )
+        siblings[int(upper.ids[0])] = upper
+        node.ids, node.parent = node.ids[at:].copy(), upper
+        node.k, node.v = node.k[:, :, at:].clone(), node.v[:, :, at:].clone()
+        upper.children[int(node.ids[0])] = node
+        return upper
+
+    def evict(self, keep: int) -> None:
+        """Drop least recently used leaves until at most `keep` tokens are owned."""
+        while self.tokens > max(keep, 0):
+            leaves = sorted(self._leaves(), key=lambda node: node.used)
+            for node in leaves:
+                self.tokens -= len(node.ids)
+                siblings = node.parent.children if node.parent else self._root_of(node)
+                del siblings[int(node.ids[0])]
+                if self.tokens <= keep:
+                    return
+
+    def clear(self) -> None:
+        self._roots.clear()
+        self.tokens = 0
+
+    def _root_of(self, node: _Node) -> dict[int, _Node]:
+        first = int(node.ids[0])
+        return next(root for root in self._roots.values() if root.get(first) is node)
+
+    def _leaves(self) -> list[_Node]:
+        stack = [node for root in self._roots.values() for node in root.values()]
+        leaves = []
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(node.children.values())
+            else:
+                leaves.append(node)
+        return leaves

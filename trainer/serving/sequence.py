@@ -1,0 +1,90 @@
+"""One completion in the engine: its tokens, what was recorded about each, and when things happened to it.
+
+Written by the engine's thread only. The event loop reads finished sequences, and of unfinished ones only prefixes:
+every list below is append-only, and `ids` grows last, so a reader that takes n = `completion_tokens` first sees n
+complete entries everywhere.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.serving.kv import KvRow
+from trainer.serving.protocol import GenerateRequest
+
+Finish = dict[str, Any]
+"""The protocol's finish_reason object: {type: stop, matched} | {type: length, length} | {type: abort, …}."""
+
+TopLogprobs = list[tuple[float, int]]
+
+
+def aborted(message: str = "Aborted") -> Finish:
+    return {"type": "abort", "message": message, "status_code": None, "err_type": None}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`computed` tokens of `ids` have their keys and values in `row`; a finished sequence has no row.
+
+    Invariants: len(logprobs) == sum of span lengths == completion tokens; spans are half-open, adjacent, and name
+    the version whose weights gave the logits that the token was drawn from."""
+
+    request: GenerateRequest
+    limit: int
+    """Completion tokens at most: max_new_tokens, or what the context leaves."""
+    seed: int
+    stop_ids: frozenset[int]
+    internal: bool = False
+    """A health probe: goes first, is not counted and leaves nothing in the prefix cache."""
+
+    ids: list[int] = field(init=False)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    tops: list[TopLogprobs] = field(default_factory=list)
+    masks: list[tuple[list[int] | None, float]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_tops: list[TopLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+    final_version: str = ""
+
+    row: KvRow | None = None
+    computed: int = 0
+    weights_epoch: int = -1
+    """The weights that made this row's keys and values; -1 when more than one did (a pause in place)."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache at the first admission."""
+    retractions: int = 0
+
+    received: float = field(default_factory=time.time)
+    dispatched: float = 0.0
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    queued_since: float = field(default_factory=time.monotonic)
+    queue_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.ids) - len(self.request.ids)
+
+    def append(self, token: int, logprob: float, version: str) -> None:
+        """Record one sampled token; `ids` grows last (see above)."""
+        at = len(self.logprobs)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1] = (version, self.spans[-1][1], at + 1)
+        else:
+            self.spans.append((version, at, at + 1))
+        self.ids.append(token)
+
+    def end(self, finish: Finish, version: str) -> None:
+        self.final_version = version
+        self.finished = time.time()
+        self.finish = finish

@@ -1,0 +1,58 @@
+"""The command line of the embedded rollout server, as one frozen value. Imports nothing heavy."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one server process was asked to do; token limits of None are derived from the model."""
+
+    model_path: Path
+    host: str
+    port: int
+    weight_version: str
+    max_running_requests: int
+    max_total_tokens: int | None
+    context_length: int | None
+    seed: int
+    health_timeout: float
+
+
+def parse_arguments(argv: Sequence[str]) -> Settings:
+    """Parse `argv` (without the program's name). argparse itself exits with 2 on unknown options.
+
+    Raises ValueError, one sentence, for a value that is out of range."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.serving",
+        description="A rollout server for CPUs that speaks a subset of SGLang's HTTP protocol.",
+    )
+    parser.add_argument("--model-path", required=True, type=Path, help="a Hugging Face model directory")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one and logs it")
+    parser.add_argument("--weight-version", default="default", help="label of the weights at start")
+    parser.add_argument("--max-running-requests", type=int, default=256)
+    parser.add_argument("--max-total-tokens", type=int, default=None, help="tokens of KV, running and cached")
+    parser.add_argument("--context-length", type=int, default=None, help="default: the model's own")
+    parser.add_argument("--seed", type=int, default=0, help="seeds requests that bring no sampling_seed")
+    parser.add_argument("--health-timeout", type=float, default=20.0, help="seconds until /health says 503")
+    given = parser.parse_args(argv)
+    for option in ("max_running_requests", "max_total_tokens", "context_length", "health_timeout"):
+        value = getattr(given, option)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{option.replace('_', '-')} must be positive, not {value}")
+    if not 0 <= given.port <= 65535:
+        raise ValueError(f"--port must lie in 0 … 65535, not {given.port}")
+    return Settings(
+        model_path=given.model_path,
+        host=given.host,
+        port=given.port,
+        weight_version=given.weight_version,
+        max_running_requests=given.max_running_requests,
+        max_total_tokens=given.max_total_tokens,
+        context_length=given.context_length,
+        seed=given.seed,
+        health_timeout=given.health_timeout,
+    )
