@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from trainer.tree.attention import Backend
 from trainer.tree.forward import attach_tree_attention
@@ -40,12 +42,23 @@ def load_model(
         raise ValueError(f"{directory} is not a model directory: it has no config.json")
     if not list(directory.glob("*.safetensors")):
         raise ValueError(f"{directory} has no *.safetensors file; other weight formats are not read")
+    transformers_logging.disable_progress_bar()  # our processes' stderr is a log
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"the model in {directory} cannot be loaded: {error}") from error
+    misfits = sorted(
+        {*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])}
+    )
+    if misfits:  # transformers would fill them with random numbers and only warn
+        raise ValueError(f"the weights in {directory} do not fit its configuration: {misfits[0]}")
     if backend is not None:
         attach_tree_attention(model, backend)
     trained: nn.Module = model.train()
@@ -54,6 +67,7 @@ def load_model(
 
 def save_model(model: nn.Module, directory: Path) -> None:
     """Write configuration and weights in Hugging Face format; `directory` is made if needed."""
+    transformers_logging.disable_progress_bar()
     hf: Any = model
     hf.save_pretrained(directory)
 

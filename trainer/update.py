@@ -152,5 +152,5 @@ def _backward(
     )
     if not math.isfinite(value):
         return False
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     return True

@@ -1,0 +1,80 @@
+"""Models that merging is not exact for are refused, with the feature named."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
+
+from tests.unit.trainer.forests import VOCAB, llama, qwen3, seeded
+from trainer.tree.forward import attach_tree_attention
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "vocab_size": VOCAB,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "feature"),
+    [
+        ("mistral", {"sliding_window": 4}, "sliding-window attention"),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+            "sliding-window",
+        ),
+        ("gemma2", {"layer_types": ["full_attention"] * 2}, "logit soft-capping"),
+        ("gemma2", {}, "sliding-window attention"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 2, "num_local_experts": 2}, "attention sinks"),
+        (
+            "qwen3_next",
+            {"layer_types": ["linear_attention", "full_attention"]},
+            "linear or recurrent attention",
+        ),
+        ("mamba", {}, "linear or recurrent attention"),
+        ("llama", {"attention_dropout": 0.1}, r"dropout \(attention_dropout=0.1\)"),
+        ("gpt2", {}, "dropout"),
+        ("cohere", {"logit_scale": 0.5}, "scaled logits"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "depend on the length of the row",
+        ),
+        ("bloom", {"hidden_dropout": 0.0, "attention_dropout": 0.0}, "attention layers of its own kind"),
+    ],
+)
+def test_an_unsupported_model_is_refused_by_the_name_of_the_feature(
+    kind: str, options: dict[str, Any], feature: str
+) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options}))
+    with pytest.raises(ValueError, match=rf"does not support {kind}: it has .*{feature}"):
+        attach_tree_attention(model)
+
+
+def test_the_probe_catches_an_inexact_model_that_its_configuration_does_not_show() -> None:
+    class Doubled(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().forward(*args, **kwargs)
+            result.logits = result.logits * 2
+            return result
+
+    model = Doubled(llama().config)
+    with pytest.raises(ValueError, match="not exact for llama: merged and plain logprobs of a probe differ"):
+        attach_tree_attention(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_an_attached_model_refuses_a_call_without_a_plan() -> None:
+    model: Qwen3ForCausalLM = seeded(qwen3)
+    attach_tree_attention(model)
+    with pytest.raises(ValueError, match="call it with tree="):
+        model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)

@@ -1,0 +1,170 @@
+"""A train step: what it applies, what it skips, and what may not change its result."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.trainer.forests import Forest, everything, group_of_rollouts, qwen3, seeded
+from trainer.loss.metrics import TrainStepMetrics
+from trainer.samples import Sample
+from trainer.tree.forward import attach_tree_attention
+from trainer.update import (
+    OptimizerSettings,
+    UpdateSettings,
+    make_optimizer,
+    recompute_logprobs,
+    split_train_steps,
+    train_step,
+)
+
+
+def policy(dtype: torch.dtype = torch.float32) -> Any:
+    model = seeded(qwen3, dtype=dtype)
+    attach_tree_attention(model)
+    return model
+
+
+def snapshot(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def one_step(samples: list[Sample], **settings: Any) -> tuple[TrainStepMetrics, dict[str, torch.Tensor]]:
+    model = policy(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    metrics = train_step(model, optimizer, samples, UpdateSettings(**settings), trainer_version=1)
+    return metrics, snapshot(model)
+
+
+def test_rewarded_actions_become_more_likely_and_the_others_less() -> None:
+    forest = Forest()
+    state = forest.ids(5)
+    good, bad = forest.ids(3), forest.ids(3)
+    model = policy()
+    neutral = [
+        Sample.of(state, action, behavior_logprobs=[0.0] * 3, advantage=sign)
+        for action, sign in ((good, 1.0), (bad, -1.0))
+    ]
+    before = recompute_logprobs(model, neutral, UpdateSettings())
+    samples = [dataclasses.replace(s, behavior_logprobs=b) for s, b in zip(neutral, before, strict=True)]
+    optimizer = make_optimizer(model, OptimizerSettings(lr=1e-3))
+    for _ in range(5):
+        metrics = train_step(model, optimizer, samples, UpdateSettings(), trainer_version=0)
+    after = recompute_logprobs(model, samples, UpdateSettings())
+    assert metrics.applied
+    assert after[0].sum() > before[0].sum() + 0.1
+    assert after[1].sum() < before[1].sum() - 0.1
+
+
+def test_on_policy_samples_have_ratio_one_through_the_same_backend() -> None:
+    model = policy()
+    samples = group_of_rollouts()
+    logprobs = recompute_logprobs(model, samples, UpdateSettings(pack_tokens=30))
+    anchored = [dataclasses.replace(s, behavior_logprobs=b) for s, b in zip(samples, logprobs, strict=True)]
+    optimizer = make_optimizer(model, OptimizerSettings())
+    metrics = train_step(model, optimizer, anchored, UpdateSettings(), trainer_version=0)
+    assert metrics.max_abs_dlogprob < 1e-5 and metrics.ess > 0.9999 and metrics.clip_fraction == 0
+    later = train_step(model, optimizer, anchored, UpdateSettings(), trainer_version=1)
+    assert later.max_abs_dlogprob > 1e-4
+    assert set(later.staleness) == {1}
+
+
+@pytest.mark.parametrize("aggregation", ["token", "prompt"])
+def test_the_number_of_packs_and_chunks_does_not_change_the_step(aggregation: Any) -> None:
+    samples = everything()
+    samples += [dataclasses.replace(s, group="other", seq=1) for s in group_of_rollouts()[:3]]
+    whole, after_whole = one_step(samples, aggregation=aggregation)
+    parts, after_parts = one_step(samples, aggregation=aggregation, pack_tokens=25, head_chunk=3)
+    assert whole.packs == 1 and parts.packs > 5
+    assert parts.loss == pytest.approx(whole.loss, abs=1e-6)
+    assert max(float((after_whole[n] - after_parts[n]).abs().max()) for n in after_whole) < 1e-6
+    assert (parts.action_tokens, parts.naive_tokens) == (whole.action_tokens, whole.naive_tokens)
+    assert parts.merge_ratio < whole.merge_ratio
+
+
+def test_samples_of_weight_zero_change_nothing() -> None:
+    samples = group_of_rollouts()
+    marked = [dataclasses.replace(s, weight=np.zeros_like(s.weight)) for s in everything()]
+    plain, after_plain = one_step(samples)
+    mixed, after_mixed = one_step(marked[:5] + samples + marked[5:])
+    assert plain == mixed
+    assert all(torch.equal(after_plain[name], after_mixed[name]) for name in after_plain)
+
+
+def test_the_gradient_is_clipped_to_its_norm() -> None:
+    start = snapshot(policy(torch.float64))
+    metrics, after = one_step(everything(), max_grad_norm=1e-3)
+    moved = math.sqrt(sum(float((after[name] - start[name]).pow(2).sum()) for name in start))
+    assert metrics.gradient_norm > 0.01
+    assert moved == pytest.approx(1e-3, rel=1e-3)  # SGD with lr 1 moves by the clipped gradient
+
+
+def huge(scale: float) -> list[Sample]:
+    forest = Forest()
+    state = forest.ids(4)
+    forest.add(state, forest.ids(3), advantage=scale)
+    forest.add(state, forest.ids(3), advantage=scale)
+    return forest.samples
+
+
+@pytest.mark.parametrize(
+    ("reason", "samples", "settings"),
+    [
+        ("loss_not_finite", huge(3e38), {}),
+        ("gradient_not_finite", huge(1e24), {}),
+        ("gradient_spike", huge(1e3), {"spike_grad_norm": 1.0}),
+        ("no_action_tokens", [dataclasses.replace(s, weight=np.zeros_like(s.weight)) for s in huge(1.0)], {}),
+    ],
+)
+def test_a_skipped_step_is_reported_and_touches_neither_parameters_nor_optimizer(
+    reason: str, samples: list[Sample], settings: dict[str, Any]
+) -> None:
+    model = policy()
+    optimizer = make_optimizer(model, OptimizerSettings())
+    train_step(model, optimizer, group_of_rollouts(), UpdateSettings(), trainer_version=0)
+    before = snapshot(model)
+    moments = [{k: v.clone() for k, v in optimizer.state[p].items()} for p in model.parameters()]
+    metrics = train_step(model, optimizer, samples, UpdateSettings(**settings), trainer_version=1)
+    assert not metrics.applied and metrics.skip_reason == reason
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for p, kept in zip(model.parameters(), moments, strict=True):
+        assert all(torch.equal(optimizer.state[p][key], kept[key]) for key in kept)
+    assert all(p.grad is None for p in model.parameters())
+    assert train_step(model, optimizer, group_of_rollouts(), UpdateSettings(), trainer_version=1).applied
+
+
+def test_a_model_with_nan_weights_skips_the_step() -> None:
+    model = policy()
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.nan
+    optimizer = make_optimizer(model, OptimizerSettings())
+    metrics = train_step(model, optimizer, group_of_rollouts(), UpdateSettings(), trainer_version=0)
+    assert metrics.skip_reason == "loss_not_finite" and not optimizer.state
+
+
+def test_supervised_training_weighs_tokens_and_ignores_advantages() -> None:
+    samples = group_of_rollouts()
+    flipped = [dataclasses.replace(s, advantage=-s.advantage) for s in samples]
+    doubled = [dataclasses.replace(s, weight=s.weight * 2) for s in samples]
+    losses = [one_step(batch, objective="nll")[0].loss for batch in (samples, flipped, doubled)]
+    assert losses[0] > 0 and losses[1] == losses[0] and losses[2] == pytest.approx(2 * losses[0])
+
+
+def test_a_batch_is_split_by_group_in_queue_order() -> None:
+    samples = [
+        Sample.of([1], [2], behavior_logprobs=[0.0], advantage=0.0, group=f"g{seq}", seq=seq, step=step)
+        for seq in (4, 2, 7, 5, 9)
+        for step in (0, 1)
+    ]
+    parts = split_train_steps(samples, 2)
+    assert [[(s.seq, s.step) for s in part] for part in parts] == [
+        [(2, 0), (2, 1), (4, 0), (4, 1)],
+        [(5, 0), (5, 1), (7, 0), (7, 1), (9, 0), (9, 1)],
+    ]
+    assert len(split_train_steps(samples, 99)) == 5
+    assert split_train_steps([], 2) == []
+    with pytest.raises(ValueError, match="at least 1 train step"):
+        split_train_steps(samples, 0)
