@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 OLDEST_SERVER = (2, 10)  # older ones silently ignore parts of the configuration
 _REQUEST_TIMEOUT_S = 5.0
+_LOOK_AT_CLIENT_S = 0.2
 _PING_INTERVAL_S = 10  # two unanswered pings end a half-open connection
 
 
@@ -49,6 +50,14 @@ class Connection:
         self.lost.set()
         for scope in self.users:
             scope.cancel()
+
+    async def until_lost(self) -> None:
+        """Wait for the end. The client does not always announce its own (a failing last write keeps it from that)."""
+        while not self.lost.is_set():
+            with anyio.move_on_after(_LOOK_AT_CLIENT_S):
+                await self.lost.wait()
+            if self.client.is_closed:
+                self.lose()
 
 
 class Link:
@@ -91,7 +100,7 @@ class Link:
         """Dial again whenever the connection is lost."""
         while True:
             assert self._current is not None
-            await self._current.lost.wait()
+            await self._current.until_lost()
             self._current, self._up = None, anyio.Event()
             log.warning("nats_lost", server=self._place)
             for attempt, delay in enumerate(delays()):

@@ -54,9 +54,9 @@ class NatsDelivery:
     def __init__(self, link: Link, stream: str, subject: str, message: Any) -> None:
         self._link, self._message = link, message
         self.stream, self.subject = stream, subject
-        self.deliveries = int(
-            message.reply.split(".")[-7]
-        )  # …<delivered>.<sseq>.<cseq>.<time>.<pending>[.<token>]
+        # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<deliveries>.…: 9 tokens, or 11 and more
+        tokens = message.reply.split(".")
+        self.deliveries = int(tokens[4 if len(tokens) == 9 else 6])
         self._done = False
 
     @property
