@@ -30,15 +30,14 @@ COMMENT ON VIEW latest_rewards IS 'The newest revision of every rollout''s rewar
 CREATE VIEW reward_breakdown AS
 SELECT w.run_id, r.group_id, w.rollout_id, r.member, w.revision, w.attempt, g.domain, g.purpose, g.scaffold,
        w.performance, w.beta, w.speed, w.alpha, w.process, w.total, w.t_agent, w.t_base,
-       b.batch_no, i.baseline, i.std, br.advantage, w.per_step
+       b.batch_no, w.baseline, w.divisor, w.advantage, w.per_step
 FROM rewards w
 JOIN rollouts r ON r.rollout_id = w.rollout_id
 JOIN groups g ON g.group_id = r.group_id
-LEFT JOIN (batch_rollouts br JOIN batches b ON b.batch_id = br.batch_id AND b.state <> 'voided'
-           JOIN batch_items i ON i.batch_id = br.batch_id AND i.group_id = br.group_id AND NOT i.voided)
+LEFT JOIN (batch_rollouts br JOIN batches b ON b.batch_id = br.batch_id AND b.state <> 'voided')
   ON br.rollout_id = w.rollout_id AND br.reward_revision = w.revision
 --;
-COMMENT ON VIEW reward_breakdown IS 'Every part of every reward: total = performance + beta*speed + alpha*process; advantage = (total - baseline) / std as pinned by its batch.'
+COMMENT ON VIEW reward_breakdown IS 'Every part of every reward: total = performance + beta*speed + alpha*process; advantage = (total - baseline) / divisor.'
 --;
 CREATE VIEW window_state AS
 WITH head AS (

@@ -271,13 +271,16 @@ def upgrade() -> None:
         sa.Column("total", sa.Float(), nullable=False),
         sa.Column("t_agent", sa.Float(), nullable=True),
         sa.Column("t_base", sa.Float(), nullable=True),
+        sa.Column("baseline", sa.Float(), nullable=True),
+        sa.Column("divisor", sa.Float(), nullable=True),
+        sa.Column("advantage", sa.Float(), nullable=True),
         sa.Column("per_step", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column(
             "at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name=op.f("rewards_run_id_fkey")),
         sa.PrimaryKeyConstraint("rollout_id", "revision", name=op.f("rewards_pkey")),
-        comment="Append-only composite rewards: total = performance + beta * speed + alpha * sum of process; per_step holds every part.",
+        comment="Append-only composite rewards: total = performance + beta*speed + alpha*process; per_step holds every part and each step's advantage.",
     )
     op.create_table(
         "rollout_servers",
@@ -486,8 +489,6 @@ def upgrade() -> None:
         sa.Column("batch_id", sa.BigInteger(), nullable=False),
         sa.Column("pos", sa.SmallInteger(), nullable=False),
         sa.Column("group_id", sa.BigInteger(), nullable=False),
-        sa.Column("baseline", sa.Float(), nullable=False),
-        sa.Column("std", sa.Float(), nullable=False),
         sa.Column("voided", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column(
             "taken", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
@@ -592,6 +593,8 @@ def upgrade() -> None:
         sa.Column("rollout_id", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.SmallInteger(), nullable=False),
         sa.Column("reward_revision", sa.Integer(), nullable=False),
+        sa.Column("baseline", sa.Float(), nullable=False),
+        sa.Column("divisor", sa.Float(), nullable=False),
         sa.Column("advantage", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(
             ["batch_id"], ["batches.batch_id"], name=op.f("batch_rollouts_batch_id_fkey")
@@ -600,7 +603,7 @@ def upgrade() -> None:
             ["rollout_id"], ["rollouts.rollout_id"], name=op.f("batch_rollouts_rollout_id_fkey")
         ),
         sa.PrimaryKeyConstraint("batch_id", "rollout_id", name=op.f("batch_rollouts_pkey")),
-        comment="The rollouts of a taken group, with the reward revision and the first step's advantage pinned.",
+        comment="The rollouts of a taken group: reward revision, baseline, divisor and the first step's advantage pinned.",
     )
     _script("0001_roles.sql")
     _script("0001_functions.sql")

@@ -431,10 +431,13 @@ rewards = Table(
     Column("total", Float, nullable=False),
     Column("t_agent", Float),
     Column("t_base", Float),
+    Column("baseline", Float),
+    Column("divisor", Float),
+    Column("advantage", Float),
     Column("per_step", JSONB, nullable=False),
     _now("at"),
     PrimaryKeyConstraint("rollout_id", "revision"),
-    comment="Append-only composite rewards: total = performance + beta * speed + alpha * sum of process; per_step holds every part.",
+    comment="Append-only composite rewards: total = performance + beta*speed + alpha*process; per_step holds every part and each step's advantage.",
 )
 
 policy_versions = Table(
@@ -477,8 +480,6 @@ batch_items = Table(
     Column("batch_id", BigInteger, ForeignKey("batches.batch_id"), nullable=False),
     Column("pos", SmallInteger, nullable=False),
     Column("group_id", BigInteger, ForeignKey("groups.group_id"), nullable=False),
-    Column("baseline", Float, nullable=False),
-    Column("std", Float, nullable=False),
     Column("voided", Boolean, nullable=False, server_default=text("false")),
     _now("taken"),
     PrimaryKeyConstraint("batch_id", "pos"),
@@ -494,9 +495,11 @@ batch_rollouts = Table(
     Column("rollout_id", BigInteger, ForeignKey("rollouts.rollout_id"), nullable=False),
     Column("attempt", SmallInteger, nullable=False),
     Column("reward_revision", Integer, nullable=False),
+    Column("baseline", Float, nullable=False),
+    Column("divisor", Float, nullable=False),
     Column("advantage", Float, nullable=False),
     PrimaryKeyConstraint("batch_id", "rollout_id"),
-    comment="The rollouts of a taken group, with the reward revision and the first step's advantage pinned.",
+    comment="The rollouts of a taken group: reward revision, baseline, divisor and the first step's advantage pinned.",
 )
 
 train_steps = Table(

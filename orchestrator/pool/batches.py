@@ -1,0 +1,346 @@
+"""Batches: claimed in windowed-FIFO order, committed once, voided by a rewind.
+
+Taking is idempotent and durable: each take is a row and moves the window; after a crash the same batch_no is the same batch with the same
+digest. Commit writes batch, groups, policy version, metrics and outbox in one transaction.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.events import PolicyPublished
+from orchestrator.contracts.ids import sha256
+from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose
+from orchestrator.pool import history
+from orchestrator.pool.outbox import owe
+from orchestrator.pool.tables import (
+    batch_items,
+    batch_rollouts,
+    batches,
+    groups,
+    policy_versions,
+    queue,
+    rewards,
+    rollouts,
+    runs,
+    train_steps,
+)
+from orchestrator.scheduling.batching import BatchAction, batch_action
+from orchestrator.scheduling.policies import Policy
+from orchestrator.scheduling.window import QueueRow, floor_after
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A live batch. `taken` groups are in; `digest` fixes a closed one."""
+
+    batch_id: int
+    batch_no: int
+    state: BatchState
+    taken: int
+    digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRollout:
+    """One rollout to train, with its pinned reward: advantages are float per step, weight 0 = not trained."""
+
+    group_id: int
+    seq: int
+    domain: str
+    rollout_id: int
+    attempt: int
+    reward_revision: int
+    performance: float
+    total: float
+    advantages: Sequence[float]
+    weights: Sequence[int]
+
+
+async def _live(connection: AsyncConnection, run_id: int) -> Batch | None:
+    """The newest batch that is neither committed nor voided."""
+    row = (
+        await connection.execute(
+            select(batches)
+            .where(batches.c.run_id == run_id, batches.c.state.in_([BatchState.OPEN, BatchState.CLOSED]))
+            .order_by(batches.c.batch_no)
+            .limit(1)
+        )
+    ).first()
+    if row is None:
+        return None
+    taken = await connection.scalar(
+        select(func.count()).where(batch_items.c.batch_id == row.batch_id, ~batch_items.c.voided)
+    )
+    return Batch(row.batch_id, row.batch_no, BatchState(row.state), int(taken or 0), row.digest)
+
+
+async def take(
+    connection: AsyncConnection, run_id: int, policy: Policy, batch_groups: int, short_batch: int
+) -> Batch | None:
+    """Advance the run's live batch as far as the window allows, and return it; None when none can ever fill again.
+
+    A closed batch is returned as it is: the same batch, the same digest, however often it is asked for.
+    """
+    row = (await connection.execute(select(queue).where(queue.c.run_id == run_id).with_for_update())).one()
+    batch = await _live(connection, run_id)
+    if batch is not None and batch.state is BatchState.CLOSED:
+        return batch
+    state = await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id))
+    if state != "active":
+        return None
+    if batch is None:
+        batch = await _open(connection, run_id)
+    wanted = batch_groups - batch.taken
+    needed = policy.rows_needed(wanted)
+    query = (
+        select(groups.c.seq, groups.c.state, groups.c.group_id, groups.c.domain)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.seq >= row.floor_seq,
+            groups.c.state.in_([GroupState.DISPATCHED, GroupState.READY]),
+            ~groups.c.done,
+        )
+        .order_by(groups.c.seq)
+    )
+    rows = (await connection.execute(query.limit(needed) if needed is not None else query)).all()
+    open_rows = [QueueRow(r.seq, GroupState(r.state), r.domain) for r in rows]
+    by_seq = {r.seq: r.group_id for r in rows}
+    chosen = policy.takeable(open_rows, wanted)
+    for seq in chosen:
+        batch = await _take_group(connection, batch, by_seq[seq])
+    floor = floor_after(open_rows, chosen)
+    if floor is not None and floor > row.floor_seq:
+        await connection.execute(update(queue).where(queue.c.run_id == run_id).values(floor_seq=floor))
+    waiting = await connection.scalar(
+        select(func.count()).where(
+            groups.c.run_id == run_id,
+            groups.c.purpose == Purpose.TRAIN,
+            groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
+        )
+    )
+    action = batch_action(
+        batch.taken, batch_groups, short_batch, intake_closed=not row.intake_open, in_flight=int(waiting or 0)
+    )
+    match action:
+        case BatchAction.CLOSE | BatchAction.CLOSE_SHORT:
+            return await _close(connection, batch)
+        case BatchAction.RUN_ENDED:
+            await drop(connection, batch.batch_id, FilterReason.RUN_ENDED)
+            return None
+    return batch
+
+
+async def _open(connection: AsyncConnection, run_id: int) -> Batch:
+    last = await connection.scalar(
+        select(func.max(batches.c.batch_no)).where(
+            batches.c.run_id == run_id, batches.c.state != BatchState.VOIDED
+        )
+    )
+    number = 0 if last is None else last + 1
+    batch_id = await connection.scalar(
+        insert(batches).values(run_id=run_id, batch_no=number, size=0).returning(batches.c.batch_id)
+    )
+    assert batch_id is not None
+    await history.born(connection, run_id, "batch", batch_id, BatchState.OPEN)
+    return Batch(batch_id, number, BatchState.OPEN, 0, None)
+
+
+async def _take_group(connection: AsyncConnection, batch: Batch, group_id: int) -> Batch:
+    moved = await history.move_group(connection, group_id, GroupState.READY, GroupState.TAKEN)
+    assert moved, "the queue row is locked: nobody else takes"
+    pos = await connection.scalar(
+        select(func.coalesce(func.max(batch_items.c.pos) + 1, 0)).where(
+            batch_items.c.batch_id == batch.batch_id
+        )
+    )
+    await connection.execute(insert(batch_items).values(batch_id=batch.batch_id, pos=pos, group_id=group_id))
+    newest = await _newest_rewards(connection, group_id)
+    await connection.execute(
+        insert(batch_rollouts),
+        [
+            {
+                "batch_id": batch.batch_id,
+                "group_id": group_id,
+                "rollout_id": r.rollout_id,
+                "attempt": r.attempt,
+                "reward_revision": r.revision,
+                "baseline": r.baseline,
+                "divisor": r.divisor,
+                "advantage": r.advantage,
+            }
+            for r in newest
+        ],
+    )
+    return Batch(batch.batch_id, batch.batch_no, batch.state, batch.taken + 1, None)
+
+
+async def _newest_rewards(connection: AsyncConnection, group_id: int) -> Sequence[Any]:
+    return (
+        await connection.execute(
+            select(rewards)
+            .distinct(rewards.c.rollout_id)
+            .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
+            .where(rollouts.c.group_id == group_id, rewards.c.advantage.is_not(None))
+            .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
+        )
+    ).all()
+
+
+async def _close(connection: AsyncConnection, batch: Batch) -> Batch:
+    rows = await connection.execute(
+        select(batch_rollouts)
+        .where(batch_rollouts.c.batch_id == batch.batch_id)
+        .order_by(batch_rollouts.c.group_id, batch_rollouts.c.rollout_id)
+    )
+    content = [
+        [r.group_id, r.rollout_id, r.attempt, r.reward_revision, r.baseline, r.divisor, r.advantage]
+        for r in rows
+    ]
+    digest = sha256(msgspec.json.encode(content))
+    moved = await history.move_batch(
+        connection,
+        batch.batch_id,
+        BatchState.OPEN,
+        BatchState.CLOSED,
+        values={"digest": digest, "size": batch.taken, "closed": func.clock_timestamp()},
+    )
+    assert moved, "the queue row is locked: nobody else closes"
+    return Batch(batch.batch_id, batch.batch_no, BatchState.CLOSED, batch.taken, digest)
+
+
+async def drop(connection: AsyncConnection, batch_id: int, reason: FilterReason) -> None:
+    """Void an open batch: its groups become filtered. The queue row must be locked."""
+    rows = await connection.execute(
+        select(batch_items.c.group_id).where(batch_items.c.batch_id == batch_id, ~batch_items.c.voided)
+    )
+    for group_id in rows.scalars().all():
+        await history.move_group(connection, group_id, GroupState.TAKEN, GroupState.FILTERED, reason=reason)
+    await connection.execute(
+        update(batch_items).where(batch_items.c.batch_id == batch_id).values(voided=True)
+    )
+    await history.move_batch(connection, batch_id, BatchState.OPEN, BatchState.VOIDED)
+
+
+async def contents(connection: AsyncConnection, batch_id: int) -> list[BatchRollout]:
+    """What a closed batch trains, in (seq, rollout) order, as pinned when its groups were taken."""
+    rows = await connection.execute(
+        select(
+            batch_rollouts,
+            groups.c.seq,
+            groups.c.domain,
+            rewards.c.per_step,
+            rewards.c.performance,
+            rewards.c.total,
+        )
+        .join(groups, groups.c.group_id == batch_rollouts.c.group_id)
+        .join(
+            rewards,
+            (rewards.c.rollout_id == batch_rollouts.c.rollout_id)
+            & (rewards.c.revision == batch_rollouts.c.reward_revision),
+        )
+        .where(batch_rollouts.c.batch_id == batch_id)
+        .order_by(groups.c.seq, batch_rollouts.c.rollout_id)
+    )
+    return [
+        BatchRollout(
+            r.group_id,
+            r.seq,
+            r.domain,
+            r.rollout_id,
+            r.attempt,
+            r.reward_revision,
+            r.performance,
+            r.total,
+            [step["advantage"] for step in r.per_step],
+            [step["weight"] for step in r.per_step],
+        )
+        for r in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """Published weights: where they lie and what their manifest hashes to."""
+
+    version: int
+    parent: int | None
+    path: str
+    manifest_sha: str
+
+
+async def publish(
+    connection: AsyncConnection, run_id: int, run: str, new: NewVersion, subject: str, batch_no: int | None
+) -> None:
+    """Insert a policy version and owe its announcement."""
+    await connection.execute(
+        insert(policy_versions).values(
+            run_id=run_id,
+            version=new.version,
+            parent=new.parent,
+            batch_no=batch_no,
+            path=new.path,
+            manifest_sha=new.manifest_sha,
+        )
+    )
+    event = PolicyPublished(
+        run=run,
+        version=new.version,
+        path=new.path,
+        manifest_sha=new.manifest_sha,
+        batch_no=batch_no,
+        revision=new.version,
+    )
+    await owe(connection, run_id, subject, event, revision=new.version)
+
+
+async def commit(
+    connection: AsyncConnection,
+    run_id: int,
+    run: str,
+    batch: Batch,
+    new: NewVersion,
+    metrics: Sequence[Mapping[str, Any]],
+    subject: str,
+) -> bool:
+    """CLOSED → COMMITTED with everything that follows; False when it is committed already (a replayed commit)."""
+    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    moved = await history.move_batch(
+        connection,
+        batch.batch_id,
+        BatchState.CLOSED,
+        BatchState.COMMITTED,
+        values={"version": new.version, "committed": func.clock_timestamp()},
+    )
+    if not moved:
+        return False
+    rows = await connection.execute(
+        select(batch_items.c.group_id)
+        .where(batch_items.c.batch_id == batch.batch_id, ~batch_items.c.voided)
+        .order_by(batch_items.c.group_id)
+    )
+    for group_id in rows.scalars().all():
+        trained = await history.move_group(connection, group_id, GroupState.TAKEN, GroupState.TRAINED)
+        assert trained, "a group of a closed batch is taken"
+    first = await connection.scalar(
+        select(func.coalesce(func.max(train_steps.c.train_step), 0)).where(train_steps.c.run_id == run_id)
+    )
+    await connection.execute(
+        insert(train_steps),
+        [
+            {
+                "run_id": run_id,
+                "train_step": int(first or 0) + part + 1,
+                "batch_id": batch.batch_id,
+                "part": part,
+                "metrics": dict(values),
+            }
+            for part, values in enumerate(metrics)
+        ],
+    )
+    await publish(connection, run_id, run, new, subject, batch.batch_no)
+    return True

@@ -1,0 +1,149 @@
+"""Dispatch: accepted groups get their queue position and their rollouts an assignment, under the lock of the queue row."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import BatchState, GroupState, Purpose, RolloutState
+from orchestrator.pool import history
+from orchestrator.pool.tables import batches, groups, queue, rollouts
+from orchestrator.scheduling.admission import QueueCounts
+
+BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """The locked queue row, the counts that admission needs, and per domain what was served and what waits."""
+
+    intake_open: bool
+    admission_open: bool
+    counts: QueueCounts
+    served: Mapping[str, int]
+    accepted: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A rollout that may be leased now."""
+
+    rollout_id: int
+    attempt: int
+    epoch: int
+    pool: str
+
+
+async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
+    """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here."""
+    row = (await connection.execute(select(queue).where(queue.c.run_id == run_id).with_for_update())).one()
+    in_run = groups.c.run_id == run_id
+    outstanding = await connection.scalar(
+        select(func.count()).where(in_run, groups.c.seq.is_not(None), ~groups.c.done)
+    )
+    committed = (
+        await connection.execute(
+            select(func.count().label("n"), func.coalesce(func.sum(batches.c.size), 0).label("groups")).where(
+                batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED
+            )
+        )
+    ).one()
+    busy = await connection.scalar(
+        select(func.count())
+        .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
+        .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose == Purpose.TRAIN)
+    )
+    by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
+    served = {d: n for d, n in await connection.execute(by_domain.where(in_run, groups.c.seq.is_not(None)))}
+    waiting = by_domain.where(
+        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
+    )
+    accepted = {d: n for d, n in await connection.execute(waiting)}
+    consumed = int(committed.groups)
+    counts = QueueCounts(
+        dispatched=row.next_seq,
+        resolved=row.next_seq - int(outstanding or 0) - consumed,
+        consumed=consumed,
+        committed_batches=committed.n,
+        running_rollouts=int(busy or 0),
+    )
+    return QueueView(row.intake_open, row.admission_open, counts, served, accepted)
+
+
+async def dispatch_train(
+    connection: AsyncConnection, run_id: int, choose: Callable[[QueueView], list[str]]
+) -> list[Assignment]:
+    """Dispatch one accepted train group for each domain that `choose` names, in order; each gets the next seq."""
+    view = await lock_queue(connection, run_id)
+    if not view.admission_open:
+        return []
+    assignments: list[Assignment] = []
+    seq = view.counts.dispatched
+    for domain in choose(view):
+        group_id = await connection.scalar(
+            select(groups.c.group_id)
+            .where(
+                groups.c.run_id == run_id,
+                groups.c.domain == domain,
+                groups.c.state == GroupState.ACCEPTED,
+                groups.c.purpose == Purpose.TRAIN,
+            )
+            .order_by(groups.c.group_id)
+            .limit(1)
+        )
+        if group_id is None:
+            continue
+        if await history.move_group(
+            connection, group_id, GroupState.ACCEPTED, GroupState.DISPATCHED, values={"seq": seq}
+        ):
+            seq += 1
+            assignments += await _queue_members(connection, group_id)
+    await connection.execute(update(queue).where(queue.c.run_id == run_id).values(next_seq=seq))
+    return assignments
+
+
+async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -> list[Assignment]:
+    """Dispatch accepted eval and record groups, oldest first, while at most `slots` of their rollouts are busy."""
+    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    busy = await connection.scalar(
+        select(func.count())
+        .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
+        .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose != Purpose.TRAIN)
+    )
+    room = slots - int(busy or 0)
+    assignments: list[Assignment] = []
+    rows = await connection.execute(
+        select(groups.c.group_id, groups.c.size)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.state == GroupState.ACCEPTED,
+            groups.c.purpose != Purpose.TRAIN,
+        )
+        .order_by(groups.c.group_id)
+        .limit(max(0, room))
+    )
+    for row in rows.all():
+        if room < row.size and assignments:
+            break
+        if room > 0 and await history.move_group(
+            connection, row.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED
+        ):
+            assignments += await _queue_members(connection, row.group_id)
+            room -= row.size
+    return assignments
+
+
+async def _queue_members(connection: AsyncConnection, group_id: int) -> list[Assignment]:
+    rows = await connection.execute(
+        select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.pool)
+        .where(rollouts.c.group_id == group_id)
+        .order_by(rollouts.c.rollout_id)
+    )
+    assignments = []
+    for row in rows.all():
+        if await history.move_rollout(
+            connection, row.rollout_id, RolloutState.WAITING, RolloutState.QUEUED, values={"lease_epoch": 1}
+        ):
+            assignments.append(Assignment(row.rollout_id, row.attempt, 1, row.pool))
+    return assignments

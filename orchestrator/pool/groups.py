@@ -1,0 +1,173 @@
+"""Concluding groups: when every member is terminal, its rewards are written and the group becomes ready, scored or filtered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.pool import history
+from orchestrator.pool.steps import StoredStep, trajectories
+from orchestrator.pool.tables import attempts, groups, rewards, rollouts, tasks, verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A terminal rollout with what its reward is made of; `performance` is None without a verdict."""
+
+    rollout_id: int
+    member: int
+    attempt: int
+    state: RolloutState
+    failure: FailureClass
+    reason: str | None
+    performance: float | None
+    verdict_revision: int | None
+    agent_s: float
+    queued_s: float
+    steps: Sequence[StoredStep]
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalGroup:
+    """A dispatched group, locked, whose members are all terminal."""
+
+    group_id: int
+    purpose: Purpose
+    domain: str
+    pinned_version: int | None
+    settings: dict[str, Any]
+    members: Sequence[GroupMember]
+
+
+async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int) -> TerminalGroup | None:
+    """Lock the group row first, then look at its members; None while one is unfinished or the group is no longer dispatched.
+
+    Without the lock two last members that end at once would each see the other unfinished, and the group would hang.
+    """
+    group = (
+        await connection.execute(
+            select(
+                groups.c.state, groups.c.purpose, groups.c.domain, groups.c.pinned_version, tasks.c.settings
+            )
+            .join(tasks, tasks.c.task_id == groups.c.task_id)
+            .where(groups.c.group_id == group_id)
+            .with_for_update(of=groups)
+        )
+    ).first()
+    if group is None or group.state != GroupState.DISPATCHED:
+        return None
+    newest = (
+        select(verdicts.c.rollout_id, func.max(verdicts.c.revision).label("revision"))
+        .group_by(verdicts.c.rollout_id)
+        .join(rollouts, rollouts.c.rollout_id == verdicts.c.rollout_id)
+        .where(rollouts.c.group_id == group_id)
+        .subquery()
+    )
+    rows = (
+        await connection.execute(
+            select(
+                rollouts,
+                attempts.c.agent_s,
+                attempts.c.queued_s,
+                verdicts.c.reward,
+                verdicts.c.revision.label("verdict_revision"),
+            )
+            .join(
+                attempts,
+                (attempts.c.rollout_id == rollouts.c.rollout_id) & (attempts.c.attempt == rollouts.c.attempt),
+                isouter=True,
+            )
+            .join(newest, newest.c.rollout_id == rollouts.c.rollout_id, isouter=True)
+            .join(
+                verdicts,
+                (verdicts.c.rollout_id == newest.c.rollout_id) & (verdicts.c.revision == newest.c.revision),
+                isouter=True,
+            )
+            .where(rollouts.c.group_id == group_id)
+            .order_by(rollouts.c.member)
+        )
+    ).all()
+    if any(RolloutState(row.state) not in ROLLOUT_TERMINAL for row in rows):
+        return None
+    verified = [(row.rollout_id, row.attempt) for row in rows if row.state == RolloutState.VERIFIED]
+    recorded = await trajectories(connection, run_id, verified)
+    members = [
+        GroupMember(
+            row.rollout_id,
+            row.member,
+            row.attempt,
+            RolloutState(row.state),
+            FailureClass(row.failure_class),
+            row.reason,
+            row.reward,
+            row.verdict_revision,
+            row.agent_s or 0.0,
+            row.queued_s or 0.0,
+            recorded.get(row.rollout_id, []),
+        )
+        for row in rows
+    ]
+    return TerminalGroup(
+        group_id, Purpose(group.purpose), group.domain, group.pinned_version, group.settings, members
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewReward:
+    """One revision of a rollout's reward with every component. baseline, divisor, advantage: None where nothing is compared."""
+
+    rollout_id: int
+    attempt: int
+    verdict_revision: int
+    performance: float
+    speed: float
+    process: float
+    alpha: float
+    beta: float
+    total: float
+    t_agent: float
+    t_base: float | None
+    baseline: float | None
+    divisor: float | None
+    advantage: float | None
+    per_step: Sequence[Mapping[str, Any]]
+
+
+async def write_rewards(connection: AsyncConnection, run_id: int, written: Sequence[NewReward]) -> None:
+    """Append the next revision of each rollout's reward."""
+    for reward in written:
+        revision = func.coalesce(
+            select(func.max(rewards.c.revision) + 1)
+            .where(rewards.c.rollout_id == reward.rollout_id)
+            .scalar_subquery(),
+            1,
+        )
+        await connection.execute(
+            insert(rewards).values(
+                run_id=run_id,
+                rollout_id=reward.rollout_id,
+                revision=revision,
+                verdict_revision=reward.verdict_revision,
+                attempt=reward.attempt,
+                performance=reward.performance,
+                speed=reward.speed,
+                process=reward.process,
+                alpha=reward.alpha,
+                beta=reward.beta,
+                total=reward.total,
+                t_agent=reward.t_agent,
+                t_base=reward.t_base,
+                baseline=reward.baseline,
+                divisor=reward.divisor,
+                advantage=reward.advantage,
+                per_step=list(reward.per_step),
+            )
+        )
+
+
+async def conclude(connection: AsyncConnection, group_id: int, state: GroupState, reason: str | None) -> bool:
+    """DISPATCHED → ready, scored, filtered or dead; False when the race was lost."""
+    return await history.move_group(connection, group_id, GroupState.DISPATCHED, state, reason=reason)
