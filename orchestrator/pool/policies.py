@@ -62,4 +62,4 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
             .where(batches.c.run_id == run_id, batches.c.state == "committed")
         )
     ).one()
-    return Progress(row.b, row.t)
+    return Progress(row.n_batches, row.n_steps)
