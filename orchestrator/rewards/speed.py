@@ -1,0 +1,76 @@
+"""The speed bonus: h(T/T_base) with h(x) = 1/(1+x), paid once, at the end of a rollout, and only if its performance is > 0.
+
+T is the agent's own time: the attempt's wall time without platform queueing (waiting for the gateway, a rollout server or a
+sandbox), which says nothing about the policy. T_base is the task's reference time, else the median of the member's successful
+siblings; a lone success is its own base.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+SHORTEST_S = 1e-3  # durations are clamped to it: a clock's resolution must not make a ratio infinite
+
+
+class SpeedBase(StrEnum):
+    """Where T_base comes from."""
+
+    REFERENCE = "reference"
+    SIBLINGS = "siblings"
+    ITSELF = "itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One member's bonus and what made it. Unpaid: `bonus` is 0 and there is no base. Times in seconds."""
+
+    agent_s: float  # T
+    base_s: float | None = None  # T_base
+    base: SpeedBase | None = None
+    bonus: float = 0.0  # h(T/T_base), in (0, 1)
+
+
+def agent_seconds(wall_s: float, queued_s: float) -> float:
+    """T: what is left of the wall time without platform queueing, at least SHORTEST_S.
+
+    >>> agent_seconds(wall_s=31.0, queued_s=19.0)
+    12.0
+    """
+    return max(SHORTEST_S, wall_s - queued_s)
+
+
+def h(x: float) -> float:
+    """1/(1+x), decreasing: 1 for no time at all, 1/2 at the base time, 1/3 at twice the base time."""
+    return 1 / (1 + x)
+
+
+def speed_bonuses(
+    performance: Sequence[float], agent_s: Sequence[float], reference_s: float | None = None
+) -> list[Speed]:
+    """The bonuses of a group's trainable members, in the order of the arguments.
+
+    Three of four succeed, after 10, 20 and 40 s. Their bases are the medians of the other two: 30, 25 and 15 s.
+
+    >>> [round(s.bonus, 3) for s in speed_bonuses([1, 1, 0, 1], [10, 20, 5, 40])]
+    [0.75, 0.556, 0.0, 0.273]
+    >>> [round(s.bonus, 3) for s in speed_bonuses([1, 1, 0, 1], [10, 20, 5, 40], reference_s=20)]
+    [0.667, 0.5, 0.0, 0.333]
+    """
+    assert len(performance) == len(agent_s)
+    assert reference_s is None or reference_s > 0
+    times = [max(SHORTEST_S, t) for t in agent_s]
+    speeds: list[Speed] = []
+    for i, t in enumerate(times):
+        if performance[i] <= 0:
+            speeds.append(Speed(t))
+            continue
+        siblings = [other for j, other in enumerate(times) if j != i and performance[j] > 0]
+        if reference_s is not None:
+            base, base_s = SpeedBase.REFERENCE, reference_s
+        elif siblings:
+            base, base_s = SpeedBase.SIBLINGS, median(siblings)
+        else:
+            base, base_s = SpeedBase.ITSELF, t
+        speeds.append(Speed(t, base_s, base, h(t / base_s)))
+    return speeds

@@ -1,0 +1,196 @@
+"""Admission: how many groups may be dispatched now, from which domains, and what is checked before a run starts.
+
+Staleness is bounded here, by not starting too much, never by throwing finished work away: discarding old groups would starve
+long tasks for ever. A group may be dispatched while
+
+    outstanding < N                            outstanding = dispatched − resolved − consumed, ready groups included
+    dispatched − resolved < (S+1+v)·P          v = committed batches
+    running rollouts + G ≤ the bound for running rollouts
+
+All are counted from rows, so a restart changes nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.scheduling.window import window_size
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What shapes the queue of one run. `check_queue` says whether the numbers fit together."""
+
+    in_flight: int  # N: groups dispatched and neither resolved nor consumed
+    batch_groups: int  # P
+    group_size: int  # G
+    max_staleness: int  # S, in batches
+    running_rollouts: int  # bound for rollouts that are queued for a runner or running
+    policy: str = "windowed"
+    window_fraction: float = 0.3  # f
+    min_batch_groups: int | None = None  # P_min of the last, short batch; None: ⌈P/2⌉
+
+    @property
+    def window(self) -> int:
+        """W, in queue positions."""
+        return window_size(self.in_flight, self.window_fraction)
+
+    @property
+    def short_batch(self) -> int:
+        """P_min: the fewest groups that the run's last batch may close with."""
+        return math.ceil(self.batch_groups / 2) if self.min_batch_groups is None else self.min_batch_groups
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """The run's queue in numbers. Only groups of purpose train that have a seq count: what was filtered before dispatch does not."""
+
+    dispatched: int = 0  # groups that ever got a seq
+    resolved: int = 0  # of those: filtered or dead, never trained
+    consumed: int = (
+        0  # of those: in a committed batch whose version is published (no publish wanted: committed)
+    )
+    committed_batches: int = 0  # v, without voided ones
+    running_rollouts: int = 0  # rollouts of dispatched groups that are queued for a runner or running
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that hold one of the N places."""
+        return self.dispatched - self.resolved - self.consumed
+
+
+def dispatchable(counts: QueueCounts, settings: QueueSettings) -> int:
+    """How many groups of the run's usual size may be dispatched now. Where groups have sizes of their own, ask `fitting` too.
+
+    N = 8, P = 4, S = 1, G = 4, 64 running rollouts. At the start all 8 places are free, and (1+1+0)·4 = 8 groups fit the
+    staleness bound. With 6 dispatched and one of them resolved, 3 more:
+
+    >>> settings = QueueSettings(in_flight=8, batch_groups=4, group_size=4, max_staleness=1, running_rollouts=64)
+    >>> dispatchable(QueueCounts(), settings), dispatchable(QueueCounts(dispatched=6, resolved=1), settings)
+    (8, 3)
+
+    Strict on running rollouts: up to G−1 runners may stand idle; a bound of (runners + G − 1) keeps them all busy.
+    """
+    places = settings.in_flight - counts.outstanding
+    fresh = (settings.max_staleness + 1 + counts.committed_batches) * settings.batch_groups
+    fresh -= counts.dispatched - counts.resolved
+    slots = (settings.running_rollouts - counts.running_rollouts) // settings.group_size
+    return max(0, min(places, fresh, slots))
+
+
+def fitting(sizes: Sequence[int], running_rollouts: int, settings: QueueSettings) -> int:
+    """How many of the groups chosen for dispatch, of these sizes and in this order, fit under the bound for running rollouts.
+
+    The first that does not fit holds back the others, so that small groups cannot starve a large one. A group larger than the
+    bound would wait for ever: it must be refused when it is submitted.
+
+    >>> fitting([4, 16, 4], 44, QueueSettings(8, 4, 4, 1, running_rollouts=64))
+    2
+    """
+    count, used = 0, running_rollouts
+    for size in sizes:
+        used += size
+        if used > settings.running_rollouts:
+            break
+        count += 1
+    return count
+
+
+def next_domain(
+    shares: Mapping[str, float], served: Mapping[str, int], accepted: Mapping[str, int]
+) -> str | None:
+    """The domain of the next group: the one furthest behind its share among those with accepted groups; None: nothing to serve.
+
+    `shares` are the stage's weights (any scale), `served` its dispatched groups, `accepted` the groups that wait. A domain without
+    accepted groups lends its turn, and is paid back when groups come: over the whole stage if `served` counts the whole stage,
+    at most share·K groups if it counts the last K dispatches. Ties go to the larger share, then to the earlier in `shares`.
+    While every domain has groups, served stays within (−(D−1), 1) of its share of the total, D domains.
+
+    >>> next_domain({"coding": 0.75, "general": 0.25}, {"coding": 3}, {"coding": 9, "general": 2})
+    'general'
+    >>> next_domain({"coding": 0.75, "general": 0.25}, {"coding": 3}, {"coding": 9})
+    'coding'
+    """
+    scale = sum(shares.values())
+    turn = sum(served.get(domain, 0) for domain in shares) + 1
+    best: str | None = None
+    best_rank = (-math.inf, 0.0)
+    for domain, share in shares.items():
+        rank = (round(share / scale * turn - served.get(domain, 0), 9), share)
+        if share > 0 and accepted.get(domain, 0) > 0 and rank > best_rank:
+            best, best_rank = domain, rank
+    return best
+
+
+def choose_domains(
+    shares: Mapping[str, float], served: Mapping[str, int], accepted: Mapping[str, int], room: int
+) -> list[str]:
+    """The domains of the next groups, in dispatch order, at most `room`: `next_domain` as often as it has an answer.
+
+    >>> choose_domains({"coding": 2, "agent": 1, "general": 1}, {}, {"coding": 9, "agent": 9, "general": 1}, room=8)
+    ['coding', 'agent', 'general', 'coding', 'coding', 'agent', 'coding', 'coding']
+    """
+    now, left = Counter(served), Counter(accepted)
+    chosen: list[str] = []
+    while len(chosen) < room and (domain := next_domain(shares, now, left)) is not None:
+        chosen.append(domain)
+        now[domain] += 1
+        left[domain] -= 1
+    return chosen
+
+
+def check_queue(settings: QueueSettings) -> None:
+    """Raise ConfigurationError, one sentence, when the numbers could not run: a batch that never fills, a group that never starts."""
+    s = settings
+    wrong = None
+    if s.batch_groups < 1 or s.max_staleness < 0:
+        wrong = f"a batch needs at least 1 group and staleness cannot be negative, not {s.batch_groups} and {s.max_staleness}"
+    elif s.in_flight < s.batch_groups:
+        wrong = (
+            f"in_flight is {s.in_flight} but a batch takes {s.batch_groups} groups, which would never be there together: "
+            f"set in_flight to at least {s.batch_groups} (N >= P)"
+        )
+    elif s.group_size < 2:
+        wrong = f"group_size is {s.group_size}, but a group is compared with itself: set it to at least 2"
+    elif s.running_rollouts < s.group_size:
+        wrong = (
+            f"running_rollouts is {s.running_rollouts} but a group has {s.group_size} rollouts and would never start: "
+            f"set it to at least {s.group_size}"
+        )
+    elif not 0 < s.window_fraction <= 1:
+        wrong = f"window_fraction is {s.window_fraction}: set it above 0 and at most 1"
+    elif not 1 <= s.short_batch <= s.batch_groups:
+        wrong = f"min_batch_groups is {s.short_batch}: set it between 1 and {s.batch_groups}"
+    if wrong is not None:
+        raise ConfigurationError(f"queue: {wrong}")
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raise ConfigurationError when a stage's domain shares serve nothing."""
+    if not shares or any(not 0 <= share < math.inf for share in shares.values()) or sum(shares.values()) <= 0:
+        raise ConfigurationError(
+            f"stage: shares must be numbers >= 0 with at least one above 0, not {dict(shares)}"
+        )
+
+
+def window_reach(settings: QueueSettings, longest_s: float, mean_s: float) -> float:
+    """(N+W) / (slots · T_max/T_mean): below 1, the window idles the trainer while the slowest group runs.
+
+    slots = running rollouts / G; `longest_s` and `mean_s` are durations of whole groups, in seconds.
+    """
+    slots = settings.running_rollouts / settings.group_size
+    return (settings.in_flight + settings.window) / (slots * longest_s / mean_s)
+
+
+def idle_warning(settings: QueueSettings, longest_s: float, mean_s: float) -> str | None:
+    """One sentence for the log when `window_reach` is below 1, else None."""
+    reach = window_reach(settings, longest_s, mean_s)
+    if reach >= 1:
+        return None
+    return (
+        f"the window will idle the trainer: (N+W)/(slots*T_max/T_mean) = ({settings.in_flight}+{settings.window})/"
+        f"({settings.running_rollouts / settings.group_size:g}*{longest_s / mean_s:g}) = {reach:.2f} < 1; "
+        f"raise queue.in_flight or queue.window_fraction, or shorten the longest groups"
+    )

@@ -1,0 +1,63 @@
+"""A recorded history, turned back into the claims that the policy would have made.
+
+The auditor's view of the window: the history of a real run goes in, and every claim is judged by the pure policy against what
+was recorded before it. It needs the history in commit order: whatever makes a group ready or resolved, and every take, must
+write its history row while it holds the lock of the run's queue row.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from orchestrator.contracts.states import GroupState
+from orchestrator.scheduling.policies import Policy
+from orchestrator.scheduling.window import UNTAKEN, QueueRow
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A group with a seq entered `state`; `order` ascends in commit order (the history row's id)."""
+
+    order: int
+    seq: int
+    state: GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Consecutive takes of the history. `derived` is what the policy takes there, `recorded` what was taken; both ascend."""
+
+    order: int
+    recorded: tuple[int, ...]
+    derived: tuple[int, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return self.recorded == self.derived
+
+
+def replay(transitions: Iterable[Transition], policy: Policy) -> list[Claim]:
+    """Derive every claim anew. A claim is judged against the recorded state before it, so one bad claim spoils no later one.
+
+    Consecutive takes are one claim: their number is read from the history, their positions are not. A rewind (trained or taken →
+    ready) is a transition like any other.
+    """
+    return list(_claims(sorted(transitions, key=lambda t: t.order), policy))
+
+
+def _claims(history: list[Transition], policy: Policy) -> Iterator[Claim]:
+    untaken: dict[int, QueueRow] = {}
+    for takes, run in groupby(history, key=lambda t: t.state == GroupState.TAKEN):
+        events = list(run)
+        if takes:
+            rows = [untaken[seq] for seq in sorted(untaken)]
+            yield Claim(
+                events[0].order,
+                tuple(sorted(event.seq for event in events)),
+                tuple(sorted(policy.takeable(rows, len(events)))),
+            )
+        for event in events:
+            if event.state in UNTAKEN:
+                untaken[event.seq] = QueueRow(event.seq, event.state)
+            else:
+                untaken.pop(event.seq, None)

@@ -1,0 +1,138 @@
+"""Process signals, one by one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.rewards.process import (
+    SIGNALS,
+    ParsedAction,
+    ToolCall,
+    ill_formed_tool_call,
+    language_mixing,
+    process_score,
+    reasoning_structure,
+)
+
+ENGLISH = "We list the files first and count the lines of each one, then add the numbers."
+CHINESE = "我们先列出所有文件，然后数一下每个文件有多少行，最后把数字加起来。"
+GERMAN = "Für jede Datei zählen wir zuerst die Zeilen und addieren danach die Größen."
+RUSSIAN = "Сначала посчитаем строки каждого файла, а потом сложим полученные числа."
+
+
+def call(arguments: str, name: str = "bash") -> ToolCall:
+    return ToolCall(name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("action", "penalty"),
+    [
+        (ParsedAction(content="7"), 0.0),
+        (ParsedAction(tool_calls=(call('{"command": "ls"}'),)), 0.0),
+        (ParsedAction(tool_calls=(call("{}"), call("{}"))), 0.0),
+        (ParsedAction(content="<tool_call>{", parse="ill_formed"), -1.0),
+        (ParsedAction(tool_calls=(call("ls -l"),)), -1.0),
+        (ParsedAction(tool_calls=(call('["ls"]'),)), -1.0),
+        (ParsedAction(tool_calls=(call("{}"), call("{}", name=""), call("{}"), call("{}"))), -0.25),
+        (ParsedAction(tool_calls=(call("[" * 100_000),)), -1.0),
+    ],
+)
+def test_an_ill_formed_tool_call_costs_its_share_of_the_calls(action: ParsedAction, penalty: float) -> None:
+    assert ill_formed_tool_call(action) == penalty
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ENGLISH, CHINESE, GERMAN, RUSSIAN, "", "λ = 0.5, so 2·λ + α ≥ 1 holds for every value that we try"],
+)
+def test_text_in_one_language_mixes_nothing(text: str) -> None:
+    assert language_mixing(ParsedAction(content=text, reasoning=text)) == 0
+
+
+def test_technical_terms_in_chinese_text_and_code_in_any_script_are_no_mixing() -> None:
+    assert (
+        language_mixing(ParsedAction(content="我用 Python 和 bash 写了一个脚本，它会统计 CSV 文件的行数。"))
+        == 0
+    )
+    assert language_mixing(ParsedAction(content=f"{ENGLISH}\n```\nprint('{CHINESE}')\n```")) == 0
+    assert language_mixing(ParsedAction(content=f"{ENGLISH} The heading is `总计总计总计`.")) == 0
+
+
+def test_reasoning_and_content_may_each_have_their_own_language() -> None:
+    assert language_mixing(ParsedAction(reasoning=ENGLISH, content=CHINESE)) == 0
+
+
+def test_half_a_text_in_another_script_costs_most_and_a_word_costs_little() -> None:
+    half = language_mixing(ParsedAction(reasoning=f"{ENGLISH} {RUSSIAN}"))
+    word = language_mixing(ParsedAction(reasoning=f"{ENGLISH} {ENGLISH} {ENGLISH} 然后数一下"))
+    assert -1 <= half < -0.6
+    assert half < word < 0
+    assert language_mixing(ParsedAction(reasoning=f"{ENGLISH} {ENGLISH} 数")) == 0, "5 % is tolerated"
+
+
+def test_the_worse_of_reasoning_and_content_counts() -> None:
+    mixed = f"{ENGLISH} {RUSSIAN}"
+    assert language_mixing(ParsedAction(content=mixed)) == language_mixing(
+        ParsedAction(reasoning=ENGLISH, content=mixed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "penalty"),
+    [
+        (ParsedAction(content="7"), 0.0),
+        (ParsedAction(tool_calls=(call("{}"),)), 0.0),
+        (ParsedAction(), -1.0),
+        (ParsedAction(content=" \n"), -1.0),
+        (ParsedAction(reasoning="so it is 7", content="</think>7"), -1.0),
+        (ParsedAction(reasoning="<think>so it is 7", content="7"), -1.0),
+        (ParsedAction(reasoning='<tool_call>{"name": "bash"}', content="7"), -1.0),
+        (ParsedAction(content="write `<think>` before the plan"), 0.0),
+        (ParsedAction(reasoning="a\nb\nc\na\nb\nc", content="7"), -0.5),
+        (ParsedAction(reasoning="a\na\na\na\na", content="7"), 0.0),
+        (ParsedAction(reasoning="a\nb\nc\nd\ne\ne", content="7"), 0.0),
+    ],
+)
+def test_reasoning_is_separate_and_does_not_go_in_circles(action: ParsedAction, penalty: float) -> None:
+    assert reasoning_structure(action) == penalty
+
+
+def test_a_recorded_reply_is_read_in_both_shapes_of_a_tool_call() -> None:
+    nested = {
+        "content": None,
+        "tool_calls": [{"id": "c1", "function": {"name": "bash", "arguments": '{"a": 1}'}}],
+    }
+    flat = {"reasoning": "hm", "tool_calls": [{"name": "bash", "arguments": {"a": 1}}]}
+    assert ParsedAction.from_reply(nested, "ok").tool_calls == (call('{"a": 1}'),)
+    assert ParsedAction.from_reply(flat, "ok") == ParsedAction("", "hm", (call('{"a": 1}'),), "ok")
+    assert ParsedAction.from_reply({}, "ill_formed") == ParsedAction(parse="ill_formed")
+
+
+def test_a_step_pays_the_sum_of_its_signals_and_never_more_than_one() -> None:
+    action = ParsedAction(content="</think>", parse="ill_formed")
+    score = process_score(action)
+    assert dict(score.signals) == {
+        "ill_formed_tool_call": -1.0,
+        "language_mixing": 0.0,
+        "reasoning_structure": -1.0,
+    }
+    assert score.value == -1
+    assert process_score(action, ("language_mixing",)).value == 0
+    assert process_score(action, ()).value == 0
+
+
+@given(
+    st.builds(
+        ParsedAction,
+        content=st.text(max_size=80),
+        reasoning=st.text(max_size=80),
+        tool_calls=st.lists(st.builds(ToolCall, st.text(max_size=4), st.text(max_size=12)), max_size=3).map(
+            tuple
+        ),
+        parse=st.sampled_from(["ok", "ill_formed"]),
+    )
+)
+def test_every_signal_of_any_text_lies_between_minus_one_and_zero(action: ParsedAction) -> None:
+    for name, signal in SIGNALS.items():
+        assert -1 <= signal(action) <= 0, name
+    assert -1 <= process_score(action).value <= 0

@@ -1,0 +1,129 @@
+"""Returns, baseline, advantage, and groups that teach nothing."""
+
+from dataclasses import replace
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.rewards.composite import Outcome, RolloutReward, group_rewards
+from orchestrator.rewards.process import ParsedAction
+from orchestrator.rewards.returns import group_advantages, returns_to_go, zero_signal
+from orchestrator.rewards.settings import RewardSettings
+
+GOOD, BAD = ParsedAction(content="7"), ParsedAction(content="<call", parse="ill_formed")
+DEFAULT = RewardSettings()
+
+
+def group(*members: tuple[float, float, list[ParsedAction]]) -> list[RolloutReward]:
+    outcomes = [Outcome(i, performance, t, actions) for i, (performance, t, actions) in enumerate(members)]
+    return group_rewards(outcomes, DEFAULT, reference_s=10.0)
+
+
+def test_a_group_of_two_gets_the_numbers_worked_out_by_hand() -> None:
+    """Success in 10 s with a bad first of two steps: r = −0.05, 1.05; failure in one good step: r = 0. B = (1.0 + 0)/2."""
+    first, second = group_advantages(group((1.0, 10.0, [BAD, GOOD]), (0.0, 10.0, [GOOD])), DEFAULT)
+    assert [step.return_to_go for step in first.steps] == pytest.approx([1.0, 1.05])
+    assert [step.advantage for step in first.steps] == pytest.approx([0.5, 0.55])
+    assert [step.advantage for step in second.steps] == pytest.approx([-0.5])
+    assert [first.rollout_return, first.baseline, first.divisor] == pytest.approx([1.0, 0.5, 1.0])
+    assert second.baseline == first.baseline
+
+
+def test_leave_one_out_compares_a_member_with_the_others_only() -> None:
+    members = group_advantages(
+        group((1.0, 10.0, [GOOD]), (0.0, 1.0, [GOOD]), (0.0, 1.0, [GOOD])),
+        replace(DEFAULT, leave_one_out=True),
+    )
+    assert [m.baseline for m in members] == pytest.approx([0.0, 1.05 / 2, 1.05 / 2])
+
+
+def test_advantage_std_divides_by_the_spread_of_performance_not_of_returns() -> None:
+    rewards = group((1.0, 10.0, [GOOD]), (1.0, 40.0, [GOOD]), (0.0, 1.0, [GOOD]), (0.0, 1.0, [BAD]))
+    plain = group_advantages(rewards, DEFAULT)
+    scaled = group_advantages(rewards, replace(DEFAULT, advantage_std=True))
+    assert all(m.divisor == 0.5 + 1e-4 for m in scaled)
+    for a, b in zip(plain, scaled, strict=True):
+        assert b.steps[0].advantage == pytest.approx(a.steps[0].advantage / (0.5 + 1e-4))
+
+
+def test_a_marked_step_counts_in_the_returns_and_does_not_train() -> None:
+    outcomes = [Outcome(0, 1.0, 10.0, [GOOD, BAD, GOOD], marked={1}), Outcome(1, 0.0, 10.0, [GOOD])]
+    member = group_advantages(group_rewards(outcomes, DEFAULT, 10.0), DEFAULT)[0]
+    assert [step.weight for step in member.steps] == [1, 0, 1]
+    assert member.steps[0].return_to_go == pytest.approx(1.05 - 0.1 / 3)
+
+
+def test_gamma_discounts_what_comes_later() -> None:
+    rewards = group((1.0, 10.0, [GOOD, GOOD, GOOD]), (0.0, 10.0, [GOOD]))
+    member = group_advantages(rewards, replace(DEFAULT, gamma=0.5))[0]
+    assert [step.return_to_go for step in member.steps] == pytest.approx([1.05 / 4, 1.05 / 2, 1.05])
+    assert member.baseline == pytest.approx(1.05 / 8), "the mean of the discounted returns"
+
+
+def test_equal_performance_is_no_signal_unless_returns_are_asked() -> None:
+    fast_and_slow = group((1.0, 1.0, [GOOD]), (1.0, 100.0, [GOOD]))
+    assert zero_signal(fast_and_slow) and not zero_signal(fast_and_slow, "returns")
+    same = group((0.0, 1.0, [GOOD]), (0.0, 100.0, [GOOD, GOOD]))
+    assert zero_signal(same) and zero_signal(same, "returns")
+    differs = group((0.5, 1.0, [GOOD]), (1.0, 1.0, [GOOD]))
+    assert not zero_signal(differs) and not zero_signal(differs, "returns")
+    assert zero_signal([])
+
+
+def test_equal_returns_from_unequal_performance_are_a_matter_of_the_setting() -> None:
+    equal = [replace(r, total=0.5) for r in group((0.5, 10.0, [GOOD]), (1.0, 10.0, [GOOD]))]
+    assert not zero_signal(equal, "performance") and zero_signal(equal, "returns")
+
+
+def test_a_group_of_one_has_no_baseline() -> None:
+    with pytest.raises(AssertionError, match="no baseline"):
+        group_advantages(group((1.0, 1.0, [GOOD])), DEFAULT)
+
+
+MEMBERS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.25, 1.0]),
+        st.floats(0, 100),
+        st.lists(st.sampled_from([GOOD, BAD]), min_size=1, max_size=6),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@given(MEMBERS, st.booleans(), st.booleans(), st.sampled_from([1.0, 0.9]))
+def test_every_advantage_follows_from_the_stored_numbers(
+    members: list[tuple[float, float, list[ParsedAction]]],
+    leave_one_out: bool,
+    advantage_std: bool,
+    gamma: float,
+) -> None:
+    settings = RewardSettings(leave_one_out=leave_one_out, advantage_std=advantage_std, gamma=gamma)
+    rewards = group(*members)
+    advantages = group_advantages(rewards, settings)
+    whole = [sum(gamma**p * step.reward for p, step in enumerate(reward.steps)) for reward in rewards]
+    assert [m.rollout_return for m in advantages] == pytest.approx(whole)
+    for i, (reward, member) in enumerate(zip(rewards, advantages, strict=True)):
+        others = [value for j, value in enumerate(whole) if j != i] if leave_one_out else whole
+        assert member.baseline == pytest.approx(fmean(others))
+        assert member.divisor == (pstdev([m[0] for m in members]) + 1e-4 if advantage_std else 1)
+        for step in member.steps:
+            literal = sum(
+                gamma ** (p - step.idx) * reward.steps[p].reward for p in range(step.idx, len(reward.steps))
+            )
+            assert step.return_to_go == pytest.approx(literal)
+            assert step.advantage == (step.return_to_go - member.baseline) / member.divisor
+
+
+@given(MEMBERS)
+def test_first_step_advantages_of_a_group_sum_to_zero(
+    members: list[tuple[float, float, list[ParsedAction]]],
+) -> None:
+    advantages = group_advantages(group(*members), DEFAULT)
+    assert sum(member.steps[0].advantage for member in advantages) == pytest.approx(0, abs=1e-9)
+
+
+def test_no_steps_have_no_returns() -> None:
+    assert returns_to_go([]) == []

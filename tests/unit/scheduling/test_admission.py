@@ -1,0 +1,147 @@
+"""Admission: how many, from which domain, and the sentences at start."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.scheduling.admission import (
+    QueueCounts,
+    QueueSettings,
+    check_queue,
+    check_shares,
+    choose_domains,
+    dispatchable,
+    fitting,
+    idle_warning,
+    next_domain,
+    window_reach,
+)
+
+BASE = QueueSettings(in_flight=16, batch_groups=4, group_size=8, max_staleness=1, running_rollouts=64)
+
+
+def test_running_rollouts_bind_first_at_the_start() -> None:
+    assert dispatchable(QueueCounts(), BASE) == 8
+    assert dispatchable(QueueCounts(dispatched=7, running_rollouts=56), BASE) == 1
+    assert dispatchable(QueueCounts(dispatched=7, running_rollouts=57), BASE) == 0, (
+        "7 free slots hold no group of 8"
+    )
+
+
+def test_ready_groups_still_hold_their_place() -> None:
+    settings = replace(BASE, max_staleness=9)
+    assert dispatchable(QueueCounts(dispatched=16, running_rollouts=0), settings) == 0
+
+
+def test_staleness_admits_s_plus_1_batches_ahead_of_the_committed_ones() -> None:
+    wide = replace(BASE, running_rollouts=10_000)
+    assert dispatchable(QueueCounts(), wide) == 8  # (1+1+0)·4
+    assert dispatchable(QueueCounts(dispatched=8), wide) == 0
+    assert dispatchable(QueueCounts(dispatched=8, consumed=4, committed_batches=1), wide) == 4
+    assert dispatchable(QueueCounts(dispatched=8, committed_batches=1), wide) == 4, (
+        "committed, not yet published"
+    )
+
+
+def test_groups_resolved_without_training_make_room_for_others() -> None:
+    wide = replace(BASE, running_rollouts=10_000)
+    assert dispatchable(QueueCounts(dispatched=8, resolved=3), wide) == 3
+
+
+def test_what_is_over_a_bound_is_no_negative_number_of_groups() -> None:
+    assert dispatchable(QueueCounts(dispatched=40, running_rollouts=100), BASE) == 0
+
+
+def test_a_large_group_waits_for_room_and_is_not_overtaken() -> None:
+    assert fitting([8, 8], 48, BASE) == 2
+    assert fitting([8, 16, 1], 48, BASE) == 1
+    assert fitting([65], 0, BASE) == 0
+    assert fitting([], 0, BASE) == 0
+
+
+def test_the_first_domains_of_a_stage_follow_the_shares_exactly() -> None:
+    shares = {"coding": 3.0, "general": 1.0}
+    assert (
+        choose_domains(shares, {}, {"coding": 9, "general": 9}, 8)
+        == ["coding", "coding", "general", "coding"] * 2
+    )
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=6),
+    st.integers(1, 300),
+)
+def test_the_served_mix_stays_near_the_shares(weights: list[int], room: int) -> None:
+    shares = {f"d{i}": float(weight) for i, weight in enumerate(weights)}
+    chosen = choose_domains(shares, {}, dict.fromkeys(shares, room), room)
+    assert len(chosen) == room
+    for domain, share in shares.items():
+        ahead = chosen.count(domain) - room * share / sum(weights)
+        assert -max(1, len(weights) - 1) - 1e-6 < ahead < 1 + 1e-6
+
+
+def test_a_domain_without_groups_lends_its_turn_and_is_paid_back() -> None:
+    shares = {"reasoning": 1.0, "coding": 1.0}
+    assert choose_domains(shares, {}, {"coding": 4}, 9) == ["coding"] * 4
+    assert choose_domains(shares, {"coding": 4}, {"coding": 9, "reasoning": 9}, 6) == [
+        *["reasoning"] * 4, "reasoning", "coding",
+    ]  # fmt: skip
+
+
+def test_counting_the_last_k_dispatches_bounds_what_is_paid_back() -> None:
+    shares = {"reasoning": 1.0, "coding": 1.0}
+    history = ["coding"] * 1000
+    for _ in range(40):
+        recent = history[-8:]
+        served = {domain: recent.count(domain) for domain in shares}
+        history.append(next_domain(shares, served, {"coding": 1, "reasoning": 1}) or "")
+    assert history[1000:1004] == ["reasoning"] * 4, "half of the last 8 is paid back"
+    assert "coding" in history[1004:1010]
+    assert all(abs(history[k : k + 8].count("coding") - 4) <= 1 for k in range(1008, 1033))
+
+
+def test_a_domain_without_a_share_is_not_served_in_this_stage() -> None:
+    assert next_domain({"coding": 1.0, "agent": 0.0}, {}, {"agent": 5}) is None
+    assert next_domain({"coding": 1.0}, {}, {"agent": 5}) is None
+    assert choose_domains({"coding": 1.0}, {}, {"agent": 5, "coding": 2}, 5) == ["coding", "coding"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"in_flight": 3}, "in_flight is 3 but a batch takes 4 groups.*N >= P"),
+        ({"batch_groups": 0}, "at least 1 group"),
+        ({"max_staleness": -1}, "cannot be negative"),
+        ({"group_size": 1}, "group_size is 1"),
+        ({"running_rollouts": 7}, "running_rollouts is 7 but a group has 8"),
+        ({"window_fraction": 0.0}, "window_fraction is 0.0"),
+        ({"window_fraction": 1.5}, "window_fraction is 1.5"),
+        ({"min_batch_groups": 5}, "min_batch_groups is 5: set it between 1 and 4"),
+        ({"min_batch_groups": 0}, "min_batch_groups is 0"),
+    ],
+    ids=lambda x: str(x),
+)
+def test_numbers_that_cannot_run_are_refused_in_one_sentence(change: dict[str, float], sentence: str) -> None:
+    check_queue(BASE)
+    with pytest.raises(ConfigurationError, match=sentence):
+        check_queue(replace(BASE, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shares", [{}, {"coding": 0.0}, {"coding": -1.0, "agent": 2.0}, {"coding": float("nan")}]
+)
+def test_shares_that_serve_nothing_are_refused(shares: dict[str, float]) -> None:
+    check_shares({"coding": 3.0, "agent": 0.0})
+    with pytest.raises(ConfigurationError, match="shares"):
+        check_shares(shares)
+
+
+def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
+    settings = replace(BASE, in_flight=8, running_rollouts=64)  # W = 2, slots = 8
+    assert window_reach(settings, longest_s=50, mean_s=10) == (8 + 2) / (8 * 5)
+    warning = idle_warning(settings, longest_s=50, mean_s=10)
+    assert warning is not None and "(8+2)/(8*5) = 0.25 < 1" in warning
+    assert idle_warning(settings, longest_s=12.5, mean_s=10) is None, "exactly 1 is enough"

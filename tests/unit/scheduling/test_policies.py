@@ -1,0 +1,51 @@
+"""Policies by name."""
+
+import pytest
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.states import GroupState
+from orchestrator.scheduling import policies
+from orchestrator.scheduling.policies import Greedy, Windowed, queue_policy
+from orchestrator.scheduling.window import QueueRow
+
+ROWS = [
+    QueueRow(3, GroupState.READY),
+    QueueRow(4, GroupState.DISPATCHED),
+    QueueRow(5, GroupState.READY),
+    QueueRow(9, GroupState.READY),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"), [("fifo", [3]), ("windowed", [3, 5]), ("greedy", [3, 5, 9])], ids=lambda x: str(x)
+)
+def test_each_built_in_policy_takes_its_own_share_of_the_same_rows(name: str, taken: list[int]) -> None:
+    policy = queue_policy(name, in_flight=8, fraction=0.5)
+    needed = policy.rows_needed(8)
+    assert policy.takeable(ROWS, 8) == policy.takeable(ROWS[:needed], 8) == taken
+
+
+def test_the_windowed_policy_has_a_window_of_the_fraction() -> None:
+    assert queue_policy("windowed", 20, 0.3) == Windowed(6)
+    assert queue_policy("fifo", 20, 0.3) == Windowed(1)
+    assert queue_policy("greedy", 20, 0.3) == Greedy()
+
+
+def test_an_unknown_policy_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"'lifo' is unknown; known: .*fifo.*greedy.*windowed"):
+        queue_policy("lifo", 8, 0.3)
+
+
+def test_a_third_party_registers_a_policy_by_entry_point(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    info = tmp_path / "newest_first-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: newest-first\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{policies.ENTRY_POINT_GROUP}]\nnewest = newest_first:make\n")
+    (tmp_path / "newest_first.py").write_text(
+        "class Newest:\n"
+        "    def rows_needed(self, wanted): return None\n"
+        "    def takeable(self, rows, wanted): return [r.seq for r in rows if r.state == 'ready'][::-1][:wanted]\n"
+        "def make(in_flight, fraction): return Newest()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert queue_policy("newest", 8, 0.3).takeable(ROWS, 2) == [9, 5]
