@@ -1,0 +1,85 @@
+"""Whose sandbox is it, and does that process still live?
+
+A record `<root>/<id>.json` exists from before a sandbox's directory and control group are made until after they
+are gone, so that whatever a killed owner leaves behind is found by its record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sandboxes import procfs
+from sandboxes.base import SandboxError
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, identified beyond reuse of its number: machine boot, pid namespace, pid, start time."""
+
+    boot: str
+    namespace: str
+    pid: int
+    start: int
+
+    @classmethod
+    def current(cls) -> Owner:
+        found = procfs.stat(os.getpid())
+        assert found is not None
+        return cls(_boot(), os.readlink("/proc/self/ns/pid"), os.getpid(), found.start)
+
+    def is_dead(self) -> bool:
+        """True only for sure: an owner in another pid namespace cannot be judged from here."""
+        if self.boot != _boot():
+            return True
+        if self.namespace != os.readlink("/proc/self/ns/pid"):
+            return False
+        found = procfs.stat(self.pid)
+        return found is None or found.start != self.start or found.state in "ZX"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What it takes to clean up after a sandbox: its owner, control groups, and user id (-1: the owner's own)."""
+
+    id: str
+    owner: Owner
+    cgroups: tuple[str, ...]
+    uid: int
+
+    def write(self, root: Path) -> None:
+        path = record_path(root, self.id)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.rename(path)
+
+
+def record_path(root: Path, sandbox_id: str) -> Path:
+    return root / f"{sandbox_id}.json"
+
+
+def records(root: Path) -> list[Record]:
+    """Every sandbox known below `root`, in no order. Records that vanish while we look are closed sandboxes."""
+    found: list[Record] = []
+    for path in root.glob("*.json"):
+        try:
+            raw = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        found.append(Record(raw["id"], Owner(**raw["owner"]), tuple(raw["cgroups"]), raw["uid"]))
+    return found
+
+
+def prepare_root(root: Path) -> None:
+    """Make the directory that holds sandboxes, or refuse one that somebody else can tamper with."""
+    root.mkdir(mode=0o711, parents=True, exist_ok=True)
+    status = root.lstat()
+    if status.st_uid != os.geteuid() or root.is_symlink():
+        raise SandboxError(f"{root} belongs to somebody else: name another directory for sandboxes")
+    os.chmod(root, 0o711)  # sandbox users pass through, nobody lists or writes
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
