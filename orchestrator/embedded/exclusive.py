@@ -24,7 +24,7 @@ def try_lock(path: Path) -> int | None:
 async def exclusive(path: Path) -> AsyncIterator[None]:
     """Waits until this process alone holds the lock `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    while (handle := try_lock(path)) is None:  # noqa: ASYNC110 (another process frees it)
+    while (handle := try_lock(path)) is None:
         await anyio.sleep(0.02)
     try:
         yield

@@ -106,8 +106,9 @@ class NatsHome:
 
     def before_start(self) -> None:
         """To be called before every start of `argv`: writes the configuration. The default `sync_interval` stays (the streams
-        may be lost, so they need not be synced at every message)."""
-        assert self.running() is None, "two servers on one directory"
+        may be lost, so they need not be synced at every message). Raises ValueError when a server of this directory runs."""
+        if (server := self.running()) is not None:
+            raise ValueError(f"NATS already serves {self.data_dir} (pid {server.pid}); stop it first")
         quote = msgspec.json.encode  # NATS reads JSON strings
         lines = [
             f"listen: {quote(f'{LOOPBACK}:{self.port}').decode()}",

@@ -104,10 +104,11 @@ class PostgresCluster:
     def before_start(self) -> None:
         """To be called before every start of `argv`: writes the configuration and clears away what a dead server left.
 
-        No server of this directory may be running (assert). Backends of a killed server that are still busy are killed, because the
+        Raises ValueError when a server of this directory runs. Backends of a killed server that are still busy are killed, because the
         next server refuses to start beside them. A lock file whose pid now belongs to a stranger is disarmed.
         """
-        assert self.running() is None, "two servers on one data directory"
+        if (server := self.running()) is not None:
+            raise ValueError(f"PostgreSQL already serves {self.pgdata} (pid {server.pid}); stop it first")
         _kill_orphans(self.pgdata)
         _disarm_lock_file(self.pgdata)
         self.sockets.mkdir(mode=0o711, exist_ok=True)

@@ -100,8 +100,14 @@ async def reap(child: subprocess.Popen[bytes]) -> int:
     return child.wait()
 
 
-def kill_group(child: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    """Signals the child's process group. `child` must not have been waited for."""
-    assert child.returncode is None, "a reaped child's number may belong to somebody else"
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, number)
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the child's process group. Does nothing once the child was waited for: its number may be somebody else's."""
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def tell(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signals the child alone. Unlike `Popen.send_signal` this never waits for it, which would free its number too early."""
+    if child.returncode is None:
+        os.kill(child.pid, number)

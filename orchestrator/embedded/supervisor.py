@@ -1,0 +1,229 @@
+"""Keeps the processes of one run directory alive.
+
+    async with Supervisor(layout, on_event=show, obey_signals=True) as supervisor:
+        supervisor.add(*specs)
+        await supervisor.ready()
+        await supervisor.until_stopped()      # SIGINT, SIGTERM or request_stop()
+
+Starts in the order of dependencies, restarts what dies, stops in reverse order; tells everything through `on_event` and the status file.
+One supervisor per run directory: the lock is the kernel's, so a dead supervisor holds none. A supervisor that was killed takes its
+children with it; what survives even that (a stopped process, a grandchild) is ended by the next one before it starts anything.
+
+What it is not: it does not judge a process that lives but hangs; that is the business of leases and watchdogs.
+"""
+
+import graphlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup, TaskStatus
+
+from orchestrator.embedded.exclusive import try_lock
+from orchestrator.embedded.identity import ProcessId, write_atomically
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.leftovers import end_leftovers
+from orchestrator.embedded.process_spec import (
+    ProcessEvent,
+    ProcessSpec,
+    ProcessState,
+    ProcessStatus,
+    SupervisorStatus,
+)
+from orchestrator.embedded.supervised import SupervisedProcess
+
+
+class Supervisor:
+    """`on_event` is called in the event loop after every change of state and must not block. With `obey_signals` (main thread only) SIGINT
+    and SIGTERM ask for a clean stop, from the first moment on; a second one ends the patience: SIGKILL to all that still live."""
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        *,
+        on_event: Callable[[ProcessEvent], None] | None = None,
+        obey_signals: bool = False,
+        leftover_grace_s: float = 5.0,
+    ) -> None:
+        self._layout = layout
+        self._on_event = on_event
+        self._signals = obey_signals
+        self._leftover_grace_s = leftover_grace_s
+        self._processes: dict[str, SupervisedProcess] = {}
+        self._told: dict[str, ProcessStatus] = {}
+        self._change = anyio.Event()
+        self._stopping = anyio.Event()
+        self._me = ProcessId.mine()
+        self._lock: int | None = None
+        self._tasks: TaskGroup | None = None
+        self.leftovers = 0
+        """How many processes of an earlier, killed supervisor were ended at the start."""
+
+    async def __aenter__(self) -> Self:
+        """Raises ValueError when another supervisor has this run directory."""
+        self._layout.create()
+        self._lock = try_lock(self._layout.lock)
+        if self._lock is None:
+            other = ProcessId.read(self._layout.lock)
+            named = f" (pid {other.pid})" if other is not None else ""
+            raise ValueError(
+                f"another supervisor{named} runs in {self._layout.root}; stop it with: penstock down"
+            )
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, msgspec.json.encode(self._me), 0)
+            self.leftovers = await end_leftovers(self._layout, grace_s=self._leftover_grace_s)
+            self._tasks = anyio.create_task_group()
+            await self._tasks.__aenter__()
+            if self._signals:
+                await self._tasks.start(self._obey_signals)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._write_status()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Stops everything, in reverse order, whatever the reason for leaving."""
+        assert self._tasks is not None and self._lock is not None
+        self.request_stop()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._all_at_rest()
+            self._tasks.cancel_scope.cancel()  # only the signals are still listened to
+            return await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            os.close(self._lock)
+
+    def add(self, *specs: ProcessSpec) -> None:
+        """Starts supervising. Returns at once; see `ready`. May be called again with more. Raises ValueError for a name given twice, an
+        unknown dependency, or a circle of dependencies."""
+        assert self._tasks is not None, "the supervisor is not running"
+        new = {spec.name: spec for spec in specs}
+        if len(new) < len(specs) or new.keys() & self._processes.keys():
+            raise ValueError(
+                "two supervised processes have the same name: " + ", ".join(s.name for s in specs)
+            )
+        for spec in specs:
+            for name in spec.after:
+                if name not in new and name not in self._processes:
+                    raise ValueError(f"process {spec.name} comes after {name}, which is not supervised")
+        try:
+            order = list(graphlib.TopologicalSorter({s.name: s.after for s in specs}).static_order())
+        except graphlib.CycleError as error:
+            raise ValueError("these processes wait for each other: " + " → ".join(error.args[1])) from error
+        for name in order:
+            if name in new:
+                after = [self._processes[dependency] for dependency in new[name].after]
+                process = SupervisedProcess(new[name], self._layout, after=after, changed=self._on_change)
+                self._processes[name] = process
+                self._tasks.start_soon(_shielded, process)
+                if self._stopping.is_set():
+                    process.stop()
+
+    def status(self, name: str) -> ProcessStatus:
+        return self._processes[name].status
+
+    async def change(self) -> None:
+        """Returns after the next change of any status."""
+        await self._change.wait()
+
+    async def ready(self) -> None:
+        """Returns when every process has been ready (or has finished). Raises ValueError, with the end of its log, when one failed
+        before, or when the supervisor was stopped meanwhile."""
+        while True:
+            states = [process.status for process in self._processes.values()]
+            for status in states:
+                if status.state is ProcessState.FAILED:
+                    raise ValueError(status.detail or f"{status.name} failed")
+            if self._stopping.is_set():
+                raise ValueError("stopped while starting")
+            done = (
+                process.ready.is_set() or process.status.state is ProcessState.FINISHED
+                for process in self._processes.values()
+            )
+            if all(done):
+                return
+            await self._change.wait()
+
+    def request_stop(self) -> None:
+        """Asks every process to end, dependents first. Returns at once."""
+        self._stopping.set()
+        for process in self._processes.values():
+            process.stop()
+
+    async def until_stopped(self) -> None:
+        """Waits for a signal or `request_stop()`, then until every process has ended."""
+        await self._stopping.wait()
+        await self._all_at_rest()
+
+    async def _all_at_rest(self) -> None:
+        for process in list(self._processes.values()):
+            await process.at_rest.wait()
+
+    async def _obey_signals(self, *, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self._stopping.is_set():
+                    for process in self._processes.values():
+                        process.hurry()
+                self.request_stop()
+
+    def _on_change(self, process: SupervisedProcess) -> None:
+        status = process.status
+        last = self._told.get(status.name)
+        self._told[status.name] = status
+        self._write_status()
+        if self._on_event is not None and (last is None or last.state != status.state):
+            self._on_event(ProcessEvent(status.name, status.state, status.pid, status.detail))
+        self._change.set()
+        self._change = anyio.Event()
+
+    def _write_status(self) -> None:
+        status = SupervisorStatus(
+            supervisor=self._me,
+            written=time.time(),
+            processes=[process.status for process in self._processes.values()],
+        )
+        write_atomically(self._layout.status, msgspec.json.encode(status))
+
+
+async def _shielded(process: SupervisedProcess) -> None:
+    """A cancelled supervisor still stops its processes in order; they are told by `stop`, never by cancellation."""
+    with anyio.CancelScope(shield=True):
+        await process.run()
+
+
+def read_status(layout: RunLayout) -> SupervisorStatus | None:
+    """The last status written for a run directory, or None. Whether its supervisor lives: `status.supervisor.alive`."""
+    try:
+        return msgspec.json.decode(layout.status.read_bytes(), type=SupervisorStatus)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+async def stop_running(layout: RunLayout, *, timeout_s: float = 120.0) -> bool:
+    """Ends the supervisor of a run directory and, when it is dead already, what it left. False when there was nothing to end. Raises
+    ValueError when it does not end in time."""
+    layout.create()
+    status = read_status(layout)
+    if status is not None and status.supervisor.send(signal.SIGTERM):
+        if not await status.supervisor.gone(timeout_s):
+            raise ValueError(
+                f"the supervisor (pid {status.supervisor.pid}) did not end within {timeout_s:g} s"
+            )
+        return True
+    if (lock := try_lock(layout.lock)) is None:
+        return False
+    try:
+        return await end_leftovers(layout) > 0
+    finally:
+        os.close(lock)

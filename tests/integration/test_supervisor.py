@@ -1,0 +1,382 @@
+"""The process supervisor, with small real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.embedded.identity import ProcessId
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.leftovers import find_leftovers
+from orchestrator.embedded.process_spec import (
+    ProcessEvent,
+    ProcessSpec,
+    ProcessState,
+    ProcessStatus,
+    RestartPolicy,
+    RestartWhen,
+)
+from orchestrator.embedded.supervisor import Supervisor, read_status, stop_running
+
+pytestmark = [pytest.mark.anyio]
+
+SLEEP = ("/bin/sleep", "1000")
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    return RunLayout(tmp_path / "run-directory")
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script)
+
+
+async def until(supervisor: Supervisor, name: str, true: Callable[[ProcessStatus], bool]) -> ProcessStatus:
+    with anyio.fail_after(20):
+        while not true(status := supervisor.status(name)):
+            await supervisor.change()
+    return status
+
+
+async def until_file(path: Path) -> str:
+    with anyio.fail_after(20):
+        while not (path.exists() and path.read_text().endswith("\n")):
+            await anyio.sleep(0.01)
+    return path.read_text()
+
+
+def pid_of(supervisor: Supervisor, name: str) -> ProcessId:
+    pid = supervisor.status(name).pid
+    assert pid is not None
+    return ProcessId.of(pid)
+
+
+async def test_a_killed_process_is_back_within_a_second(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("worker", SLEEP))
+        await supervisor.ready()
+        first = pid_of(supervisor, "worker")
+        with anyio.fail_after(1):
+            first.send(signal.SIGKILL)
+            await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
+        status = supervisor.status("worker")
+        assert (status.restarts, status.last_exit) == (1, "killed by SIGKILL")
+
+
+async def test_processes_start_after_what_they_need_and_stop_before_it(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    told: list[tuple[str, str]] = []
+    ready_file = tmp_path / "ready"
+
+    async def database_ready() -> bool:
+        return ready_file.exists()
+
+    def keep(event: ProcessEvent) -> None:
+        told.append((event.name, event.state))
+
+    database = ProcessSpec("database", shell(f"touch {ready_file}; exec sleep 1000"), ready=database_ready)
+    async with Supervisor(layout, on_event=keep) as supervisor:
+        supervisor.add(ProcessSpec("client", SLEEP, after=("database",)), database)
+        await supervisor.ready()
+    assert told.index(("database", "ready")) < told.index(("client", "starting"))
+    assert told.index(("client", "stopped")) < told.index(("database", "stopping"))
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_its_grace(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    grandchild_file = tmp_path / "grandchild"
+    script = f"trap '' TERM; sleep 1000 & echo $! > {grandchild_file}; while :; do wait; done"
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("stubborn", shell(script), grace_s=0.1))
+        await supervisor.ready()
+        grandchild = ProcessId.of(int(await until_file(grandchild_file)))
+        leader = pid_of(supervisor, "stubborn")
+    assert supervisor.status("stubborn").last_exit == "killed by SIGKILL"
+    assert not leader.alive
+    assert await grandchild.gone(5)
+
+
+async def test_grandchildren_of_a_dead_process_die_before_it_is_started_again(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    grandchild_file = tmp_path / "grandchild"
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("runner", shell(f"setsid sleep 1000 & echo $! > {grandchild_file}; wait")))
+        grandchild = ProcessId.of(int(await until_file(grandchild_file)))
+        first = pid_of(supervisor, "runner")
+        first.send(signal.SIGKILL)
+        await until(supervisor, "runner", lambda s: s.pid not in (None, first.pid))
+        assert await grandchild.gone(5)
+
+
+async def test_a_crash_loop_is_reported_with_its_last_lines_and_harms_nobody_else(layout: RunLayout) -> None:
+    told: list[ProcessEvent] = []
+    policy = RestartPolicy(limit=3, first_delay_s=0.01)
+    async with Supervisor(layout, on_event=told.append) as supervisor:
+        supervisor.add(ProcessSpec("healthy", SLEEP))
+        await supervisor.ready()
+        before = supervisor.status("healthy").pid
+        supervisor.add(ProcessSpec("broken", shell("echo no such model; exit 7"), restart=policy))
+        await until(supervisor, "broken", lambda s: s.state is ProcessState.FAILED)
+        with pytest.raises(
+            ValueError, match=r"broken died 3 times .* exit 7; the end of .*\n  no such model"
+        ):
+            await supervisor.ready()
+        assert supervisor.status("healthy").pid == before
+        assert supervisor.status("healthy").state is ProcessState.READY
+    failed = [event for event in told if event.state is ProcessState.FAILED]
+    assert [event.name for event in failed] == ["broken"]
+    assert layout.log("broken").read_text() == "no such model\n" * 3
+
+
+async def test_a_program_that_does_not_exist_fails_at_once_by_name(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("ghost", ("/no/such/program",)))
+        with pytest.raises(ValueError, match="/no/such/program cannot be started: No such file or directory"):
+            await supervisor.ready()
+
+
+async def test_a_refusing_ready_check_ends_the_process_with_its_reason(layout: RunLayout) -> None:
+    async def too_old() -> bool:
+        raise ValueError("the server is too old")
+
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(limit=1)
+        supervisor.add(ProcessSpec("server", SLEEP, ready=too_old, restart=policy))
+        with pytest.raises(ValueError, match="the server is too old"):
+            await supervisor.ready()
+
+
+async def test_a_process_that_never_gets_ready_is_killed_and_named(layout: RunLayout) -> None:
+    async def never() -> bool:
+        return False
+
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(limit=1)
+        supervisor.add(ProcessSpec("slow", SLEEP, ready=never, ready_timeout_s=0.1, restart=policy))
+        with pytest.raises(ValueError, match=r"slow died 1 times .* not being ready within 0\.1 s"):
+            await supervisor.ready()
+
+
+async def test_work_that_is_done_is_not_started_again(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(when=RestartWhen.ON_FAILURE)
+        supervisor.add(ProcessSpec("trainer", shell("exit 0"), restart=policy))
+        status = await until(supervisor, "trainer", lambda s: s.state is ProcessState.FINISHED)
+        assert (status.restarts, status.last_exit, status.pid) == (0, "exit 0", None)
+        await supervisor.ready()
+
+
+async def test_a_second_supervisor_is_refused_by_the_pid_of_the_first(layout: RunLayout) -> None:
+    async with Supervisor(layout):
+        with pytest.raises(
+            ValueError, match=rf"another supervisor \(pid {os.getpid()}\) runs in .*penstock down"
+        ):
+            async with Supervisor(layout):
+                raise AssertionError("two supervisors on one run directory")
+    async with Supervisor(layout):
+        pass
+
+
+async def test_the_status_file_tells_what_runs(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("worker", SLEEP))
+        await supervisor.ready()
+        status = read_status(layout)
+        assert status is not None and status.supervisor == ProcessId.mine() and status.supervisor.alive
+        assert [(p.name, p.state, p.pid) for p in status.processes] == [
+            ("worker", ProcessState.READY, supervisor.status("worker").pid)
+        ]
+    after = read_status(layout)
+    assert after is not None and [p.state for p in after.processes] == [ProcessState.STOPPED]
+    assert not list(layout.run.glob("*.pid"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "sentence"),
+    [
+        ([ProcessSpec("a", SLEEP), ProcessSpec("a", SLEEP)], "the same name"),
+        ([ProcessSpec("a", SLEEP, after=("b",))], "a comes after b, which is not supervised"),
+        (
+            [ProcessSpec("a", SLEEP, after=("b",)), ProcessSpec("b", SLEEP, after=("a",))],
+            "wait for each other",
+        ),
+    ],
+)
+async def test_impossible_orders_are_refused(
+    layout: RunLayout, specs: list[ProcessSpec], sentence: str
+) -> None:
+    async with Supervisor(layout) as supervisor:
+        with pytest.raises(ValueError, match=sentence):
+            supervisor.add(*specs)
+
+
+async def test_a_cancelled_supervisor_still_stops_its_processes_in_order(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    told: list[tuple[str, str]] = []
+    with anyio.CancelScope() as scope:
+        async with Supervisor(layout, on_event=lambda e: told.append((e.name, e.state))) as supervisor:
+            supervisor.add(ProcessSpec("first", SLEEP), ProcessSpec("second", SLEEP, after=("first",)))
+            await supervisor.ready()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert told[-4:] == [
+        ("second", "stopping"),
+        ("second", "stopped"),
+        ("first", "stopping"),
+        ("first", "stopped"),
+    ]
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
+async def test_it_works_under_uvloop(layout: RunLayout, anyio_backend: object) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("worker", SLEEP))
+        await supervisor.ready()
+        first = pid_of(supervisor, "worker")
+        first.send(signal.SIGKILL)
+        await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import anyio
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.process_spec import ProcessSpec
+from orchestrator.embedded.supervisor import Supervisor
+
+async def main() -> None:
+    async with Supervisor(RunLayout(Path(sys.argv[1])), obey_signals=True) as supervisor:
+        supervisor.add(
+            ProcessSpec("plain", ("/bin/sleep", "1000")),
+            ProcessSpec("parent", ("/bin/sh", "-c", "setsid sleep 1000 & wait")),
+            ProcessSpec("stubborn", ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 1000; done"), grace_s=1000),
+        )
+        await supervisor.ready()
+        print("ready", flush=True)
+        await supervisor.until_stopped()
+
+anyio.run(main)
+"""
+
+
+def start_program(layout: RunLayout) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, with all its children ready."""
+    argv = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(layout.root)]
+    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.stdout.close()
+    return program
+
+
+def children_of(layout: RunLayout) -> list[ProcessId]:
+    status = read_status(layout)
+    assert status is not None
+    return [ProcessId.of(process.pid) for process in status.processes if process.pid is not None]
+
+
+async def test_children_die_with_a_killed_supervisor_and_the_next_one_ends_the_rest(
+    layout: RunLayout,
+) -> None:
+    program = start_program(layout)
+    children = children_of(layout)
+    assert len(children) == 3
+    program.kill()
+    program.wait()
+    for child in children:
+        assert await child.gone(5)
+    # A grandchild in a session of its own lives on, until the next supervisor finds its mark.
+    assert len(find_leftovers(layout)) >= 1
+    async with Supervisor(layout, leftover_grace_s=0.2) as supervisor:
+        assert supervisor.leftovers >= 1
+        assert find_leftovers(layout) == {}
+
+
+def start_sleeper(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(SLEEP, env=environment, start_new_session=True)
+
+
+async def test_a_leftover_is_found_by_pid_and_start_time_and_a_stranger_with_its_pid_is_spared(
+    layout: RunLayout,
+) -> None:
+    layout.create()
+    environment = {"PATH": os.defpath}
+    leftover = start_sleeper(environment)
+    stranger = start_sleeper(environment)
+    try:
+        for name, process, wrong_by in (("leftover", leftover, 0), ("stranger", stranger, 1)):
+            identity = ProcessId.of(process.pid)
+            record = {
+                "process": {
+                    "pid": identity.pid,
+                    "started": identity.started - wrong_by,
+                    "boot": identity.boot,
+                },
+                "stop_signal": int(signal.SIGTERM),
+            }
+            layout.pid(name).write_text(json.dumps(record))
+        async with Supervisor(layout) as supervisor:
+            assert supervisor.leftovers == 1
+            assert leftover.wait(5) == -signal.SIGTERM
+            assert stranger.poll() is None
+    finally:
+        for process in (leftover, stranger):
+            process.kill()
+            process.wait()
+
+
+async def test_a_second_signal_ends_the_patience(layout: RunLayout) -> None:
+    program = start_program(layout)
+    children = children_of(layout)
+    program.send_signal(signal.SIGTERM)
+    plain = children[0]
+    assert await plain.gone(5)
+    assert program.poll() is None, "the stubborn one has a long grace"
+    program.send_signal(signal.SIGINT)
+    assert program.wait(10) == 0
+    assert not any(child.alive for child in children)
+
+
+async def test_a_run_directory_can_be_stopped_from_outside(layout: RunLayout) -> None:
+    assert await stop_running(layout) is False
+    program = start_program(layout)
+    stubborn = children_of(layout)[2]
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            assert await stop_running(layout) is True
+
+        tasks.start_soon(stop)
+        with anyio.fail_after(10):
+            while (status := read_status(layout)) is None or status.processes[
+                2
+            ].state is not ProcessState.STOPPING:
+                await anyio.sleep(0.01)
+        stubborn.send(signal.SIGKILL)
+        # The supervisor is this test's child, so it stays a zombie until it is waited for; a zombie is gone.
+    assert program.wait(10) == 0
+    assert await stop_running(layout) is False
+
+
+async def test_a_log_that_grew_too_large_is_put_aside_at_the_next_start(layout: RunLayout) -> None:
+    layout.create()
+    with layout.log("worker").open("wb") as log:
+        log.truncate(51 * 1024 * 1024)
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("worker", shell("echo hello; exec sleep 1000")))
+        assert await until_file(layout.log("worker")) == "hello\n"
+    assert layout.log("worker").with_name("worker.log.1").stat().st_size == 51 * 1024 * 1024
