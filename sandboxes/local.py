@@ -1,9 +1,12 @@
 """For development only: programs run as ourselves, in a directory, with nothing between them and this machine.
 
-The contract holds as far as it can without isolation. What does not: the network, the host's files and processes
-can be reached; the number of processes is not limited; a program that clears its environment and leaves its session
-may outlive its `exec`; after a kill -9 of the owner, `sandboxes.reap` must end what still runs; places such as `/app` lie elsewhere, so whole arguments, variables and directories that begin with one are rewritten, but
-not what is inside a script (`Sandbox.path` tells).
+The contract holds as far as it can without isolation. What does not hold:
+
+- The network, and the host's files and processes, can be reached. The number of processes is not limited.
+- A program that clears its environment and leaves its session may outlive its `exec`. After a kill -9 of the
+  owner, `sandboxes.reap` must end what still runs.
+- Places such as `/app` lie elsewhere: whole arguments, variables and directories that begin with one are
+  rewritten, but not what is inside a script (`Sandbox.path` tells).
 """
 
 from __future__ import annotations

@@ -86,15 +86,19 @@ def read(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
 def read_at(parent_fd: int, name: str, label: str, max_bytes: int) -> File:
     """One regular file of an open directory, at most `max_bytes` long."""
     fd = _open_file(parent_fd, name, label)
-    with os.fdopen(fd, "rb") as source:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise PathRefused(label, RefusedReason.SPECIAL)
         # Read one byte past the limit instead of trusting the size: the file may grow meanwhile.
-        data = b"" if status.st_size > max_bytes else source.read(max_bytes + 1)
-        if status.st_size > max_bytes or len(data) > max_bytes:
-            raise PathRefused(label, RefusedReason.TOO_LARGE)
-    return File(data, stat.S_IMODE(status.st_mode) & 0o777)
+        if status.st_size <= max_bytes:
+            with os.fdopen(fd, "rb", closefd=False) as source:
+                data = source.read(max_bytes + 1)
+            if len(data) <= max_bytes:
+                return File(data, stat.S_IMODE(status.st_mode) & 0o777)
+        raise PathRefused(label, RefusedReason.TOO_LARGE)
+    finally:
+        os.close(fd)
 
 
 def walk(base: Path, skip: frozenset[str] = frozenset(), depth: int = MAX_DEPTH) -> Iterator[Entry]:

@@ -1,0 +1,180 @@
+"""Checks of what crosses the boundary as files: put, get, changed, binds, and what must stay inside."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from sandboxes.base import ArtifactLimits, File, PathRefused, Provider, RefusedReason, Sandbox, SandboxSpec
+from sandboxes.conformance.registry import check, fail, output, require, shell
+
+
+@check()
+async def placed_files_arrive_with_their_bytes_and_modes(provider: Provider) -> None:
+    data = bytes(range(256)) * 5000
+    spec = SandboxSpec(
+        files={"/app/a/b/data": File(data), "/tests/run.sh": File(b"#!/bin/sh\necho ran\n", 0o755)}
+    )
+    async with provider.open(spec) as sandbox:
+        require(await sandbox.get("/app/a/b/data") == data, "other bytes came back")
+        require((await sandbox.exec(["/tests/run.sh"])).stdout == b"ran\n", "the mode is lost")
+        await output(sandbox, "echo more >>a/b/data && mkdir a/b/c && rm -r a")
+        await sandbox.put({"/app/late": File(b"1"), "/solution/s": File(b"2"), "/home/agent/.x": File(b"3")})
+        files = " ".join(map(sandbox.path, ("/app/late", "/solution/s", "/home/agent/.x")))
+        require(await output(sandbox, f"cat {files}") == "123", "put did not arrive")
+
+
+@check()
+async def what_a_program_wrote_can_be_read_up_to_a_size(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        await output(sandbox, f"printf 12345 >out; printf log >{sandbox.path('/logs/l')}")
+        require(await sandbox.get("/app/out", max_bytes=5) == b"12345", "other bytes came back")
+        require(await sandbox.get("/logs/l") == b"log", "other bytes came back")
+        await refused(sandbox, "/app/out", RefusedReason.TOO_LARGE, max_bytes=4)
+        try:
+            await sandbox.get("/app/absent")
+        except FileNotFoundError:
+            return
+        fail("an absent file was read")
+
+
+@check()
+async def links_and_special_files_are_never_read(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        await output(sandbox, "ln -s /etc/passwd link; ln -s /etc dir; mkfifo fifo; mkdir real")
+        await refused(sandbox, "/app/link", RefusedReason.LINK)
+        await refused(sandbox, "/app/dir/passwd", RefusedReason.LINK)
+        await refused(sandbox, "/app/fifo", RefusedReason.SPECIAL)
+        await refused(sandbox, "/app/real", RefusedReason.SPECIAL)
+
+
+@check()
+async def nothing_is_ever_written_through_a_link(provider: Provider) -> None:
+    with tempfile.TemporaryDirectory() as host:
+        Path(host).chmod(0o777)
+        target = Path(host, "target")
+        target.write_text("untouched")
+        async with provider.open(SandboxSpec()) as sandbox:
+            await output(sandbox, f"ln -s {host} out; ln -s {target} file; ln -s {host}/absent absent")
+            try:
+                await sandbox.put({"/app/out/planted": File(b"bad")})
+                fail("a directory link was followed")
+            except PathRefused as error:
+                require(error.reason is RefusedReason.LINK, error)
+            await sandbox.put({"/app/file": File(b"good"), "/app/absent": File(b"good")})
+            require(
+                await output(sandbox, "cat file absent") == "goodgood", "a link in the way is not replaced"
+            )
+        require(target.read_text() == "untouched" and len(list(Path(host).iterdir())) == 1, "written outside")
+
+
+@check()
+async def paths_that_are_not_plain_are_the_callers_mistake(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        for path in ("/app/../etc/passwd", "app/x", "/etc/passwd", "/app", "/app//x", "/app/x/", "/app/a\0b"):
+            try:
+                await sandbox.put({path: File(b"")})
+            except ValueError:
+                continue
+            fail(f"{path!r} was accepted")
+
+
+@check()
+async def changed_tells_added_modified_and_deleted_files(provider: Provider) -> None:
+    names = ("same", "edited", "gone", "swapped", "mode", "d/edited")
+    async with provider.open(
+        SandboxSpec(files={f"/app/{name}": File(b"before") for name in names})
+    ) as sandbox:
+        nothing = await sandbox.changed()
+        require(nothing.complete and not (nothing.added or nothing.modified or nothing.deleted), nothing)
+        # The stealthy edit keeps size and time.
+        script = "touch -r edited t; printf AFTER_ >edited; touch -r t edited; rm t gone; printf 1 >d/edited"
+        await output(
+            sandbox, f"{script}; rm swapped; mkdir swapped; chmod +x mode; mkdir -p n/w; printf x >n/w/f"
+        )
+        await output(
+            sandbox, f"touch {sandbox.path('/tmp/t')}; mkdir __pycache__; touch __pycache__/x.pyc; touch same"
+        )
+        found = await sandbox.changed()
+        require({k: v.data for k, v in found.added.items()} == {"n/w/f": b"x"}, found.added)
+        modified = {k: v.data for k, v in found.modified.items()}
+        require(modified == {"d/edited": b"1", "edited": b"AFTER_", "mode": b"before"}, modified)
+        require(found.modified["mode"].mode & 0o100, "the mode is lost")
+        require(found.deleted == ("gone",) or found.deleted == ("gone", "swapped"), found.deleted)
+        require(found.complete, found.refused)
+
+
+@check()
+async def changed_lets_only_regular_files_within_limits_out(provider: Provider) -> None:
+    limits = ArtifactLimits(files=3, file_bytes=1000, total_bytes=1500, depth=4)
+    async with provider.open(SandboxSpec(files={"/app/kept": File(b"x")})) as sandbox:
+        await output(
+            sandbox, "ln -s /etc/passwd link; mkfifo fifo; rm kept; ln -s link kept; mkdir -p a/b/c/d/e"
+        )
+        await output(sandbox, "head -c 1001 /dev/zero >large; printf x >$(printf 'bad\\377name')")
+        await output(sandbox, "for f in z1 z2 z3 z4 z5; do head -c 600 /dev/zero >$f; done; rm -f z0")
+        found = await sandbox.changed(limits)
+        require(set(found.added) == {"z1", "z2"} and not found.modified and not found.deleted, found)
+        reasons = {path.encode(errors="surrogateescape"): reason for path, reason in found.refused}
+        wanted = {
+            b"link": RefusedReason.LINK,
+            b"kept": RefusedReason.LINK,
+            b"fifo": RefusedReason.SPECIAL,
+            b"large": RefusedReason.TOO_LARGE,
+            b"bad\xffname": RefusedReason.NAME,
+            b"a/b/c/d": RefusedReason.DEPTH,
+            b"z3": RefusedReason.TOTAL,
+            b"z4": RefusedReason.TOTAL,
+            b"z5": RefusedReason.TOTAL,
+        }
+        require(reasons == wanted and not found.complete, reasons)
+        few = await sandbox.changed(ArtifactLimits(files=1))
+        require(len(few.added) == 1 and RefusedReason.TOO_MANY in dict(few.refused).values(), few.refused)
+
+
+@check()
+async def a_file_larger_than_its_disk_space_stays_inside(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        await output(sandbox, "truncate -s 7M sparse; truncate -s 60K small")
+        found = await sandbox.changed()
+        require(
+            found.refused == (("sparse", RefusedReason.SPARSE),) and set(found.added) == {"small"},
+            found.refused,
+        )
+
+
+@check()
+async def bound_directories_are_visible_and_read_only(provider: Provider) -> None:
+    with tempfile.TemporaryDirectory() as host:
+        Path(host).chmod(0o755)
+        Path(host, "tool").write_text("#!/bin/sh\necho tool\n")
+        Path(host, "tool").chmod(0o755)
+        async with provider.open(SandboxSpec(binds={Path(host): "/opt/tools"})) as sandbox:
+            require((await sandbox.exec(["/opt/tools/tool"])).stdout == b"tool\n", "not visible")
+
+
+@check(isolation=True)
+async def what_is_placed_for_grading_cannot_be_changed_inside(provider: Provider) -> None:
+    with tempfile.TemporaryDirectory() as host:
+        Path(host).chmod(0o777)
+        Path(host, "f").write_text("")
+        spec = SandboxSpec(files={"/tests/t": File(b"1")}, binds={Path(host): "/opt/bound"})
+        async with provider.open(spec) as sandbox:
+            for script in (
+                "echo 2 >/tests/t",
+                "touch /tests/u",
+                "rm /tests/t",
+                "touch /opt/bound/g",
+                "rm -r /tests",
+            ):
+                require(not (await shell(sandbox, script)).ok, f"{script!r} succeeded")
+            require(await sandbox.get("/tests/t") == b"1", "the file changed")
+
+
+async def refused(sandbox: Sandbox, path: str, reason: RefusedReason, max_bytes: int = 1000) -> None:
+    try:
+        await sandbox.get(path, max_bytes=max_bytes)
+    except PathRefused as error:
+        require(error.reason is reason, f"{path}: {error}")
+        return
+    fail(f"{path} was read")
