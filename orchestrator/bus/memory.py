@@ -206,7 +206,8 @@ class MemoryBus:
 
     async def publish(self, message: Outgoing) -> bool:
         await anyio.lowlevel.checkpoint()
-        check_size(message, self._max_payload)
+        headers = wire_headers(message)
+        check_size(message, headers, self._max_payload)
         name = subjects.stream_of(message.subject).name
         if name not in self._streams:
             await self._watch.check()
@@ -216,7 +217,7 @@ class MemoryBus:
             return False
         self._make_room(stream, message)
         stream.last_seq += 1
-        stored = _Stored(stream.last_seq, message.subject, wire_headers(message), message.body)
+        stored = _Stored(stream.last_seq, message.subject, headers, message.body)
         stream.messages[stored.seq] = stored
         stream.ids[message.msg_id] = self.now()
         self.changed()

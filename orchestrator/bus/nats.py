@@ -102,8 +102,8 @@ class NatsBus:
         self._watch.on_reconnect(callback)
 
     async def publish(self, message: Outgoing) -> bool:
-        check_size(message, self._link.max_payload)
         headers = wire_headers(message)
+        check_size(message, headers, self._link.max_payload)
         for delay in delays():
             try:
                 async with self._link.session() as connection:
@@ -134,18 +134,18 @@ class NatsBus:
 
     async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
         results: list[bool | BusError] = [False] * len(messages)
-        window = anyio.CapacityLimiter(_PUBLISH_WINDOW)
+        remaining = iter(enumerate(messages))
 
-        async def one(index: int) -> None:
-            async with window:
+        async def work() -> None:
+            for index, message in remaining:
                 try:
-                    results[index] = await self.publish(messages[index])
+                    results[index] = await self.publish(message)
                 except BusError as error:
                     results[index] = error
 
         async with anyio.create_task_group() as group:
-            for index in range(len(messages)):
-                group.start_soon(one, index)
+            for _ in range(min(_PUBLISH_WINDOW, len(messages))):
+                group.start_soon(work)
         return results
 
     async def notify(self, subject: str, body: bytes) -> None:

@@ -29,7 +29,6 @@ from orchestrator.bus.watch import StreamWatch
 log = structlog.get_logger(__name__)
 
 _OVERLAP_ERRORS = (10099, 10100)  # work queue: consumer must be filtered / not unique
-_IDLE, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
 _PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer whose reader is away
 
 
@@ -219,21 +218,23 @@ class Puller:
         left = self._batch
         while left:
             try:
-                with anyio.fail_after(2.5 * self._timing.heartbeat_s):
-                    message = await arrived.receive()
-            except TimeoutError:
-                raise Lapsed("silent for more than two heartbeats") from None
-            headers = message.headers or {}
-            match headers.get("Status"):
+                message = arrived.receive_nowait()  # no trip through the event loop while there is more
+            except anyio.WouldBlock:
+                try:
+                    with anyio.fail_after(2.5 * self._timing.heartbeat_s):
+                        message = await arrived.receive()
+                except TimeoutError:
+                    raise Lapsed("silent for more than two heartbeats") from None
+            match (message.headers or {}).get("Status"):
                 case None:
                     left -= 1
                     await self._deliver(message)
-                case "100":
+                case "100":  # idle heartbeat
                     pass
-                case "404" | "408":
+                case "404" | "408":  # no messages, request expired
                     return
                 case status:
-                    raise Lapsed(f"{status} {headers.get('Description', 'no such consumer')}")
+                    raise Lapsed(f"{status} {message.headers.get('Description', 'no such consumer')}")
 
     async def _deliver(self, message: Any) -> None:
         delivery = NatsDelivery(

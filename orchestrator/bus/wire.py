@@ -13,11 +13,9 @@ def wire_headers(message: Outgoing) -> dict[str, str]:
     return headers
 
 
-def check_size(message: Outgoing, max_payload: int) -> None:
+def check_size(message: Outgoing, headers: dict[str, str], max_payload: int) -> None:
     """Raise TooLarge for what the server would refuse by closing the connection: it counts headers and body."""
-    size = (
-        len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in wire_headers(message).items())
-    )
+    size = len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
     if size > max_payload:
         raise TooLarge(
             f"the message for {message.subject} has {size:,} bytes and the NATS server takes at most {max_payload:,} "

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 import nats
 import pytest
+import structlog.testing
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusUnavailable, Outgoing, UnfitServer
@@ -137,9 +138,12 @@ async def test_a_deleted_store_is_noticed_and_what_was_lost_can_be_published_aga
     async with own_server(directory) as server, connected(server) as bus:
         unconfirmed = [step(number) for number in range(20)]
         new: list[str] = []
+        all_new = anyio.Event()
 
         async def publish_again(stream: str) -> None:
             new.append(stream)
+            if len(new) == len(STREAMS):
+                all_new.set()
             if stream == "STEPS":
                 await bus.publish_many(unconfirmed)
 
@@ -151,8 +155,7 @@ async def test_a_deleted_store_is_noticed_and_what_was_lost_can_be_published_aga
         async with collecting(bus) as collector:
             await collector.reach(20)
         with anyio.fail_after(5):
-            while len(new) < len(STREAMS):
-                await anyio.sleep(0.01)
+            await all_new.wait()
     assert sorted(new) == sorted(stream.name for stream in STREAMS)
 
 
@@ -217,11 +220,15 @@ async def test_a_server_that_hung_for_a_while_is_consumed_again(directory: Path)
     async with own_server(directory) as server, connected(server) as bus, collecting(bus) as collector:
         await bus.publish(step(0))
         await collector.reach(1)
-        os.kill(server.pid, signal.SIGSTOP)
-        await anyio.sleep(4 * TIMING.heartbeat_s)  # longer than the watchdog waits
-        os.kill(server.pid, signal.SIGCONT)
-        await bus.publish(step(1))
-        await collector.reach(2)
+        with structlog.testing.capture_logs() as said:
+            os.kill(server.pid, signal.SIGSTOP)
+            await anyio.sleep(4 * TIMING.heartbeat_s)  # longer than the watchdog waits
+            os.kill(server.pid, signal.SIGCONT)
+            await bus.publish(step(1))
+            await collector.reach(2)
+        assert [line["reason"] for line in said if line["event"] == "pull_lapsed"] == [
+            "silent for more than two heartbeats"
+        ]
 
 
 async def test_changed_limits_reach_an_existing_stream(nats_server: EmbeddedNats) -> None:
