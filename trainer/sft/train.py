@@ -1,0 +1,190 @@
+"""The supervised loop: AdamW with a fixed number of train steps, so that the result depends on the seed and not on the clock."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from trainer.policy.tokenizer import load_tokenizer
+from trainer.sft.batches import Batch, copy_batch, demonstration_batches
+from trainer.sft.corpus import Demonstrations, tokenizer_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to train. The defaults make a policy from a random one in about 100 CPU-seconds."""
+
+    steps: int = 1_000  # train steps, the copy auxiliary's included
+    rows: int = 16  # demonstrations in a batch
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    clip: float = 1.0  # norm of the gradient
+    warm_up: int = 30  # steps of linear rise
+    constant: float = 0.4  # share of the steps after which the rate falls linearly to `last_rate`
+    last_rate: float = 0.05  # of `learning_rate`
+    copy_rows: int = 48
+    copy_first: int = 60  # the first steps, all of them copy auxiliary
+    copy_every: int = 8  # afterwards one step in this many; 0 = never
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows < 1:
+            raise ValueError("supervised training needs at least one step of at least one demonstration")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of train step `step`, counted from 0."""
+        if step < self.warm_up:
+            return self.learning_rate * (step + 1) / self.warm_up
+        fall = max(0.0, (step / self.steps - self.constant) / (1 - self.constant))
+        return self.learning_rate * (1 - (1 - self.last_rate) * fall)
+
+    def copies(self, step: int) -> bool:
+        """Whether train step `step` is one of the copy auxiliary."""
+        if not self.copy_every:
+            return False
+        return step < min(self.copy_first, self.steps // 2) or step % self.copy_every == self.copy_every - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out. Losses are means over the last tenth of the demonstration steps; `nll` is per action token, in nats."""
+
+    steps: int
+    demonstrations: int
+    tokens: int  # forwarded, padding included
+    loss_first: float  # weighted loss of the first demonstration step
+    loss: float  # weighted loss
+    nll: float  # unweighted, action tokens only
+    accuracy: float  # share of action tokens that greedy decoding would have produced
+    cpu_s: float
+    wall_s: float
+
+
+def train(
+    demonstrations: Path,
+    model: Path,
+    out: Path,
+    *,
+    seed: int,
+    settings: Settings | None = None,
+    progress: Callable[[str], None] = print,
+) -> Result:
+    """Train the model directory `model` on a file of demonstrations and write a new model directory `out`.
+
+    The same inputs, seed and number of threads give the same weights. Raises ValueError when the demonstrations were made
+    with another tokenizer, do not fit into the context, or the loss stops being finite.
+    """
+    settings = settings or Settings()
+    corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
+    words = word_mask(load_tokenizer(model))
+    network = _load(model)
+    if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
+        raise ValueError(f"a demonstration is longer than the context of {model}")
+    random = np.random.default_rng(seed)
+    batches = demonstration_batches(corpus, words, rows=settings.rows, random=random)
+    result = _loop(network, batches, words, random, settings, len(corpus), progress)
+    _save(network, model, out)
+    (out / "sft.json").write_text(
+        json.dumps({"seed": seed, **asdict(settings), **asdict(result)}, indent=2) + "\n", encoding="utf-8"
+    )
+    return result
+
+
+def word_mask(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+    """bool[V]: the tokens made of letters and digits only."""
+    size = tokenizer.get_vocab_size()
+    return np.array([tokenizer.decode([token], skip_special_tokens=False).isalnum() for token in range(size)])
+
+
+def _loop(
+    network: Any,
+    batches: Iterator[Batch],
+    words: npt.NDArray[np.bool_],
+    random: np.random.Generator,
+    settings: Settings,
+    demonstrations: int,
+    progress: Callable[[str], None],
+) -> Result:
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+    )
+    network.train()
+    history: list[tuple[float, float, float]] = []
+    tokens, cpu, wall = 0, time.process_time(), time.perf_counter()
+    for step in range(settings.steps):
+        copying = settings.copies(step)
+        batch = copy_batch(words, rows=settings.copy_rows, random=random) if copying else next(batches)
+        optimizer.param_groups[0]["lr"] = settings.rate(step)
+        loss, nll, accuracy = _losses(network, batch)
+        if not torch.isfinite(loss):
+            raise ValueError(f"the loss of train step {step} is not finite: lower the learning rate")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+        optimizer.step()
+        tokens += batch.tokens
+        if not copying:
+            history.append((loss.item(), nll, accuracy))
+        if (step + 1) % 100 == 0 or step + 1 == settings.steps:
+            progress(
+                f"sft {step + 1}/{settings.steps}  {'copy ' if copying else ''}loss {loss.item():.3f}  "
+                f"accuracy {accuracy:.3f}  {tokens / (time.perf_counter() - wall):,.0f} tok/s"
+            )
+    tail = np.mean(history[-max(1, len(history) // 10) :], axis=0) if history else np.full(3, np.nan)
+    return Result(
+        steps=settings.steps,
+        demonstrations=demonstrations,
+        tokens=tokens,
+        loss_first=history[0][0] if history else float("nan"),
+        loss=float(tail[0]),
+        nll=float(tail[1]),
+        accuracy=float(tail[2]),
+        cpu_s=time.process_time() - cpu,
+        wall_s=time.perf_counter() - wall,
+    )
+
+
+def _losses(network: Any, batch: Batch) -> tuple[torch.Tensor, float, float]:
+    """(weighted loss, mean negative log-likelihood of the action tokens, share of them that is the argmax)."""
+    ids = torch.from_numpy(batch.ids)
+    weight = torch.from_numpy(batch.weight)[:, 1:].flatten()
+    action = torch.from_numpy(batch.action)[:, 1:].flatten()
+    # Padding is on the right and attention is causal, so no token of a demonstration sees it: no mask is needed.
+    logits = network(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+    targets = ids[:, 1:].flatten()
+    each = functional.cross_entropy(logits, targets, reduction="none")
+    loss = (each * weight).sum() / weight.sum()
+    with torch.no_grad():
+        right = (logits[action].argmax(-1) == targets[action]).float().mean()
+        return loss, each[action].mean().item(), right.item()
+
+
+def _load(model: Path) -> Any:
+    transformers_logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def _save(network: Any, model: Path, out: Path) -> None:
+    """Every file of the model directory but the weights is copied; the weights keep their names."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(model.iterdir()):
+        if file.is_file() and file.suffix != ".safetensors" and out.resolve() != model.resolve():
+            shutil.copy(file, out / file.name)
+    state = {name: value.contiguous() for name, value in network.state_dict().items()}
+    if network.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library makes it 0600
