@@ -159,8 +159,8 @@ def check_queue(settings: QueueSettings) -> None:
             f"running_rollouts is {s.running_rollouts} but a group has {s.group_size} rollouts and would never start: "
             f"set it to at least {s.group_size}"
         )
-    elif not 0 < s.window_fraction <= 1:
-        wrong = f"window_fraction is {s.window_fraction}: set it above 0 and at most 1"
+    elif not 0 <= s.window_fraction <= 1:
+        wrong = f"window_fraction is {s.window_fraction}: set it between 0 (strict FIFO) and 1"
     elif not 1 <= s.short_batch <= s.batch_groups:
         wrong = f"min_batch_groups is {s.short_batch}: set it between 1 and {s.batch_groups}"
     if wrong is not None:

@@ -6,14 +6,12 @@ A policy is a pure function of the rows, configured once. Third parties register
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
+from orchestrator import plugins
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GroupState
 from orchestrator.scheduling.window import QueueRow, rows_needed, takeable, window_size
-
-ENTRY_POINT_GROUP = "penstock.policies"
 
 
 class Policy(Protocol):
@@ -81,9 +79,9 @@ def queue_policy(name: str, in_flight: int, fraction: float) -> Policy:
     """
     if name in BUILT_IN:
         return BUILT_IN[name](in_flight, fraction)
-    registered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    registered = plugins.names("policies")
     if name not in registered:
         known = ", ".join(sorted({*BUILT_IN, *registered}))
         raise ConfigurationError(f"queue policy {name!r} is unknown; known: {known}")
-    factory: PolicyFactory = registered[name].load()
+    factory: PolicyFactory = plugins.load("policies", name)
     return factory(in_flight, fraction)

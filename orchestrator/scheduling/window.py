@@ -39,7 +39,7 @@ def window_size(in_flight: int, fraction: float) -> int:
     >>> window_size(100, 0.29)  # 0.29 · 100 is 28.999999999999996 in binary: the product is rounded before the floor
     29
     """
-    assert in_flight >= 1 and fraction > 0
+    assert in_flight >= 1 and fraction >= 0
     return max(1, math.floor(round(fraction * in_flight, 9)))
 
 

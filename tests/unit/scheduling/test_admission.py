@@ -117,7 +117,7 @@ def test_a_domain_without_a_share_is_not_served_in_this_stage() -> None:
         ({"max_staleness": -1}, "cannot be negative"),
         ({"group_size": 1}, "group_size is 1"),
         ({"running_rollouts": 7}, "running_rollouts is 7 but a group has 8"),
-        ({"window_fraction": 0.0}, "window_fraction is 0.0"),
+        ({"window_fraction": -0.1}, "window_fraction is -0.1"),
         ({"window_fraction": 1.5}, "window_fraction is 1.5"),
         ({"min_batch_groups": 5}, "min_batch_groups is 5: set it between 1 and 4"),
         ({"min_batch_groups": 0}, "min_batch_groups is 0"),

@@ -4,7 +4,6 @@ import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GroupState
-from orchestrator.scheduling import policies
 from orchestrator.scheduling.policies import Greedy, Windowed, queue_policy
 from orchestrator.scheduling.window import QueueRow
 
@@ -40,7 +39,7 @@ def test_a_third_party_registers_a_policy_by_entry_point(tmp_path, monkeypatch) 
     info = tmp_path / "newest_first-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: newest-first\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{policies.ENTRY_POINT_GROUP}]\nnewest = newest_first:make\n")
+    (info / "entry_points.txt").write_text("[penstock.policies]\nnewest = newest_first:make\n")
     (tmp_path / "newest_first.py").write_text(
         "class Newest:\n"
         "    def rows_needed(self, wanted): return None\n"
