@@ -62,7 +62,7 @@ class LocalProvider:
                 "the sandbox `local` does not isolate: programs run with your rights, files and network."
                 " Use it for development only, and `bubblewrap` for anything a model writes.",
                 NoIsolationWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
             await anyio.to_thread.run_sync(self._prepare)
         sandbox = LocalSandbox(self._root, spec, None, own_user=False)
@@ -81,11 +81,16 @@ class LocalSandbox(DirectorySandbox):
     """A directory, and programs that are asked to stay in it."""
 
     def path(self, inside: str) -> str:
+        """Where `inside` lies on this machine. What lies there already stays, so that mapping twice is harmless."""
+        socket = self.spec.gateway_socket
+        if inside == GATEWAY_SOCKET and socket is not None:
+            return str(socket.absolute())
+        mapped = (self.directory, *self.spec.binds, *(() if socket is None else (socket,)))
+        if any(Path(inside).is_relative_to(place.absolute()) for place in mapped):
+            return inside
         for directory in (*WRITABLE, *PLACED):
             if inside == directory or inside.startswith(f"{directory}/"):
                 return f"{self.directory}/files/{host_name(directory)}{inside.removeprefix(directory)}"
-        if inside == GATEWAY_SOCKET and self.spec.gateway_socket is not None:
-            return str(self.spec.gateway_socket.absolute())
         for outside, bound in self.spec.binds.items():
             if inside == bound or inside.startswith(f"{bound}/"):
                 return f"{outside.absolute()}{inside.removeprefix(bound)}"

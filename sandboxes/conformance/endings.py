@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 
 import anyio
@@ -49,7 +52,7 @@ async def closing_ends_every_program(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         process = await sandbox.start(["sh", "-c", f"{_DAEMON.format(seconds)}; echo ready; sleep {seconds}"])
         require(await process.read() == (b"ready\n", b""), "the program did not start")
-        require(sleepers(seconds), "the check cannot see the program")
+        require(await _seen(seconds), "the check cannot see the program")
     require(not sleepers(seconds), "alive after closing")
     require((await process.wait()).killed_by is KilledBy.CALLER, "not ended by closing")
     await sandbox.close()
@@ -69,11 +72,24 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
         try:
             assert victim.stdout is not None
             said = await victim.stdout.receive()
-            require(said == b"ready\n" and sleepers(seconds), f"the victim said {said!r}")
+            require(said == b"ready\n" and await _seen(seconds), f"the victim said {said!r}")
         finally:
             victim.kill()
     with anyio.move_on_after(5):
         while sleepers(seconds):
             await anyio.sleep(0.01)
         return
-    fail(f"alive 5 s after the owner was killed: {sleepers(seconds)}")
+    left = sleepers(seconds)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    fail(f"{len(left)} processes were alive 5 s after their owner was killed")
+
+
+async def _seen(seconds: str) -> bool:
+    """Whether a process that is just starting comes to be seen."""
+    with anyio.move_on_after(5):
+        while not sleepers(seconds):
+            await anyio.sleep(0.01)
+        return True
+    return False
