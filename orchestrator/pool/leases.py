@@ -182,7 +182,7 @@ class Expired:
     state: RolloutState
 
 
-async def expired(connection: AsyncConnection, limit: int = 100) -> list[Expired]:
+async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) -> list[Expired]:
     """Lock leases that have run out, skipping what another reaper holds."""
     rows = await connection.execute(
         select(
@@ -192,9 +192,32 @@ async def expired(connection: AsyncConnection, limit: int = 100) -> list[Expired
             rollouts.c.lease_epoch,
             rollouts.c.state,
         )
-        .where(rollouts.c.lease_until < func.clock_timestamp())
+        .where(rollouts.c.run_id == run_id, rollouts.c.lease_until < func.clock_timestamp())
         .order_by(rollouts.c.rollout_id)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
     return [Expired(r.run_id, r.rollout_id, r.attempt, r.lease_epoch, RolloutState(r.state)) for r in rows]
+
+
+async def group_of(connection: AsyncConnection, rollout_id: int) -> int:
+    """The group that a rollout belongs to."""
+    return int(
+        await connection.scalar(select(rollouts.c.group_id).where(rollouts.c.rollout_id == rollout_id)) or 0
+    )
+
+
+async def pool_of(connection: AsyncConnection, rollout_id: int) -> str:
+    """The pool of runners that a rollout is assigned to."""
+    return str(await connection.scalar(select(rollouts.c.pool).where(rollouts.c.rollout_id == rollout_id)))
+
+
+async def purpose_of(connection: AsyncConnection, rollout_id: int) -> str:
+    """The purpose that a rollout inherits from its group."""
+    return str(
+        await connection.scalar(
+            select(groups.c.purpose)
+            .join(rollouts, rollouts.c.group_id == groups.c.group_id)
+            .where(rollouts.c.rollout_id == rollout_id)
+        )
+    )

@@ -1,0 +1,169 @@
+"""From a reported attempt to a terminal rollout to a concluded group: the decisions between results, steps and rewards.
+
+A rollout is complete only when every step that it announced is in the data pool; otherwise it waits, and the reaper runs it again. An
+infrastructure failure is retried with the same seq as a new attempt, and never becomes a reward.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.contracts.events import VerifyAssigned
+from orchestrator.contracts.states import FailureClass, FilterReason, GroupState, Purpose, RolloutState
+from orchestrator.flow.context import Flow
+from orchestrator.flow.dispatcher import assign
+from orchestrator.flow.reward import reward_group
+from orchestrator.log import get
+from orchestrator.pool import groups as pool_groups
+from orchestrator.pool import history, leases, results
+from orchestrator.pool.dispatch import Assignment
+from orchestrator.pool.outbox import owe
+from orchestrator.pool.results import Reported
+from orchestrator.rewards.settings import RewardSettings
+from orchestrator.scheduling.completion import Member, conclude
+
+log = get(__name__)
+
+RETRIED = frozenset({FailureClass.INFRA_FAILURE})
+
+
+async def complete_reported(connection: AsyncConnection, flow: Flow, rollout_ids: Sequence[int]) -> None:
+    """Move every given rollout that is reported and whose steps are all in; wait for the others."""
+    for found in await results.reported(connection, rollout_ids):
+        await _complete(connection, flow, found)
+
+
+async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) -> None:
+    if found.failure_class in RETRIED:
+        await run_again(
+            connection,
+            flow,
+            found.rollout_id,
+            found.attempt,
+            found.epoch,
+            RolloutState.REPORTED,
+            found.reason or "infra_failure",
+        )
+        return
+    if found.failure_class is FailureClass.CANCELLED or (
+        found.failure_class is FailureClass.TIMEOUT
+        and not flow.config.rollout.train_timeouts
+        and found.purpose == Purpose.TRAIN
+    ):
+        if await leases.lose(
+            connection,
+            found.rollout_id,
+            RolloutState.REPORTED,
+            found.epoch,
+            found.failure_class,
+            found.reason or found.failure_class,
+        ):
+            await conclude_group(connection, flow, found.group_id)
+        return
+    if found.arrived < found.announced:
+        return  # the rest is on its way; the lease of the report bounds the wait
+    if found.arrived > found.announced or not found.digest_matches:
+        await history.count(connection, flow.run_id, "digests_wrong")
+        await run_again(
+            connection, flow, found.rollout_id, found.attempt, found.epoch, RolloutState.REPORTED,
+            "the stored steps do not have the announced digest",
+        )  # fmt: skip
+        return
+    epoch = await results.finish(connection, found.rollout_id, found.epoch, found.failure_class)
+    if epoch is not None:
+        await assign_verification(connection, flow, found.rollout_id, found.attempt, epoch, found.purpose)
+
+
+async def assign_verification(
+    connection: AsyncConnection,
+    flow: Flow,
+    rollout_id: int,
+    attempt: int,
+    epoch: int,
+    purpose: str,
+    *,
+    delay_s: float = 0.0,
+) -> None:
+    """Owe the verifier runners an assignment for this epoch."""
+    pool = subjects.POOL_DEFAULT if purpose == Purpose.TRAIN else subjects.POOL_EVAL
+    event = VerifyAssigned(run=flow.run, rollout=rollout_id, attempt=attempt, epoch=epoch)
+    await owe(connection, flow.run_id, subjects.work_verify(flow.run, pool), event, delay_s=delay_s)
+    flow.signals.outbox.set()
+
+
+async def run_again(
+    connection: AsyncConnection,
+    flow: Flow,
+    rollout_id: int,
+    attempt: int,
+    epoch: int,
+    before: RolloutState,
+    reason: str,
+) -> None:
+    """A new attempt with a new epoch after a delay that doubles, or, with the attempts used up, poison."""
+    if attempt >= flow.config.queue.max_attempts:
+        lost = f"{attempt} attempts failed; the last one: {reason}"
+        if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, lost):
+            await conclude_group(connection, flow, await group_of(connection, rollout_id))
+        return
+    delay_s = flow.config.rollout.retry_delay_s * 2 ** (attempt - 1)
+    retried = await leases.retry(connection, rollout_id, before, epoch, reason=reason, delay_s=delay_s)
+    if retried is None:
+        return
+    log.info("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
+    pool = await leases.pool_of(connection, rollout_id)
+    await assign(connection, flow, Assignment(rollout_id, retried[0], retried[1], pool), delay_s=delay_s)
+    flow.signals.outbox.set()
+
+
+async def group_of(connection: AsyncConnection, rollout_id: int) -> int:
+    """The group that a rollout belongs to."""
+    return await leases.group_of(connection, rollout_id)
+
+
+async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int) -> None:
+    """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead."""
+    group = await pool_groups.terminal_group(connection, flow.run_id, group_id)
+    if group is None:
+        return
+    flow.signals.work.set()
+    reason: str | None
+    wrong = [m for m in group.members if _wrong_version(group.pinned_version, m)]
+    if wrong:
+        await pool_groups.conclude(connection, group_id, GroupState.FILTERED, FilterReason.WRONG_VERSION)
+        return
+    if all(m.failure is FailureClass.POISON for m in group.members):
+        reason = f"poison: {group.members[0].reason}"
+        await pool_groups.conclude(connection, group_id, GroupState.DEAD, reason)
+        log.warning("group.dead", group=group_id, reason=reason)
+        return
+    members = [Member(m.member, m.state, m.failure) for m in group.members]
+    decided = conclude(
+        members, zero_signal=False, purpose=group.purpose, train_timeouts=flow.config.rollout.train_timeouts
+    )
+    state, reason = decided.state, decided.reason
+    if state in (GroupState.READY, GroupState.SCORED):
+        rewarded = reward_group(group, decided.members, reward_settings(flow))
+        await pool_groups.write_rewards(connection, flow.run_id, rewarded.rewards)
+        if rewarded.zero_signal and group.purpose is Purpose.TRAIN:
+            state, reason = GroupState.FILTERED, FilterReason.ZERO_SIGNAL
+    await pool_groups.conclude(connection, group_id, state, reason)
+
+
+def _wrong_version(pinned: int | None, member: pool_groups.GroupMember) -> bool:
+    return pinned is not None and any(
+        version != pinned for step in member.steps for version, _, _ in step.spans
+    )
+
+
+def reward_settings(flow: Flow) -> RewardSettings:
+    """The pure core's view of the configuration."""
+    section = flow.config.reward
+    return RewardSettings(
+        process_weight=section.process_weight,
+        speed_weight=section.speed_weight,
+        leave_one_out=section.leave_one_out,
+        advantage_std=section.advantage_std,
+        zero_signal=section.zero_signal,
+    )

@@ -1,0 +1,80 @@
+"""Rebuilding the streams towards workers from Postgres: after a wipe of JetStream, and for `penstock reconcile`.
+
+Streams towards Postgres are rebuilt by their senders, from their journals.
+"""
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.contracts.events import PolicyPublished
+from orchestrator.contracts.states import RolloutState
+from orchestrator.flow.complete import assign_verification
+from orchestrator.flow.context import Flow
+from orchestrator.flow.dispatcher import assign
+from orchestrator.log import get
+from orchestrator.pool.dispatch import Assignment
+from orchestrator.pool.outbox import owe
+from orchestrator.pool.policies import newest_version
+from orchestrator.pool.tables import groups, rollouts
+from orchestrator.pool.transact import transact
+
+log = get(__name__)
+
+
+async def rebuild(flow: Flow, stream: str) -> int:
+    """Owe again what `stream` must hold; returns how many messages. A copy too many is a stale epoch or an old revision: a no-op."""
+
+    async def work(connection: AsyncConnection) -> int:
+        rows = (
+            await connection.execute(
+                select(
+                    rollouts.c.rollout_id,
+                    rollouts.c.attempt,
+                    rollouts.c.lease_epoch,
+                    rollouts.c.pool,
+                    rollouts.c.state,
+                    groups.c.purpose,
+                )
+                .join(groups, groups.c.group_id == rollouts.c.group_id)
+                .where(
+                    rollouts.c.run_id == flow.run_id,
+                    rollouts.c.state.in_([RolloutState.QUEUED, RolloutState.FINISHED]),
+                )
+                .order_by(rollouts.c.rollout_id)
+            )
+        ).all()
+        for row in rows:
+            if row.state == RolloutState.QUEUED:
+                await assign(
+                    connection, flow, Assignment(row.rollout_id, row.attempt, row.lease_epoch, row.pool)
+                )
+            else:
+                await assign_verification(
+                    connection, flow, row.rollout_id, row.attempt, row.lease_epoch, row.purpose
+                )
+        return len(rows)
+
+    async def policy(connection: AsyncConnection) -> int:
+        newest = await newest_version(connection, flow.run_id)
+        if newest is None:
+            return 0
+        event = PolicyPublished(
+            run=flow.run,
+            version=newest.version,
+            path=newest.path,
+            manifest_sha=newest.manifest_sha,
+            batch_no=newest.batch_no,
+            revision=newest.version,
+        )
+        await owe(connection, flow.run_id, subjects.policy(flow.run), event, revision=newest.version)
+        return 1
+
+    rebuilt = 0
+    if stream == "WORK":
+        rebuilt = await transact(flow.engine, work)
+    elif stream == "POLICY":
+        rebuilt = await transact(flow.engine, policy)
+    flow.signals.outbox.set()
+    log.info("stream.rebuilt", stream=stream, messages=rebuilt)
+    return rebuilt
