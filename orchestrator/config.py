@@ -94,6 +94,16 @@ class StageSection(_Section):
     end_batches: Annotated[int, Field(ge=0)] = 0
     end_seconds: Annotated[float, Field(ge=0)] = 0.0
 
+    def reached(self, *, batches: int, train_steps: int, seconds: float) -> str | None:
+        """Which end condition holds, as a reason, or None. `seconds` since the first training group was dispatched."""
+        if self.end_batches and batches >= self.end_batches:
+            return f"{batches} batches are committed"
+        if self.end_train_steps and train_steps >= self.end_train_steps:
+            return f"{train_steps} train steps are done"
+        if self.end_seconds and seconds >= self.end_seconds:
+            return f"{seconds:.0f} seconds have passed"
+        return None
+
 
 class SamplingSection(_Section):
     """Sampling parameters while training; requests of harnesses do not override them, except max_tokens downwards and stops."""

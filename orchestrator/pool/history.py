@@ -155,6 +155,15 @@ async def move_batch(
     return True
 
 
+async def moved_run(
+    connection: AsyncConnection, run_id: int, before: str, after: str, reason: str | None
+) -> None:
+    """Write the history row of a run's own change of state."""
+    await _record(
+        connection, run_id=run_id, kind="run", entity_id=run_id, before=before, after=after, reason=reason
+    )
+
+
 async def count(connection: AsyncConnection, run_id: int, name: str, amount: int = 1) -> None:
     """Add to a named counter of the run: no-ops and refusals are counted, never silent."""
     await connection.execute(select(func.count_event(run_id, name, amount)))

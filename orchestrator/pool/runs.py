@@ -8,8 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
+from orchestrator.contracts.states import Purpose
 from orchestrator.pool import history
-from orchestrator.pool.tables import queue, runs
+from orchestrator.pool.tables import groups, queue, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +70,58 @@ async def close_intake(connection: AsyncConnection, run_id: int) -> bool:
 async def intake_open(connection: AsyncConnection, run_id: int) -> bool:
     """Whether new submissions are accepted."""
     return bool(await connection.scalar(select(queue.c.intake_open).where(queue.c.run_id == run_id)))
+
+
+async def first_dispatch_age(connection: AsyncConnection, run_id: int) -> float:
+    """Seconds since the run's first training group was dispatched; 0 before."""
+    age = await connection.scalar(
+        select(func.extract("epoch", func.clock_timestamp() - groups.c.dispatched)).where(
+            groups.c.run_id == run_id, groups.c.seq == 0
+        )
+    )
+    return float(age or 0.0)
+
+
+async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bool:
+    """active → ending: no more intake, no more dispatch. False when it was ending before."""
+    row = await connection.execute(
+        update(runs)
+        .where(runs.c.run_id == run_id, runs.c.state == "active")
+        .values(state="ending")
+        .returning(runs.c.run_id)
+    )
+    if row.first() is None:
+        return False
+    await connection.execute(
+        update(queue)
+        .where(queue.c.run_id == run_id)
+        .values(intake_open=False, admission_open=False, admission_reason=f"the run ends: {reason}")
+    )
+    await history.moved_run(connection, run_id, "active", "ending", reason)
+    return True
+
+
+async def finish_end(connection: AsyncConnection, run_id: int) -> bool:
+    """ending → ended once every training group is terminal."""
+    left = await connection.scalar(
+        select(func.count()).where(
+            groups.c.run_id == run_id, groups.c.purpose == Purpose.TRAIN, ~groups.c.done
+        )
+    )
+    if left:
+        return False
+    row = await connection.execute(
+        update(runs)
+        .where(runs.c.run_id == run_id, runs.c.state == "ending")
+        .values(state="ended", ended=func.clock_timestamp())
+        .returning(runs.c.run_id)
+    )
+    if row.first() is None:
+        return False
+    await history.moved_run(connection, run_id, "ending", "ended", None)
+    return True
+
+
+async def state_of(connection: AsyncConnection, run_id: int) -> str:
+    """active, ending or ended."""
+    return str(await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id)))

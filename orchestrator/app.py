@@ -1,0 +1,104 @@
+"""The map of a running Penstock, and the composition root of the orchestrator process.
+
+    users ──tasks.*──▶ NATS ──▶ orchestrator ──▶ Postgres = the data pool = the only truth
+                        ▲  │                          ▲            │ windowed-FIFO batches
+                steps.* │  │ work.*                   │            ▼
+    gateway ◀── runner ─┴──┴── verifier runner ───────┘         trainer ──▶ policy.* + weights in a directory
+       │                                                           │
+       └──▶ rollout servers ◀──────────── the gateway syncs new versions
+
+One event loop, one task group, one role per file in `orchestrator.flow`:
+
+    intake      tasks.*            → groups, rollouts, submissions      (pool.submissions)
+    dispatcher  accepted groups    → seq, assignments                   (scheduling.admission, pool.dispatch)
+    ingest      steps.*, results.* → steps, results, verdicts           (pool.steps, pool.results)
+    complete    terminal rollouts  → rewards; ready, scored, filtered   (rewards, scheduling.completion)
+    relay       outbox             → bus
+    reaper      expired leases     → new attempts
+    ender       end conditions     → filtered(run_ended), ended runs
+    rebuild     missing streams    → work.*, policy.* again, from Postgres
+
+The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.flow.rollout_runner` and `.verify_runner` (runners),
+`trainer.loop` (trainer), `trainer.serving` (embedded rollout server). All meet only at the bus and the data pool; any may be killed at
+any instruction. Two orchestrators on one run are safe.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+
+from orchestrator.bus.nats import NatsBus
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.flow.context import Flow
+from orchestrator.flow.dispatcher import dispatcher, queue_settings
+from orchestrator.flow.ender import ender
+from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
+from orchestrator.flow.intake import Intake
+from orchestrator.flow.reaper import reaper
+from orchestrator.flow.rebuild import rebuild
+from orchestrator.flow.relay import relay
+from orchestrator.log import bind, get
+from orchestrator.plugins import names
+from orchestrator.pool.engine import check_revision, open_engine
+from orchestrator.pool.runs import ensure_run
+from orchestrator.scheduling.admission import check_queue, check_shares
+
+log = get(__name__)
+
+
+def check(config: Config, known_scaffolds: Sequence[str]) -> None:
+    """Everything about a configuration that only its parts know. Raises ConfigurationError, one sentence."""
+    check_queue(queue_settings(config))
+    if config.stage.domains:
+        check_shares(config.stage.domains)
+    for scaffold in config.rollout.scaffolds:
+        if scaffold not in known_scaffolds:
+            raise ConfigurationError(
+                f"rollout.scaffolds: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
+            )
+    if config.sandbox.provider not in (known := names("sandboxes")):
+        raise ConfigurationError(
+            f"sandbox.provider: unknown provider {config.sandbox.provider!r}; known: {', '.join(known)}"
+        )
+
+
+@asynccontextmanager
+async def open_flow(config: Config) -> AsyncIterator[Flow]:
+    """The orchestrator's context on configured services: the run exists, the streams exist."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(
+            open_engine(config.services.database_url, name="penstock-orchestrator")
+        )
+        async with engine.begin() as connection:
+            await check_revision(connection)
+            run = await ensure_run(connection, config.run.name, config.to_json())
+        # A run keeps the configuration that it began with.
+        config = Config.from_json({**run.config, "services": config.services.model_dump()})
+        bus = await stack.enter_async_context(NatsBus.connect(config.services.nats_url))
+        stack.enter_context(bind(run=run.name))
+        yield Flow(run.run_id, run.name, config, engine, bus)
+
+
+async def orchestrate(config: Config) -> None:
+    """Run every role until cancelled."""
+    known_scaffolds = names("scaffolds")
+    check(config, known_scaffolds)
+    async with open_flow(config) as flow:
+
+        async def on_stream_new(stream: str) -> None:
+            await rebuild(flow, stream)
+
+        flow.bus.on_stream_new(on_stream_new)
+        await flow.bus.ensure_streams()
+        log.info("orchestrator.ready", run_id=flow.run_id)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Intake(flow, known_scaffolds).run)
+            tasks.start_soon(dispatcher, flow)
+            tasks.start_soon(ingest_steps, flow)
+            tasks.start_soon(ingest_results, flow)
+            tasks.start_soon(ingest_verdicts, flow)
+            tasks.start_soon(relay, flow)
+            tasks.start_soon(reaper, flow)
+            tasks.start_soon(ender, flow)

@@ -1,0 +1,49 @@
+"""The ender: stage end conditions, and the run's end.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| ending and ended runs, filtered(run_ended) groups | an end condition; committed batches | the trainer, people |
+"""
+
+import anyio
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.flow.context import Flow
+from orchestrator.log import get
+from orchestrator.pool.ending import filter_open, nothing_open
+from orchestrator.pool.policies import progress
+from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
+from orchestrator.pool.transact import transact
+
+log = get(__name__)
+
+PERIOD_S = 0.5
+
+
+async def ender(flow: Flow) -> None:
+    """Watch until cancelled."""
+
+    async def once(connection: AsyncConnection) -> None:
+        state = await state_of(connection, flow.run_id)
+        if state == "active":
+            done = await progress(connection, flow.run_id)
+            reason = flow.config.stage.reached(
+                batches=done.committed_batches,
+                train_steps=done.train_steps,
+                seconds=await first_dispatch_age(connection, flow.run_id),
+            )
+            if reason is None and await nothing_open(connection, flow.run_id):
+                reason = "intake is closed and every group is terminal"
+            if reason is not None and await begin_end(connection, flow.run_id, reason):
+                log.info("run.ending", reason=reason)
+                state = "ending"
+        if state == "ending":
+            filtered = await filter_open(connection, flow.run_id)
+            if filtered:
+                log.info("run.filtered", groups=filtered)
+            if await finish_end(connection, flow.run_id):
+                log.info("run.ended")
+
+    while True:
+        await transact(flow.engine, once)
+        await anyio.sleep(PERIOD_S)
