@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -58,8 +57,8 @@ class QueueSection(_Section):
     batch_groups: Positive = 8  # P
     max_staleness: Annotated[int, Field(ge=0)] = 2  # S: batches
     capacity: Positive = 24  # N
-    window_fraction: Fraction = 0.3
-    group_size: Annotated[int, Field(ge=1)] = 4  # G
+    window_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
+    group_size: Annotated[int, Field(ge=2)] = 4  # G
     max_attempts: Positive = 3
     min_batch_groups: Annotated[int, Field(ge=0)] = 0  # P_min; 0 = ⌈P/2⌉
 
@@ -67,7 +66,9 @@ class QueueSection(_Section):
     @property
     def window(self) -> int:
         """W, in queue positions."""
-        return max(1, math.floor(self.window_fraction * self.capacity))
+        return max(
+            1, math.floor(round(self.window_fraction * self.capacity, 9))
+        )  # 0.29 · 100 is not 29 in binary
 
     @property
     def short_batch(self) -> int:

@@ -109,6 +109,10 @@ class Intake:
             raise MessageError(
                 f"group_size is {size}: a training group compares at least 2 rollouts, others need at least 1"
             )
+        if size > config.rollout.slots + config.queue.group_size - 1:
+            raise MessageError(
+                f"group_size is {size}, but only {config.rollout.slots} rollouts run at once: it would never start"
+            )
         return NewGroup(
             submission=submission,
             task_sha=bytes.fromhex(task.content_hash),

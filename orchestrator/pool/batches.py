@@ -93,6 +93,9 @@ async def take(
     state = await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id))
     if state != "active":
         return None
+    waiting = await _waiting(connection, run_id)
+    if batch is None and not waiting and not row.intake_open:
+        return None
     if batch is None:
         batch = await _open(connection, run_id)
     wanted = batch_groups - batch.taken
@@ -116,15 +119,12 @@ async def take(
     floor = floor_after(open_rows, chosen)
     if floor is not None and floor > row.floor_seq:
         await connection.execute(update(queue).where(queue.c.run_id == run_id).values(floor_seq=floor))
-    waiting = await connection.scalar(
-        select(func.count()).where(
-            groups.c.run_id == run_id,
-            groups.c.purpose == Purpose.TRAIN,
-            groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
-        )
-    )
     action = batch_action(
-        batch.taken, batch_groups, short_batch, intake_closed=not row.intake_open, in_flight=int(waiting or 0)
+        batch.taken,
+        batch_groups,
+        short_batch,
+        intake_closed=not row.intake_open,
+        in_flight=waiting - len(chosen),
     )
     match action:
         case BatchAction.CLOSE | BatchAction.CLOSE_SHORT:
@@ -133,6 +133,18 @@ async def take(
             await drop(connection, batch.batch_id, FilterReason.RUN_ENDED)
             return None
     return batch
+
+
+async def _waiting(connection: AsyncConnection, run_id: int) -> int:
+    """Training groups that may still be taken: accepted, dispatched or ready."""
+    waiting = await connection.scalar(
+        select(func.count()).where(
+            groups.c.run_id == run_id,
+            groups.c.purpose == Purpose.TRAIN,
+            groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
+        )
+    )
+    return int(waiting or 0)
 
 
 async def _open(connection: AsyncConnection, run_id: int) -> Batch:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.pool import history
 from orchestrator.pool.steps import StoredStep, trajectories
-from orchestrator.pool.tables import attempts, groups, rewards, rollouts, tasks, verdicts
+from orchestrator.pool.tables import attempts, groups, queue, rewards, rollouts, tasks, verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TerminalGroup:
 async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int) -> TerminalGroup | None:
     """Lock the group row first, then look at its members; None while one is unfinished or the group is no longer dispatched.
 
-    Without the lock two last members that end at once would each see the other unfinished, and the group would hang.
+    The queue row comes first, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock two last members that end at once would each see the other unfinished, and the group would hang.
     """
     group = (
         await connection.execute(
