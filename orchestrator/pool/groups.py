@@ -45,8 +45,10 @@ class TerminalGroup:
 async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int) -> TerminalGroup | None:
     """Lock the group row first, then look at its members; None while one is unfinished or the group is no longer dispatched.
 
-    The queue row comes first, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock two last members that end at once would each see the other unfinished, and the group would hang.
+    The queue row comes first, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock two
+    last members that end at once would each see the other unfinished, and the group would hang.
     """
+    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
     group = (
         await connection.execute(
             select(
