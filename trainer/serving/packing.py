@@ -118,7 +118,7 @@ def pack(feeds: Many[Feed]) -> tuple[Plan, list[int]]:
     return Plan(
         ids=torch.tensor(ids),
         positions=torch.tensor(positions),
-        wanted=None if every else torch.tensor(wanted),
+        wanted=None if every else torch.tensor(wanted, dtype=torch.int64),
         runs=tuple(runs),
         writes=tuple(writes),
     ), order

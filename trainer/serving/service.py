@@ -6,9 +6,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import structlog
 from tokenizers import Tokenizer
 
-from orchestrator.log import get as get_logger
 from trainer.serving.engine import Engine
 from trainer.serving.metrics import Metrics
 from trainer.serving.model import Model, load_successor
@@ -19,7 +19,7 @@ from trainer.serving.sequence import Sequence
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 
-log = get_logger("serving")
+log = structlog.get_logger()
 
 
 class Crashed(Exception):

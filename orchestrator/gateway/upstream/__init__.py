@@ -1,0 +1,31 @@
+"""Rollout servers as the gateway sees them: SGLang's HTTP protocol, token ids in and out."""
+
+from orchestrator.gateway.upstream.client import RolloutServerClient
+from orchestrator.gateway.upstream.errors import (
+    RequestRefused,
+    RolloutServerBroken,
+    RolloutServerError,
+    RolloutServerUnreachable,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.upstream.generation import (
+    FinishReason,
+    Generation,
+    SamplingParams,
+    Timings,
+    VersionSpan,
+)
+
+__all__ = [
+    "FinishReason",
+    "Generation",
+    "RequestRefused",
+    "RolloutServerBroken",
+    "RolloutServerClient",
+    "RolloutServerError",
+    "RolloutServerUnreachable",
+    "SamplingParams",
+    "Timings",
+    "VersionSpan",
+    "WeightUpdateRefused",
+]

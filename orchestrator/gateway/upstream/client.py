@@ -1,0 +1,223 @@
+"""A client of one rollout server, for SGLang 0.5.23's protocol (the embedded server speaks a subset of it).
+
+It knows routes, bodies and failures, nothing about policies: no retries, no routing, no pausing on its own. Generation
+is not streamed: the reply is the whole completion, and a cancelled call drops its connection, which ends the request
+on the server.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import msgspec
+
+from orchestrator.gateway.upstream.errors import (
+    RequestRefused,
+    RolloutServerBroken,
+    RolloutServerUnreachable,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.upstream.generation import Generation, SamplingParams, parse_generation
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+QUICK_S = 30.0
+"""For routes that do not generate. Above the 20 s after which a paused server's /health says 503."""
+
+
+class RolloutServerClient:
+    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000."""
+
+    def __init__(self, base_url: str, *, connect_timeout: float = 5.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._connect_timeout = connect_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ---- completions ----
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        rid: str | None = None,
+        routing_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Generation:
+        """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end.
+
+        Ids outside the vocabulary must not be sent: a real SGLang server dies of them."""
+        body: dict[str, Any] = {
+            "rid": rid or uuid.uuid4().hex,
+            "input_ids": list(input_ids),
+            "sampling_params": sampling.body(),
+            "return_logprob": True,
+            "stream": False,
+        }
+        if routing_key is not None:
+            body["routing_key"] = routing_key
+        _, raw = await self._call("POST", "/generate", body, timeout)
+        return self._parse(raw)
+
+    async def prompt_logprobs(
+        self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S
+    ) -> list[float]:
+        """Logprobs, at temperature 1, of input_ids[1:] each given what precedes it: len(input_ids) − 1 values."""
+        body = {
+            "rid": uuid.uuid4().hex,
+            "input_ids": list(input_ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        url, raw = await self._call("POST", "/generate", body, timeout)
+        reply = self._json(url, raw)
+        try:
+            entries = reply["meta_info"]["input_token_logprobs"]
+            if [entry[1] for entry in entries] != list(input_ids):
+                raise RolloutServerBroken(url, "the prompt's ids came back changed")
+            return [float(entry[0]) for entry in entries[1:]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise RolloutServerBroken(url, f"the reply has no prompt logprobs ({error})") from error
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all of them (None): each answers its caller with what it has. Unknown ids are fine."""
+        await self._call(
+            "POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid}, QUICK_S
+        )
+
+    # ---- weights ----
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop generating; later requests are held. abort: running ones end with what they have · retract: they start
+        again from their tokens on `continue_` · in_place: they go on with the keys and values they have."""
+        await self._call("POST", "/pause_generation", {"mode": mode}, QUICK_S)
+
+    async def continue_(self) -> None:
+        await self._call("POST", "/continue_generation", {}, QUICK_S)
+
+    async def update_weights(
+        self, path: str, version: str, *, flush_cache: bool = True, timeout: float | None = 120.0
+    ) -> None:
+        """Serve the weights in directory `path` (on the server's disk) as `version`. Pause first: an unpaused server
+        waits for its running requests. Raises WeightUpdateRefused when the old weights stay."""
+        body = {
+            "model_path": path,
+            "weight_version": version,
+            "flush_cache": flush_cache,
+            "abort_all_requests": False,
+        }
+        try:
+            url, raw = await self._call("POST", "/update_weights_from_disk", body, timeout)
+        except RequestRefused as refused:
+            raise WeightUpdateRefused(refused.url, refused.message, refused.status) from refused
+        reply = self._json(url, raw)
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise RolloutServerBroken(url, f"the reply does not say that the update succeeded: {reply!r}")
+
+    async def flush(self) -> None:
+        """Empty the prefix cache. RequestRefused while requests hold keys and values."""
+        await self._call("POST", "/flush_cache", None, QUICK_S)
+
+    # ---- state ----
+
+    async def model_info(self) -> Mapping[str, Any]:
+        """`weight_version`, `model_path`, `architectures` …; instant, also while paused."""
+        return await self._get_object("/model_info")
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """Limits and settings: `max_total_num_tokens`, `max_req_input_len` …"""
+        return await self._get_object("/server_info")
+
+    async def loads(self) -> Mapping[str, Any]:
+        """The first rank's load: `num_running_reqs`, `num_waiting_reqs`, `token_usage`, `gen_throughput` …"""
+        body = await self._get_object("/v1/loads")
+        ranks = body.get("loads")
+        if not isinstance(ranks, list) or not ranks or not isinstance(ranks[0], dict):
+            raise RolloutServerBroken(f"{self.base_url}/v1/loads", "no load of any rank")
+        return dict(ranks[0])
+
+    async def ping(self, *, timeout: float = 5.0) -> bool:
+        """Whether the process answers at all. Says nothing about generation, and is true while paused."""
+        try:
+            await self._call("GET", "/ping", None, timeout)
+        except (RolloutServerUnreachable, RolloutServerBroken):
+            return False
+        return True
+
+    # ---- transport ----
+
+    async def _get_object(self, path: str) -> dict[str, Any]:
+        url, raw = await self._call("GET", path, None, QUICK_S)
+        body = self._json(url, raw)
+        if not isinstance(body, dict):
+            raise RolloutServerBroken(url, "the reply is no JSON object")
+        return body
+
+    async def _call(self, method: str, path: str, body: Any, timeout: float | None) -> tuple[str, bytes]:
+        """The body of a 2xx answer. Every failure leaves here as one of ours."""
+        assert self._session is not None, "enter the client before using it"
+        url = self.base_url + path
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=limits
+            ) as response:
+                raw = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise RolloutServerUnreachable(url, f"no answer within {timeout} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise RolloutServerUnreachable(url, f"{type(error).__name__}: {error}") from error
+        if status < 300:
+            return url, raw
+        message = error_message(raw)
+        if 400 <= status < 500:
+            raise RequestRefused(url, message, status)
+        raise RolloutServerBroken(url, f"status {status}: {message}")
+
+    def _json(self, url: str, raw: bytes) -> Any:
+        try:
+            return msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise RolloutServerBroken(url, f"the reply is not JSON: {error}") from error
+
+    def _parse(self, raw: bytes) -> Generation:
+        url = f"{self.base_url}/generate"
+        try:
+            return parse_generation(self._json(url, raw))
+        except ValueError as error:
+            raise RolloutServerBroken(url, str(error)) from error
+
+
+def error_message(raw: bytes) -> str:
+    """The sentence in an error body, which is `{"error": "…"}`, `{"error": {"message": "…"}}`, `{"message": "…"}`,
+    or plain text."""
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace").strip()
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        if isinstance(error, dict):
+            error = error.get("message", error)
+        return str(error)
+    return str(body)

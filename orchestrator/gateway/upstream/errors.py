@@ -1,0 +1,40 @@
+"""What can go wrong between the gateway and a rollout server, by what the caller can do about it.
+
+| error | whose fault | what to do |
+|---|---|---|
+| RolloutServerUnreachable | network, or the server died | the same ids elsewhere, under a fresh request id |
+| RolloutServerBroken | the server | as above; a supervisor looks at it |
+| RequestRefused | ours: the request can never work | fail this completion |
+| WeightUpdateRefused | the published weights | keep the old ones, do not publish |
+"""
+
+from orchestrator.contracts.errors import InfraFailure
+
+
+class RolloutServerError(InfraFailure):
+    """Any failure at the boundary to a rollout server. `url` names the route."""
+
+    def __init__(self, url: str, message: str) -> None:
+        super().__init__(f"{url}: {message}")
+        self.url = url
+        self.message = message
+
+
+class RolloutServerUnreachable(RolloutServerError):
+    """No connection, a connection lost before the answer was complete, or no answer in time."""
+
+
+class RolloutServerBroken(RolloutServerError):
+    """A status of 500 and above, or a reply that contradicts itself."""
+
+
+class RequestRefused(RolloutServerError):
+    """A status of 400 to 499. `message` is the server's own sentence."""
+
+    def __init__(self, url: str, message: str, status: int) -> None:
+        super().__init__(url, message)
+        self.status = status
+
+
+class WeightUpdateRefused(RequestRefused):
+    """The server keeps its old weights and their version."""

@@ -1,0 +1,137 @@
+"""One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishKind = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What is asked for. Only what differs from the server's defaults is sent.
+
+    `top_k` −1 = off. `seed`: the same tokens again, whatever runs beside them. `stop_token_ids` are inert with
+    `ignore_eos`, as in SGLang."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+        if self.min_new_tokens:
+            params["min_new_tokens"] = self.min_new_tokens
+        if self.stop:
+            params["stop"] = list(self.stop)
+        if self.stop_token_ids:
+            params["stop_token_ids"] = list(self.stop_token_ids)
+        if self.ignore_eos:
+            params["ignore_eos"] = True
+        if self.seed is not None:
+            params["sampling_seed"] = self.seed
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Completion tokens start … end−1 were made by the weights labelled `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """`matched`: the stop token's id or the stop string; `message`: why it was aborted."""
+
+    kind: FinishKind
+    matched: int | str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, as the server measured them; None where the server did not get that far."""
+
+    queue_s: float
+    first_token_s: float | None
+    e2e_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Invariant, checked on arrival: len(output_ids) == len(logprobs) == sum of span lengths == completion_tokens.
+
+    The stop token is in `output_ids` and `logprobs`. Logprobs are those of the temperature-scaled distribution,
+    before top-p and top-k. An aborted completion is a valid, partial one."""
+
+    rid: str
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[VersionSpan, ...]
+    finish: FinishReason
+    weight_version: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    retractions: int
+    timings: Timings
+    text: str = field(repr=False)
+
+
+def parse_generation(reply: Any) -> Generation:
+    """Read one `/generate` reply made with return_logprob. Raises ValueError when it contradicts itself."""
+    try:
+        meta = reply["meta_info"]
+        ids = tuple(reply["output_ids"])
+        entries = meta.get("output_token_logprobs") or []
+        finish = meta["finish_reason"]
+        generation = Generation(
+            rid=meta["id"],
+            output_ids=ids,
+            logprobs=tuple(float(entry[0]) for entry in entries),
+            spans=tuple(
+                VersionSpan(span["version"], span["start"], span["end"])
+                for span in meta.get("weight_versions") or []
+            ),
+            finish=FinishReason(finish["type"], finish.get("matched"), finish.get("message")),
+            weight_version=meta["weight_version"],
+            prompt_tokens=meta["prompt_tokens"],
+            completion_tokens=meta["completion_tokens"],
+            cached_tokens=meta.get("cached_tokens") or 0,
+            retractions=meta.get("num_retractions") or 0,
+            timings=Timings(
+                queue_s=float(meta.get("queue_time") or 0.0),
+                first_token_s=meta.get("first_token_latency"),
+                e2e_s=meta.get("e2e_latency"),
+            ),
+            text=reply["text"],
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"the reply is no completion: {type(error).__name__} {error}") from error
+    if generation.finish.kind not in ("stop", "length", "abort"):
+        raise ValueError(f"unknown finish reason {generation.finish.kind!r}")
+    if tuple(entry[1] for entry in entries) != ids:
+        raise ValueError("output ids and the ids of their logprobs differ")
+    if generation.completion_tokens != len(ids):
+        raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
+    at = 0
+    for span in generation.spans:
+        if span.start != at or span.end <= span.start:
+            raise ValueError(f"version spans are not adjacent: {generation.spans}")
+        at = span.end
+    if at != len(ids):
+        raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
+    return generation
