@@ -1,0 +1,208 @@
+"""How much faster is prefix-tree merging, against which baseline, and how close to the bound?
+
+Two baselines, both with the same model, attention kernel and head, both without padding:
+  varlen    packed rows, one per completion: what a trainer that takes (state, action) pairs as they come does
+  rollout   packed rows, one per append-only stretch of a rollout: what a trainer that keeps whole rollouts does
+The bound is the ratio of the floating-point operations. Time is process CPU time of forward and backward, one thread,
+the median of the repetitions; planning is included on every side. Run: python -m trainer.benchmarks.tree [--json] [--scale 1] [--long]
+"""
+
+import argparse
+import json as json_module
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.benchmarks.shapes import Shape, shapes
+from trainer.logprobs import pack_logprobs
+from trainer.samples import Ids, Sample
+from trainer.tree.forward import attach_tree_attention
+from trainer.tree.pack import LossEdges, Pack, pack_samples
+from trainer.tree.plan import Square, TreePlan
+
+ROW_BUDGET = 2048  # tokens per forward pass of the baselines; larger is slower here (cache, page faults)
+BOUND_SHARE = 0.9  # share of the bound that must be reached against varlen
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    tokens: int
+    seconds: float
+    flops: float
+    loss: float
+    planning: float
+
+
+def policy() -> Any:
+    """A small Qwen3 with random weights: 2 layers, hidden 256, so that a full run takes less than a minute."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=768,
+        vocab_size=2048,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config)
+    attach_tree_attention(model)
+    return model
+
+
+def row_packs(samples: Sequence[Sample], *, per_rollout: bool) -> list[Pack]:
+    """The baselines as packs without sharing: one causal square per row, each loss edge in one row."""
+    rows: list[tuple[Ids, list[Sample]]] = []
+    for sample in sorted(samples, key=lambda s: len(s.ids), reverse=True):
+        for ids, members in rows if per_rollout else []:
+            if members[0].rollout == sample.rollout and np.array_equal(ids[: len(sample.ids)], sample.ids):
+                members.append(sample)
+                break
+        else:
+            rows.append((sample.ids, [sample]))
+    packs: list[Pack] = []
+    part: list[tuple[Ids, list[Sample]]] = []
+    for row in rows:
+        if part and sum(len(ids) for ids, _ in part) + len(row[0]) > ROW_BUDGET:
+            packs.append(_row_pack(part))
+            part = []
+        part.append(row)
+    packs.append(_row_pack(part))
+    return packs
+
+
+def _row_pack(rows: list[tuple[Ids, list[Sample]]]) -> Pack:
+    begins = np.cumsum([0, *(len(ids) for ids, _ in rows)])
+    placed = [
+        (sample, int(begin)) for (_, members), begin in zip(rows, begins, strict=False) for sample in members
+    ]
+    samples = tuple(sample for sample, _ in placed)
+    offsets = [np.arange(sample.action_len) for sample in samples]
+    plan = TreePlan(
+        ids=np.concatenate([ids for ids, _ in rows]),
+        position_ids=np.concatenate([np.arange(len(ids)) for ids, _ in rows]),
+        subtree_end=np.repeat(begins[1:], [len(ids) for ids, _ in rows]),
+        squares=tuple(Square(int(a), int(b)) for a, b in pairwise(begins)),
+        rectangles=(),
+    )
+    edges = LossEdges(
+        position=np.concatenate(
+            [begin + s.state_len - 1 + o for (s, begin), o in zip(placed, offsets, strict=True)]
+        ),
+        target=np.concatenate([s.ids[s.state_len :] for s in samples]).astype(np.int64),
+        sample=np.repeat(np.arange(len(samples)), [s.action_len for s in samples]),
+        offset=np.concatenate(offsets),
+        temperature=np.ones(sum(s.action_len for s in samples), np.float32),
+    )
+    return Pack(samples, tuple(range(len(samples))), plan, edges)
+
+
+def flops(model: Any, packs: Sequence[Pack]) -> float:
+    """Forward and backward. A matrix product costs 2 operations per multiply-add and twice that backwards; the attention
+    backward has 5 products for the forward's 2; the head runs its forward twice."""
+    config = model.config
+    weights = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
+    per_token = 6 * weights
+    per_pair = config.num_hidden_layers * (2 + 5) * 2 * config.num_attention_heads * config.head_dim
+    per_edge = 8 * config.hidden_size * config.vocab_size
+    return float(
+        sum(per_token * p.plan.tokens + per_pair * p.plan.pairs + per_edge * len(p.edges) for p in packs)
+    )
+
+
+def measure(model: nn.Module, make_packs: Callable[[], list[Pack]], repetitions: int) -> Cost:
+    """Median CPU seconds of planning, forward and backward over all packs."""
+    times, plannings = [], []
+    for _ in range(repetitions):
+        model.zero_grad()
+        started = time.process_time()
+        packs = make_packs()
+        planned = time.process_time()
+        loss = 0.0
+        for pack in packs:
+            logp, _ = pack_logprobs(model, pack)
+            part = -logp.sum()
+            torch.autograd.backward(part)
+            loss += part.item()
+        times.append(time.process_time() - started)
+        plannings.append(planned - started)
+    tokens = sum(pack.plan.tokens for pack in packs)
+    return Cost(tokens, statistics.median(times), flops(model, packs), loss, statistics.median(plannings))
+
+
+def bars(model: Any, shape: Shape) -> list[dict[str, Any]]:
+    """Measure one shape, print its line and return its bars."""
+    samples = shape.build(model.config.vocab_size)
+    tree = measure(model, lambda: pack_samples(samples, 1 << 30), 3)
+    varlen = measure(model, lambda: row_packs(samples, per_rollout=False), 1)
+    rollout = measure(model, lambda: row_packs(samples, per_rollout=True), 1)
+    for baseline in (varlen, rollout):
+        assert abs(baseline.loss - tree.loss) <= 1e-4 * abs(tree.loss), (baseline.loss, tree.loss)
+    against_varlen, bound = varlen.seconds / tree.seconds, varlen.flops / tree.flops
+    against_rollout, rollout_bound = rollout.seconds / tree.seconds, rollout.flops / tree.flops
+    print(
+        f"{shape.name:32} {len(samples):4d} samples  {varlen.tokens:7d} → {tree.tokens:6d} tokens "
+        f"({varlen.tokens / tree.tokens:5.1f}×)  {tree.seconds:6.2f} s  "
+        f"×varlen {against_varlen:5.1f} of {bound:5.1f}  ×rollout {against_rollout:5.2f} of {rollout_bound:5.2f}  "
+        f"planning {tree.planning / tree.seconds:.1%}",
+        flush=True,
+    )
+    result = [
+        _bar(f"{shape.name}: share of the bound, varlen", against_varlen / bound, "ratio", BOUND_SHARE),
+        _bar(
+            f"{shape.name}: planning", tree.planning / tree.seconds, "share of the step", 0.02, at_most=True
+        ),
+    ]
+    if shape.target_varlen:
+        result.append(_bar(f"{shape.name}: speed-up, varlen", against_varlen, "×", shape.target_varlen))
+    if shape.target_rollout:
+        result.append(
+            _bar(f"{shape.name}: speed-up, rollout rows", against_rollout, "×", shape.target_rollout)
+        )
+    return result
+
+
+def _bar(name: str, value: float, unit: str, target: float, *, at_most: bool = False) -> dict[str, Any]:
+    holds = value <= target if at_most else value >= target
+    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "holds": bool(holds)}
+
+
+def main(json: bool = False, scale: float = 0.3, long: bool = False) -> None:
+    """Print one line per shape, then the bars (with `json`: one last line {"bars": [...]})."""
+    torch.set_num_threads(1)
+    model = policy()
+    print(f"all lengths × {scale}; CPU time of forward and backward, one thread")
+    warm_up = shapes(0.1)[0].build(model.config.vocab_size)
+    measure(model, lambda: pack_samples(warm_up, 1 << 30), 1)
+    results = [bar for shape in shapes(scale, long=long) for bar in bars(model, shape)]
+    if json:
+        print(json_module.dumps({"bars": results}))
+        return
+    for bar in results:
+        print(
+            f"{'holds ' if bar['holds'] else 'MISSED'} {bar['name']}: {bar['value']} (target {bar['target']})"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--scale", type=float, default=0.3, help="multiplies all lengths; 1 takes minutes")
+    parser.add_argument("--long", action="store_true", help="add the shape of the 40× target")
+    options = parser.parse_args()
+    main(options.json, options.scale, options.long)
