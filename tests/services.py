@@ -31,13 +31,13 @@ from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.postgres_cluster import discard_cluster
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_PREFIX = "penstock-tests-"
+PREFIX = "penstock-tests-"
 _TEMPLATE = "penstock_template"
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
     """Removes the directories of sessions that are dead, by the recorded pid and start time of their owner."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             owner = ProcessId.read(directory / "owner.json")
             abandoned = time.time() - directory.stat().st_mtime > 3600
@@ -54,8 +54,8 @@ def _remove_leftovers() -> None:
 @pytest.fixture(scope="session")
 def services_directory() -> Iterator[Path]:
     """The session's directory for servers; unlike `tmp_path`, PostgreSQL's unprivileged user can reach it."""
-    _remove_leftovers()
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    remove_leftovers()
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     ProcessId.mine().write(directory / "owner.json")
     directory.chmod(0o755)
     yield directory

@@ -150,8 +150,8 @@ async def check_server(url: str, *, connect_timeout_s: int = 5) -> tuple[int, ..
     nats.errors.Error when it cannot be reached.
     """
     client = Client()
-    await client.connect(url, allow_reconnect=False, connect_timeout=connect_timeout_s, error_cb=_quiet)
     try:
+        await client.connect(url, allow_reconnect=False, connect_timeout=connect_timeout_s, error_cb=_quiet)
         shown = urlsplit(url)
         where = f"{shown.hostname}:{shown.port or DEFAULT_PORT}"
         version = parse_version(str(client.connected_server_version))

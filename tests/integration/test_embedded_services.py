@@ -1,9 +1,15 @@
 """The fixtures every other test of the services stands on."""
 
+import subprocess
+import tempfile
+from pathlib import Path
+
 import asyncpg
 import pytest
 
+from orchestrator.embedded.identity import ProcessId
 from orchestrator.embedded.nats import EmbeddedNats, check_server
+from tests.services import PREFIX, remove_leftovers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -28,3 +34,19 @@ async def test_an_empty_database_has_no_tables(empty_database_url: str) -> None:
 
 async def test_the_shared_nats_server_is_new_enough(nats_server: EmbeddedNats) -> None:
     assert await check_server(nats_server.url) >= (2, 10)
+
+
+def test_the_directories_of_dead_sessions_are_removed_and_no_others(services_directory: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as session:
+        owner = ProcessId.of(session.pid)
+        session.kill()
+    abandoned = Path(tempfile.mkdtemp(prefix=PREFIX))
+    unowned = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        owner.write(abandoned / "owner.json")
+        remove_leftovers()
+        assert not abandoned.exists()
+        assert unowned.exists(), "its session may be about to write its name"
+        assert services_directory.exists()
+    finally:
+        unowned.rmdir()
