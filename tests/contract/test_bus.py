@@ -406,18 +406,23 @@ async def test_an_overlapping_consumer_is_refused(bus: Bus) -> None:
     assert caught.group_contains(ConsumerConflict, match="one durable per run")
 
 
-async def test_nothing_is_fetched_for_a_busy_taker(bus: Bus) -> None:
+async def test_nothing_is_fetched_for_a_busy_taker_nor_for_one_that_never_asked(bus: Bus) -> None:
     consumer = subjects.consume_work_rollout("demo")
+
+    async def assign(number: int) -> None:
+        await bus.publish(Outgoing(consumer.filter, f"w{number}", "RolloutAssigned/1", b"%d" % number))
+
     async with bus.subscribe(consumer, batch=1) as busy, bus.subscribe(consumer, batch=1) as idle:
+        await bus.publish(step(0))
+        await take(bus, subjects.consume_steps("demo"), 1)  # long enough for a fetch that should not happen
         with anyio.fail_after(5):
-            await bus.publish(Outgoing(consumer.filter, "w0", "RolloutAssigned/1", b"0"))
-            [first] = await busy.take(1)
-            for number in (1, 2, 3):
-                await bus.publish(
-                    Outgoing(consumer.filter, f"w{number}", "RolloutAssigned/1", b"%d" % number)
-                )
-            assert [(await idle.take(1))[0].body for _ in range(3)] == [b"1", b"2", b"3"]
-            await first.ack()
+            await assign(0)
+            assert [delivery.body for delivery in await idle.take(1)] == [b"0"]
+            await assign(1)
+            assert [delivery.body for delivery in await busy.take(1)] == [b"1"]
+            for number in (2, 3, 4):
+                await assign(number)
+            assert [(await idle.take(1))[0].body for _ in range(3)] == [b"2", b"3", b"4"]
 
 
 async def test_what_was_fetched_and_not_taken_is_handed_back_at_the_end(bus: Bus) -> None:

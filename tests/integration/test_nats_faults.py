@@ -200,6 +200,21 @@ async def test_a_stream_that_lost_its_tail_counts_as_new(directory: Path) -> Non
             await told.wait()
 
 
+async def test_a_stream_that_another_process_made_again_first_counts_as_new(directory: Path) -> None:
+    slow = replace(TIMING, look_s=3600.0)
+    async with (
+        own_server(directory) as server,
+        connected(server) as first,
+        NatsBus.connect(server.url, timing=slow, streams=STREAMS) as second,
+    ):
+        assert await second.ensure_streams() == []
+        async with await nats.connect(server.url) as foreign:
+            await foreign.jetstream().delete_stream("WORK")
+        await first.ensure_streams()
+        assert await second.ensure_streams() == ["WORK"]
+        assert await second.ensure_streams() == []
+
+
 async def test_a_consumer_deleted_by_somebody_is_made_again(nats_server: EmbeddedNats) -> None:
     prefix = f"t{token_hex(4)}"
     async with (
