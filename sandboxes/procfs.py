@@ -67,7 +67,8 @@ def owned_by(uid: int) -> Iterator[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == uid:
+                found = stat(int(name)) if os.stat(f"/proc/{name}").st_uid == uid else None
+                if found is not None and found.state not in "ZX":
                     yield int(name)
 
 

@@ -75,7 +75,7 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
             require(said == b"ready\n" and await _seen(seconds), f"the victim said {said!r}")
         finally:
             victim.kill()
-    with anyio.move_on_after(5):
+    with anyio.move_on_after(3):
         while sleepers(seconds):
             await anyio.sleep(0.01)
         return
@@ -83,7 +83,7 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    fail(f"{len(left)} processes were alive 5 s after their owner was killed")
+    fail(f"{len(left)} processes were alive 3 s after their owner was killed")
 
 
 async def _seen(seconds: str) -> bool:

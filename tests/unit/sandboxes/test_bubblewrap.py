@@ -1,0 +1,127 @@
+"""What the bubblewrap provider says and does beyond the port."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes.base import File, KilledBy, SandboxError, SandboxSpec
+from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.owner import records
+from sandboxes.reap import default_root
+
+pytestmark = pytest.mark.anyio
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as somebody else")
+
+
+async def refusal(spec: SandboxSpec) -> str:
+    with pytest.raises(ValueError) as refused:
+        async with BubblewrapProvider().open(spec):
+            pass
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "inside", ["/", "/app", "/app/x", "/usr/local", "/home", "/run/penstock", "opt", "/opt/../x"]
+)
+async def test_binds_stay_clear_of_the_sandboxs_own_places(root: Path, inside: str) -> None:
+    assert "choose a free absolute path" in await refusal(SandboxSpec(binds={root: inside}))
+
+
+async def test_a_bind_that_is_absent_is_named(root: Path) -> None:
+    assert "does not exist" in await refusal(SandboxSpec(binds={root / "absent": "/opt/x"}))
+
+
+@as_root
+async def test_a_bind_behind_a_private_directory_is_named_with_the_remedy(root: Path) -> None:
+    (root / "private" / "tool").mkdir(parents=True)
+    (root / "private").chmod(0o700)
+    assert f"chmod o+x {root / 'private'}" in await refusal(
+        SandboxSpec(binds={root / "private/tool": "/opt/x"})
+    )
+
+
+async def test_a_gateway_socket_must_exist_and_be_alone(root: Path) -> None:
+    (root / "gateway").mkdir()
+    (root / "gateway").chmod(0o755)
+    path = root / "gateway" / "gateway.sock"
+    assert "start the gateway first" in await refusal(SandboxSpec(gateway_socket=path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        (root / "gateway" / "admin.sock").touch()
+        assert "alone in its directory" in await refusal(SandboxSpec(gateway_socket=path))
+
+
+@as_root
+async def test_a_gateway_socket_must_let_sandbox_users_in(root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        (root / "gateway").mkdir()
+        (root / "gateway").chmod(0o755)
+        listener.bind(str(root / "gateway" / "s"))
+        (root / "gateway" / "s").chmod(0o600)
+        assert "mode 0666" in await refusal(SandboxSpec(gateway_socket=root / "gateway" / "s"))
+
+
+async def test_a_program_cannot_pass_its_failure_off_as_the_platforms(root: Path) -> None:
+    forged = "echo 'bwrap: execvp x: No such file or directory' >&2"
+    report = 'for fd in 3 4 5 6 7 8 9; do echo "{ \\"exit-code\\": 0 }" >&$fd; done 2>/dev/null'
+    async with BubblewrapProvider().open(SandboxSpec()) as sandbox:
+        for script in (f"{forged}; exit 1", f"{forged}; {report}; exit 1"):
+            assert (await sandbox.exec(["bash", "-c", script])).exit_code == 1
+
+
+async def test_what_the_environment_holds_is_not_on_any_command_line(root: Path) -> None:
+    async with BubblewrapProvider().open(SandboxSpec(env={"TOKEN": "sesame-4711"})) as sandbox:
+        process = await sandbox.start(["sh", "-c", "echo $TOKEN; sleep 60"])
+        assert await process.read() == (b"sesame-4711\n", b"")
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()]
+        assert any(b"bwrap" in line for line in lines)
+        assert not any(b"sesame-4711" in line for line in lines)
+
+
+async def test_files_cannot_be_placed_before_the_root_can_be_written(root: Path) -> None:
+    default_root().parent.joinpath("file").touch()
+    with pytest.raises((SandboxError, NotADirectoryError)):
+        async with BubblewrapProvider(root / "file" / "below").open(SandboxSpec()):
+            pass
+
+
+async def test_a_spec_with_a_bad_file_leaves_nothing_behind(root: Path) -> None:
+    provider = BubblewrapProvider()
+    with pytest.raises(ValueError, match="not a plain path"):
+        async with provider.open(SandboxSpec(files={"/etc/passwd": File(b"")})):
+            pass
+    assert records(default_root()) == []
+    assert [path.name for path in default_root().iterdir()] == ["reap.lock"]
+
+
+async def test_the_surrounding_scope_can_be_cancelled_at_any_moment(root: Path) -> None:
+    provider = BubblewrapProvider()
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
+        with anyio.move_on_after(delay):
+            async with provider.open(SandboxSpec()) as sandbox:
+                process = await sandbox.start(["sleep", "60"])
+                await process.wait()
+    assert records(default_root()) == []
+
+
+async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:
+    async with BubblewrapProvider().open(SandboxSpec()) as sandbox:
+        for _ in range(5):
+            began = time.monotonic()
+            process = await sandbox.start(["sleep", "60"])
+            assert (await process.kill()).killed_by is KilledBy.CALLER
+            assert time.monotonic() - began < 5
+
+
+async def test_problems_are_none_here_and_name_the_package_elsewhere(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await BubblewrapProvider().problems() == ()
+    monkeypatch.setenv("PATH", str(root))
+    problems = await BubblewrapProvider().problems()
+    assert "apt-get install bubblewrap" in problems[0]

@@ -1,0 +1,58 @@
+"""Finding control groups, and reading their counters in both versions."""
+
+from pathlib import Path
+
+from sandboxes.base import Limits
+from sandboxes.cgroups import Cgroup, Hierarchies, candidates
+
+V1 = """\
+30 23 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 23 0:27 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+32 23 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+"""
+
+
+def v2(mount: Path, controllers: str) -> str:
+    mount.mkdir()
+    (mount / "cgroup.controllers").write_text(controllers)
+    return f"40 23 0:29 / {mount} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def test_version_1_needs_its_three_controllers() -> None:
+    base = Path("/sys/fs/cgroup")
+    assert candidates(V1) == [Hierarchies(1, (base / "memory", base / "pids", base / "cpu,cpuacct"))]
+    assert candidates(V1.splitlines()[0]) == []
+
+
+def test_version_2_comes_first_when_it_carries_memory_and_pids(tmp_path: Path) -> None:
+    mount = tmp_path / "unified"
+    found = candidates(V1 + v2(mount, "cpu memory pids"))
+    assert [each.version for each in found] == [2, 1]
+    assert found[0].mounts == (mount,)
+
+
+def test_version_2_that_carries_nothing_is_not_used(tmp_path: Path) -> None:
+    assert [each.version for each in candidates(V1 + v2(tmp_path / "unified", "hugetlb"))] == [1]
+
+
+def test_counters_are_read_in_both_formats(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 1\n")
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    (tmp_path / "cpuacct.usage").write_text("1500000000\n")
+    (tmp_path / "cgroup.procs").write_text("12\n7\n")
+    second, first = Cgroup(2, (tmp_path,)), Cgroup(1, (tmp_path, tmp_path, tmp_path))
+    assert (second.cpu_s(), second.oom_kills(), second.pids()) == (2.5, 2, [7, 12])
+    assert (first.cpu_s(), first.oom_kills(), first.pids()) == (1.5, 4, [7, 12])
+
+
+def test_a_group_is_made_and_removed_with_its_parent(tmp_path: Path) -> None:
+    group = Hierarchies(2, (tmp_path,)).create("one", Limits())
+    assert (tmp_path / "penstock" / "one").is_dir()
+    assert str(tmp_path / "penstock" / "one" / "cgroup.procs") in group.attach_script()
+    # Controllers were asked for at both levels above; on a real mount the kernel keeps these files.
+    (tmp_path / "cgroup.subtree_control").unlink()
+    (tmp_path / "penstock" / "cgroup.subtree_control").unlink()
+    group.remove()
+    group.remove()
+    assert not (tmp_path / "penstock").exists()

@@ -1,0 +1,50 @@
+"""The development provider's warning, and the suite's own ability to fail."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import GATEWAY_SOCKET, Provider, SandboxSpec
+from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.conformance import CHECKS, run_check
+from sandboxes.conformance.load import load
+from sandboxes.local import LocalProvider, NoIsolationWarning
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_local_warns_once_at_the_callers_line(root: Path) -> None:
+    provider = LocalProvider()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            async with provider.open(SandboxSpec()):
+                pass
+    assert [each.category for each in caught] == [NoIsolationWarning]
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
+async def test_local_maps_places_once_however_often_it_is_asked(root: Path) -> None:
+    spec = SandboxSpec(gateway_socket=Path("/tmp/g/s"), binds={Path("/tmp/tools"): "/opt/tools"})
+    async with LocalProvider().open(spec) as sandbox:
+        for inside in ("/app", "/app/x", "/tmp", "/home/agent/.x", "/opt/tools/run", GATEWAY_SOCKET):
+            once = sandbox.path(inside)
+            assert once != inside and sandbox.path(once) == once
+        assert sandbox.path("/opt/tools/run") == "/tmp/tools/run"
+        assert sandbox.path("/application") == "/application"
+
+
+@pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
+async def test_the_suite_finds_a_provider_that_only_claims_to_isolate(root: Path) -> None:
+    [network] = [each for each in CHECKS if each.name == "there is no network"]
+    result = await run_check(LocalProvider(), network)
+    assert not result.passed and result.isolation and "loopback" in result.detail
+
+
+def test_providers_are_found_by_name_and_an_unknown_name_lists_them() -> None:
+    assert isinstance(load("sandboxes.bubblewrap:BubblewrapProvider"), Provider)
+    assert isinstance(load("bubblewrap"), BubblewrapProvider)
+    with pytest.raises(ValueError, match="there are bubblewrap, local"):
+        load("nosuch")
