@@ -144,7 +144,8 @@ class Bus(Protocol):
     async def publish(self, message: Outgoing) -> bool:
         """Store one message and return True, or False if the stream already had its id.
 
-        Blocks and retries while the server is away. Raises StreamFull or TooLarge.
+        Blocks and retries while the server is away. Raises StreamFull or TooLarge, and ValueError for a subject that
+        no stream stores.
         """
 
     async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:

@@ -102,6 +102,7 @@ class NatsBus:
         self._watch.on_reconnect(callback)
 
     async def publish(self, message: Outgoing) -> bool:
+        stream = subjects.stream_of(message.subject).name
         headers = wire_headers(message)
         check_size(message, headers, self._link.max_payload)
         for delay in delays():
@@ -110,7 +111,7 @@ class NatsBus:
                     ack = await connection.js.publish(
                         self._subject_prefix + message.subject, message.body, headers=headers
                     )
-                self._watch.stored(str(ack.stream).removeprefix(self._stream_prefix), ack.seq)
+                self._watch.stored(stream, ack.seq)
                 return not ack.duplicate
             except LinkLost:
                 continue
@@ -118,7 +119,6 @@ class NatsBus:
                 await self._watch.check()
             except APIError as error:
                 if error.err_code in _FULL_ERRORS:
-                    stream = subjects.stream_of(message.subject).name
                     raise StreamFull(
                         f"the stream {stream} refuses new messages: {error.description}"
                     ) from error

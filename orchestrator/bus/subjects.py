@@ -95,6 +95,7 @@ RESULTS = Stream(
 POLICY = Stream("POLICY", ("policy.*",), Retention.LAST_PER_SUBJECT, False, 100_000, 16 * _MIB)
 DEAD = Stream("DEAD", ("dead.*",), Retention.LIMITS, False, 100_000, 256 * _MIB, max_age_s=30 * 24 * 3600.0)
 STREAMS = (TASKS, WORK, STEPS, RESULTS, POLICY, DEAD)
+_BY_ROOT = {pattern.split(".", 1)[0]: stream for stream in STREAMS for pattern in stream.subjects}
 
 
 def check_name(kind: str, name: str) -> str:
@@ -205,9 +206,9 @@ def run_of(subject: str) -> str:
 
 def stream_of(subject: str) -> Stream:
     """The stream that stores a subject; ValueError for a subject that no stream stores."""
-    for stream in STREAMS:
-        if any(matches(pattern, subject) for pattern in stream.subjects):
-            return stream
+    stream = _BY_ROOT.get(subject.split(".", 1)[0])
+    if stream is not None and any(matches(pattern, subject) for pattern in stream.subjects):
+        return stream
     raise ValueError(f"no stream stores the subject {subject!r}")
 
 

@@ -382,6 +382,11 @@ async def test_a_message_too_large_is_refused_with_the_limit_and_the_way_out(bus
     assert await bus.publish(step(0))
 
 
+async def test_a_subject_that_no_stream_stores_is_refused(bus: Bus) -> None:
+    with pytest.raises(ValueError, match=r"no stream stores the subject 'steps\.demo'"):
+        await bus.publish(step(0, subject="steps.demo"))
+
+
 async def test_runs_and_pools_do_not_meet(bus: Bus) -> None:
     sent = {(run, pool): f"{run}/{pool}".encode() for run in ("a", "a-b") for pool in ("b-c", "c", "default")}
     for (run, pool), body in sent.items():
