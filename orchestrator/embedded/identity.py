@@ -112,10 +112,14 @@ class ProcessId:
             return None
 
 
-def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Replaces a file in one step: a reader sees the old content or the new, never a part."""
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
+    """Replaces a file in one step: a reader sees the old content or the new, never a part. `sync` makes the content survive a
+    power cut too."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     partial.replace(path)

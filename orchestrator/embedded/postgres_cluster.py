@@ -1,20 +1,14 @@
 """One PostgreSQL data directory: making it, configuring it, and clearing away what a kill -9 left behind.
 
-    <data_dir>/pgdata      the data (a link to a neutral place where the service user could not reach it)
-    <data_dir>/password    0600, the password of the role `penstock`
-    <data_dir>/server.json port and socket directory of the last start
-
-A server is recognised as ours by the pid in `postmaster.pid` *and* by what that process runs (`-D <pgdata>`); its backends by the
-cluster name in their titles. A pid alone proves nothing.
+<data_dir>/pgdata      the data (a link to a neutral place where the service user could not reach it)
+<data_dir>/password    0600, the password of the role `penstock`
+<data_dir>/server.json port and socket directory of the last start
 """
 
-import hashlib
 import os
-import pwd
 import secrets
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,9 +21,14 @@ from orchestrator.embedded.identity import ProcessId, write_atomically
 from orchestrator.embedded.layout import MAX_SOCKET_PATH
 from orchestrator.embedded.ports import LOOPBACK, free_port
 from orchestrator.embedded.postgres_binaries import PostgresBinaries, find_binaries, reachable_binaries
-from orchestrator.embedded.service_user import neutral_root, own, reachable, service_user
-
-ROLE = DATABASE = "penstock"
+from orchestrator.embedded.postgres_init import DATABASE, ENV, ROLE, initialise
+from orchestrator.embedded.postgres_remains import (
+    cluster_name,
+    disarm_lock_file,
+    kill_orphans,
+    running_server,
+)
+from orchestrator.embedded.service_user import own, service_user
 
 # For two cores and a few dozen connections. The defaults that matter are stated: nothing acknowledged is lost.
 _SETTINGS: Mapping[str, str] = {
@@ -52,8 +51,6 @@ _SETTINGS: Mapping[str, str] = {
 }
 # For servers whose data nobody will miss: test servers.
 _NOT_DURABLE: Mapping[str, str] = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-
-_NO_PROCESS = 2**31 - 1  # above any pid that the kernel gives out
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -87,7 +84,7 @@ class PostgresCluster:
     @property
     def name(self) -> str:
         """Names the server in the titles of its processes; unique by data directory."""
-        return _cluster_name(self.pgdata)
+        return cluster_name(self.pgdata)
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -95,7 +92,7 @@ class PostgresCluster:
 
     @property
     def env(self) -> dict[str, str]:
-        return _ENV
+        return ENV
 
     def running(self) -> ProcessId | None:
         """The server of this directory, if one runs."""
@@ -109,8 +106,8 @@ class PostgresCluster:
         """
         if (server := self.running()) is not None:
             raise ValueError(f"PostgreSQL already serves {self.pgdata} (pid {server.pid}); stop it first")
-        _kill_orphans(self.pgdata)
-        _disarm_lock_file(self.pgdata)
+        kill_orphans(self.pgdata)
+        disarm_lock_file(self.pgdata)
         self.sockets.mkdir(mode=0o711, exist_ok=True)
         for leftover in self.sockets.iterdir():
             leftover.unlink()
@@ -135,9 +132,6 @@ class PostgresCluster:
         own(path, self.user)
 
 
-_ENV = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
-
-
 def prepare_cluster(
     data_dir: Path,
     *,
@@ -160,7 +154,7 @@ def prepare_cluster(
     binaries = reachable_binaries(find_binaries(major=major), user)
     password = _password(data_dir / "password", new=new)
     if new:
-        _initialise(pgdata, binaries, user, password, durable=durable)
+        initialise(pgdata, binaries, user, password, durable=durable)
     pgdata = pgdata.resolve()
     endpoint = _endpoint(data_dir / "server.json", pgdata, port)
     return PostgresCluster(
@@ -181,67 +175,13 @@ def discard_cluster(data_dir: Path) -> None:
     if pgdata.is_dir():
         if (server := running_server(pgdata)) is not None:
             server.send(signal.SIGKILL)
-        _kill_orphans(pgdata)
+        kill_orphans(pgdata)
         shutil.rmtree(pgdata, ignore_errors=True)
         if pgdata.parent != data_dir.resolve():
             shutil.rmtree(pgdata.parent, ignore_errors=True)
     if (last := _recorded(data_dir / "server.json")) is not None:
         shutil.rmtree(last.sockets, ignore_errors=True)
     shutil.rmtree(data_dir, ignore_errors=True)
-
-
-def running_server(pgdata: Path) -> ProcessId | None:
-    """The postmaster of a data directory, recognised by pid and command line, or None."""
-    try:
-        pid = int((pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
-        identity = ProcessId.of(pid)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        return None
-    return identity if _serves(pid, pgdata) and identity.alive else None
-
-
-def _serves(pid: int, pgdata: Path) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(f"\0-D\0{pgdata}\0".encode())
-    except OSError:
-        return False
-
-
-def _cluster_name(pgdata: Path) -> str:
-    return "penstock-" + hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:12]
-
-
-def _kill_orphans(pgdata: Path) -> None:
-    """Ends the processes of a server whose postmaster is dead. Idle ones end by themselves; one inside a long query does not look,
-    holds the shared memory, and would make the next start fail. Crash recovery makes up for the kill."""
-    title = f"postgres: {_cluster_name(pgdata)}: ".encode()
-    owner = pgdata.stat().st_uid
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            identity = ProcessId.of(int(entry.name))
-            ours = entry.stat().st_uid == owner and (
-                (entry / "cmdline").read_bytes().startswith(title) or _serves(identity.pid, pgdata)
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if ours:
-            identity.send(signal.SIGKILL)
-
-
-def _disarm_lock_file(pgdata: Path) -> None:
-    """PostgreSQL refuses to start while any process has the pid of its lock file, even a stranger that was given the number later.
-    The pid is then replaced by one that no process has; the rest of the file stays, since the check of the shared memory needs it."""
-    path = pgdata / "postmaster.pid"
-    try:
-        first, rest = path.read_text().split("\n", 1)
-        os.kill(int(first), 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        return
-    except PermissionError:
-        pass
-    path.write_text(f"{_NO_PROCESS}\n{rest}")
 
 
 def _password(path: Path, *, new: bool) -> str:
@@ -254,7 +194,7 @@ def _password(path: Path, *, new: bool) -> str:
                 f"{path.parent} to start afresh"
             ) from None
     password = secrets.token_urlsafe(24)
-    write_atomically(path, password.encode() + b"\n", mode=0o600)
+    write_atomically(path, password.encode() + b"\n", mode=0o600, sync=True)
     return password
 
 
@@ -303,82 +243,3 @@ def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
     endpoint = _Endpoint(chosen, sockets)
     write_atomically(path, msgspec.json.encode(endpoint))
     return endpoint
-
-
-def _initialise(
-    pgdata: Path, binaries: PostgresBinaries, user: str | None, password: str, *, durable: bool
-) -> None:
-    """initdb and the database `penstock`, under another name, renamed when whole: a kill leaves nothing that looks finished."""
-    home = _neutral_home(pgdata) if not reachable(pgdata.parent, user) else pgdata.parent
-    whole = home / "pgdata"
-    partial = home / "pgdata.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700)
-    own(partial, user)
-    with tempfile.NamedTemporaryFile(prefix="penstock-", mode="w") as secret:
-        secret.write(password + "\n")
-        secret.flush()
-        own(Path(secret.name), user)
-        locale = [
-            "--encoding=UTF8",
-            "--locale=C",
-            "--lc-ctype=C.UTF-8",
-        ]  # bytewise order, fast and the same everywhere
-        options = [
-            "--data-checksums",
-            "--auth=scram-sha-256",
-            f"--username={ROLE}",
-            f"--pwfile={secret.name}",
-            *locale,
-        ]
-        sync = [] if durable else ["--no-sync"]
-        _run_as(user, [str(binaries.initdb), "-D", str(partial), *options, *sync])
-    single = [
-        str(binaries.postgres),
-        "--single",
-        "-D",
-        str(partial),
-        *([] if durable else ["-c", "fsync=off"]),
-        "postgres",
-    ]
-    _run_as(user, single, stdin=f"CREATE DATABASE {DATABASE};\n")
-    partial.rename(whole)
-    if whole != pgdata:
-        pgdata.unlink(missing_ok=True)
-        pgdata.symlink_to(whole)
-
-
-def _neutral_home(pgdata: Path) -> Path:
-    """A directory for data that the service user could not reach in its own place. `origin` in it names that place.
-
-    Called only when the link in `pgdata`'s place is missing: data found here belonged to a run directory that was deleted, and goes
-    too, with its server.
-    """
-    home = neutral_root() / f"data-{hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:16]}"
-    if (home / "pgdata").exists():
-        if (server := running_server(home / "pgdata")) is not None:
-            server.send(signal.SIGKILL)
-        _kill_orphans(home / "pgdata")
-        shutil.rmtree(home)
-    home.mkdir(mode=0o755, exist_ok=True)
-    (home / "origin").write_text(f"{pgdata}\n")
-    return home
-
-
-def _run_as(user: str | None, argv: list[str], *, stdin: str = "") -> None:
-    ids = pwd.getpwnam(user) if user is not None else None
-    done = subprocess.run(
-        argv,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env=_ENV,
-        user=ids.pw_uid if ids else None,
-        group=ids.pw_gid if ids else None,
-        extra_groups=[] if ids else None,
-        timeout=120,
-    )
-    if done.returncode != 0 or "ERROR:" in done.stderr or "FATAL:" in done.stderr:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ValueError(f"{Path(argv[0]).name} failed: {'; '.join(said[-3:])}")
