@@ -176,8 +176,9 @@ def bars(model: Any, shape: Shape) -> list[dict[str, Any]]:
 
 
 def _bar(name: str, value: float, unit: str, target: float, *, at_most: bool = False) -> dict[str, Any]:
+    value = round(value, 4)
     holds = value <= target if at_most else value >= target
-    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "holds": bool(holds)}
+    return {"name": name, "value": value, "unit": unit, "target": target, "holds": holds}
 
 
 def main(json: bool = False, scale: float = 0.3, long: bool = False) -> None:
