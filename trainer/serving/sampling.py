@@ -1,9 +1,11 @@
 """From logits to tokens and their logprobs.
 
-Every sampled token uses one uniform number u(seed, position), a counter-based hash of the request's seed and of the
-token's absolute position, and takes the first token whose cumulative probability exceeds it. So a seeded request gives
-the same tokens alone or in a batch, after a retraction, and when its partial output is sent back as a prompt, as far as
-logits agree. Logprobs are those of the temperature-scaled distribution, before top-k, top-p and min-p.
+A token is the argmax of logprob + Gumbel noise (Gumbel 1954: exactly a draw from the distribution), and the noise of
+token v at position t of a request is a hash of (the request's seed, t, v). So a seeded request gives the same tokens
+alone or in a batch, after a retraction, and when its partial output is sent back as a prompt. Batches change logits by
+rounding errors of about 1e-6, and the argmax turns those into another token about once in 1e6 draws (walking along
+cumulative probabilities would do so once per 1e6 / vocabulary size). Logprobs are those of the temperature-scaled
+distribution, before top-k, top-p and min-p.
 """
 
 from collections.abc import Sequence as Many
@@ -14,28 +16,50 @@ from torch import Tensor
 
 from trainer.serving.protocol import Sampling
 
-_MASK = (1 << 64) - 1
+_WORD = (1 << 64) - 1
+
+
+def _signed(word: int) -> int:
+    """The 64-bit pattern as the int64 that torch holds."""
+    word &= _WORD
+    return word - (1 << 64) if word >> 63 else word
+
+
 _GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""The splitmix64 generator (Steele, Lea, Flood 2014): its increment, and the shifts and factors of its finalizer."""
 
 
 def _mix(x: int) -> int:
-    """The splitmix64 finalizer (Steele, Lea, Flood 2014)."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    for shift, factor in _MULTIPLIERS:
+        x = ((x ^ (x >> shift)) * factor) & _WORD
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
-    return (_mix((_mix(seed & _MASK) + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
+def noise_key(seed: int, position: int) -> int:
+    """The int64 key of the noise for the token at `position` (prompt included) of a request with `seed`."""
+    return _signed(_mix((_mix(seed & _WORD) + _GOLDEN * (position + 1)) & _WORD))
+
+
+def gumbel(keys: Many[int], vocab_size: int) -> Tensor:
+    """Standard Gumbel noise, fp32 [len(keys), vocab_size]: −log E with E = −log(1 − u) and u a hash of (key, token).
+
+    u has 24 bits, so tokens of probability below about 6e-8 are never drawn."""
+    x = torch.tensor(keys)[:, None] + torch.arange(vocab_size) * _signed(_GOLDEN)
+    for shift, factor in _MULTIPLIERS:
+        x ^= (x >> shift) & ((1 << (64 - shift)) - 1)  # torch shifts arithmetically
+        x *= _signed(factor)
+    x ^= (x >> 31) & ((1 << 33) - 1)
+    u = ((x >> 40) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    return u.neg_().log1p_().neg_().log_().neg_()
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row of logits is to become. `forbidden`: ids that may not be drawn now (min_new_tokens)."""
+    """What one row of logits is to become. `key`: see noise_key; `forbidden`: ids not to be drawn (min_new_tokens)."""
 
     sampling: Sampling
-    u: float
+    key: int
     forbidden: tuple[int, ...] = ()
     top: int = 0
     mask: bool = False
@@ -82,24 +106,25 @@ def draw(logits: Tensor, draws: Many[Draw]) -> list[Drawn]:
     if any(one.sampling.temperature != 1.0 for one in draws):
         logits /= torch.tensor([one.sampling.temperature for one in draws])[:, None]
     logprobs = torch.log_softmax(logits, -1)
+    kept: dict[int, tuple[list[int], float]] = {}
     if all(one.sampling.greedy for one in draws):
         tokens = logprobs.argmax(-1)
     else:
-        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        target = torch.tensor([[one.u] for one in draws], dtype=torch.float64) * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)[:, 0]
-        greedy = [row for row, one in enumerate(draws) if one.sampling.greedy]
-        if greedy:
-            tokens[greedy] = logprobs[greedy].argmax(-1)
-    kept: dict[int, tuple[list[int], float]] = {}
-    for row, one in enumerate(draws):
-        if one.sampling.truncates:
-            ids = _kept(logprobs[row].exp(), one.sampling)
-            among = logprobs[row, ids].to(torch.float64).log_softmax(-1)
-            sums = among.exp().cumsum(-1)
-            at = min(int(torch.searchsorted(sums, one.u * float(sums[-1]), right=True)), len(ids) - 1)
-            tokens[row] = ids[at]
-            kept[row] = (ids.tolist() if one.mask else [], float(among[at]))
+        scores = gumbel([one.key for one in draws], logits.shape[1]).add_(logprobs)
+        among: dict[int, Tensor] = {}
+        for row, one in enumerate(draws):
+            if one.sampling.greedy:
+                scores[row] = logprobs[row]
+            elif one.sampling.truncates:
+                among[row] = _kept(logprobs[row].exp(), one.sampling)
+                allowed = scores[row, among[row]]
+                scores[row] = float("-inf")
+                scores[row, among[row]] = allowed
+        tokens = scores.argmax(-1)
+        for row, ids in among.items():
+            total = float(logprobs[row, ids].to(torch.float64).logsumexp(-1))
+            own = float(logprobs[row, int(tokens[row])]) - total
+            kept[row] = (ids.tolist() if draws[row].mask else [], own)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     return [
         Drawn(

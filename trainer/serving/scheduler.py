@@ -28,7 +28,7 @@ from trainer.serving.kv import KvPool
 from trainer.serving.model import Model
 from trainer.serving.packing import Feed, pack
 from trainer.serving.prefix_cache import Ids, PrefixCache
-from trainer.serving.sampling import Draw, Drawn, draw, likeliest, uniform
+from trainer.serving.sampling import Draw, Drawn, draw, likeliest, noise_key
 from trainer.serving.sequence import Sequence, aborted
 
 PREFILL_TOKENS = 1024
@@ -329,7 +329,7 @@ class Scheduler:
         early = sequence.completion_tokens < request.sampling.min_new_tokens
         return Draw(
             sampling=request.sampling,
-            u=uniform(sequence.seed, len(sequence.ids)),
+            key=noise_key(sequence.seed, len(sequence.ids)),
             forbidden=tuple(sequence.stop_ids) if early else (),
             top=request.top_logprobs,
             mask=request.return_mask,

@@ -1,0 +1,166 @@
+"""The client of rollout servers reads recorded SGLang replies, and gives every failure its own error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from orchestrator.contracts.errors import InfraFailure
+from orchestrator.gateway.upstream import (
+    RequestRefused,
+    RolloutServerBroken,
+    RolloutServerClient,
+    RolloutServerUnreachable,
+    SamplingParams,
+    VersionSpan,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.upstream.client import error_message
+from orchestrator.gateway.upstream.generation import parse_generation
+from tests.contract.rollout_server import golden
+
+pytestmark = pytest.mark.anyio
+
+SAMPLING = SamplingParams(max_new_tokens=8)
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[RolloutServerClient]:
+    """A client of a server that answers every request with `answer`."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server, RolloutServerClient(str(server.make_url("/"))) as client:
+        yield client
+
+
+def always(body: Any, status: int = 200) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return (
+            web.Response(text=body, status=status)
+            if isinstance(body, str)
+            else web.json_response(body, status=status)
+        )
+
+    return answer
+
+
+def test_a_recorded_completion_is_read_completely() -> None:
+    recorded = golden("generate_input_ids_logprob")[1]["body"]
+    got = parse_generation(recorded)
+    assert list(got.output_ids) == recorded["output_ids"]
+    assert got.logprobs[0] == recorded["meta_info"]["output_token_logprobs"][0][0]
+    assert got.spans == (VersionSpan("default", 0, 8),)
+    assert (got.finish.kind, got.finish.matched) == ("length", None)
+    assert (got.prompt_tokens, got.completion_tokens, got.cached_tokens) == (7, 8, 0)
+    assert got.timings.queue_s == recorded["meta_info"]["queue_time"]
+    assert got.timings.e2e_s == recorded["meta_info"]["e2e_latency"]
+
+
+def test_a_recorded_abort_is_a_valid_partial_completion() -> None:
+    got = parse_generation(golden("midflight_abort")[1]["body"])
+    assert (got.finish.kind, got.finish.message, got.completion_tokens) == ("abort", "Aborted", 15)
+    assert got.spans == (VersionSpan("step-2-retract", 0, 15),)
+
+
+@pytest.mark.parametrize("name", ["generate_err_bad_param", "generate_err_empty", "generate_err_too_long"])
+def test_both_recorded_shapes_of_an_error_give_its_sentence(name: str) -> None:
+    error = golden(name)[1]["body"]["error"]
+    sentence = error if isinstance(error, str) else error["message"]
+    assert error_message(web.json_response({"error": error}).body) == sentence  # type: ignore[arg-type]
+
+
+def _break(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    reply = golden("generate_input_ids_logprob")[1]["body"]
+    change(reply)
+    return reply  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda reply: reply["output_ids"].pop(), "ids of their logprobs differ"),
+        (lambda reply: reply["meta_info"].update(completion_tokens=7), "completion_tokens = 7"),
+        (lambda reply: reply["meta_info"]["weight_versions"].clear(), "cover 0 of 8"),
+        (lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1), "not adjacent"),
+        (lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}), "unknown finish reason"),
+        (lambda reply: reply.pop("meta_info"), "no completion"),
+    ],
+)
+async def test_a_reply_that_contradicts_itself_is_the_servers_fault(
+    change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    async with answering(always(_break(change))) as client:
+        with pytest.raises(RolloutServerBroken, match=reason):
+            await client.generate([1, 2], SAMPLING)
+
+
+async def test_statuses_decide_whose_fault_it_is() -> None:
+    recorded = golden("duplicate_rid")[1]
+    async with answering(always(recorded["body"], recorded["status"])) as client:
+        with pytest.raises(RequestRefused, match="Duplicate request ID detected: dup_rid") as refused:
+            await client.generate([1, 2], SAMPLING)
+        assert refused.value.status == 400
+    async with answering(always("overloaded", 503)) as client:
+        with pytest.raises(RolloutServerBroken, match="status 503: overloaded"):
+            await client.generate([1, 2], SAMPLING)
+        assert not await client.ping()
+    async with answering(always("<html>")) as client:
+        with pytest.raises(RolloutServerBroken, match="not JSON"):
+            await client.model_info()
+    recorded = golden("update_weights_from_disk_missing")[1]
+    async with answering(always(recorded["body"], recorded["status"])) as client:
+        with pytest.raises(WeightUpdateRefused, match="Failed to get weights iterator"):
+            await client.update_weights("/nowhere", "v1")
+
+
+async def test_a_server_that_dies_is_absent_or_silent_is_unreachable(free_tcp_port: int) -> None:
+    async def drop(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async with answering(drop) as client:
+        with pytest.raises(RolloutServerUnreachable):
+            await client.generate([1, 2], SAMPLING)
+    async with answering(never) as client:
+        with pytest.raises(RolloutServerUnreachable, match=r"no answer within 0\.05 s"):
+            await client.generate([1, 2], SAMPLING, timeout=0.05)
+    async with RolloutServerClient(f"http://127.0.0.1:{free_tcp_port}") as client:
+        with pytest.raises(RolloutServerUnreachable) as failure:
+            await client.model_info()
+        assert isinstance(failure.value, InfraFailure)
+        assert not await client.ping()
+
+
+async def test_the_recorded_bodies_are_what_the_client_sends() -> None:
+    """Each call of the client against the recorded request of the same route: same keys, or fewer."""
+    sent: dict[str, Any] = {}
+
+    async def remember(request: web.Request) -> web.StreamResponse:
+        sent[request.path] = await request.json() if request.can_read_body else None
+        if request.path == "/generate":
+            return web.json_response(golden("generate_input_ids_logprob")[1]["body"])
+        return web.json_response({"success": True, "loads": [{}]})
+
+    async with answering(remember) as client:
+        await client.generate([1, 100], SAMPLING, rid="traj0-turn0")
+        await client.pause("retract")
+        await client.continue_()
+        await client.update_weights("/models/model1", "step-1")
+        await client.abort("midflight_abortrid")
+    for name in ("pause_generation_retract", "continue_generation_retract", "update_weights_from_disk"):
+        request = golden(name)[0]
+        assert sent[request["path"]] == request["body"]
+    assert sent["/abort_request"] == golden("abort_request_abort_rid")[0]["body"]
+    recorded = golden("generate_input_ids_logprob")[0]["body"]
+    assert set(sent["/generate"]) <= set(recorded)
+    assert set(sent["/generate"]["sampling_params"]) <= set(recorded["sampling_params"])

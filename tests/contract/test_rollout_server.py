@@ -1,0 +1,489 @@
+"""The embedded rollout server generates what the model says, and pauses, aborts and updates exactly.
+
+A real server process, driven through the gateway's client; transformers is the reference for every number."""
+
+import math
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from orchestrator.gateway.upstream import (
+    Generation,
+    RequestRefused,
+    RolloutServerClient,
+    SamplingParams,
+    WeightUpdateRefused,
+)
+from tests.contract.rollout_server import ServerProcess, golden, running_server
+from trainer.benchmarks.random_model import write_random_model
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [1, 100, 101, 102, 103, 104, 2, 7]
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for seed in (0, 1):
+        write_random_model(
+            folder / f"model{seed}", seed=seed, vocab_size=300, hidden=64, layers=3, context_length=CONTEXT
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def references(folder: Path) -> list[Any]:
+    from transformers import AutoModelForCausalLM
+
+    return [
+        AutoModelForCausalLM.from_pretrained(folder / f"model{seed}", dtype=torch.float32) for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with running_server(folder / "model0") as process:
+        yield process
+
+
+@pytest.fixture
+async def client(server: ServerProcess, folder: Path) -> AsyncIterator[RolloutServerClient]:
+    """A client of a server that runs, is empty, and serves model0 as "v0"."""
+    async with RolloutServerClient(server.url) as client:
+        await client.abort()
+        await client.continue_()
+        await client.update_weights(str(folder / "model0"), "v0")
+        yield client
+
+
+def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Logprobs of ids[1:], each given what precedes it."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    table = torch.log_softmax(logits / temperature, -1)
+    return [float(table[i, token]) for i, token in enumerate(ids[1:])]
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    assert worst < 1e-4, worst
+
+
+async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until the server's load says so."""
+    with anyio.fail_after(20):
+        while not condition(dict(await client.loads())):
+            pass
+
+
+def spans(generation: Generation) -> list[tuple[str, int, int]]:
+    return [(span.version, span.start, span.end) for span in generation.spans]
+
+
+def plain(new: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=new, ignore_eos=True, **more)
+
+
+# ---- numbers ----
+
+
+async def test_greedy_output_equals_transformers_generate(
+    client: RolloutServerClient, references: list[Any]
+) -> None:
+    got = await client.generate(PROMPT, plain(60, temperature=0.0))
+    theirs = references[0].generate(
+        torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert list(got.output_ids) == theirs[0, len(PROMPT) :].tolist()
+    assert got.finish.kind == "length"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+async def test_logprobs_are_those_of_the_temperature_scaled_distribution(
+    client: RolloutServerClient, references: list[Any], temperature: float
+) -> None:
+    got = await client.generate(PROMPT, plain(80, temperature=temperature, seed=3))
+    theirs = logprobs_of(references[0], [*PROMPT, *got.output_ids], temperature or 1.0)
+    assert_close(got.logprobs, theirs[len(PROMPT) - 1 :])
+
+
+async def test_truncated_sampling_keeps_to_the_nucleus_and_reports_untruncated_logprobs(
+    client: RolloutServerClient, references: list[Any]
+) -> None:
+    got = await client.generate(PROMPT, plain(60, top_k=3, seed=5))
+    ids = [*PROMPT, *got.output_ids]
+    assert_close(got.logprobs, logprobs_of(references[0], ids)[len(PROMPT) - 1 :])
+    with torch.no_grad():
+        best = references[0](input_ids=torch.tensor([ids])).logits[0].topk(3).indices.tolist()
+    assert all(token in best[len(PROMPT) - 1 + i] for i, token in enumerate(got.output_ids))
+    sure = await client.generate(PROMPT, plain(20, top_p=1e-6, seed=5))
+    greedy = await client.generate(PROMPT, plain(20, temperature=0.0))
+    assert sure.output_ids == greedy.output_ids
+
+
+async def test_prompt_logprobs_equal_transformers_with_and_without_a_warm_cache(
+    client: RolloutServerClient, references: list[Any]
+) -> None:
+    ids = [(7 * i) % 290 + 3 for i in range(1500)]  # more than one prefill chunk
+    theirs = logprobs_of(references[0], ids)
+    assert_close(await client.prompt_logprobs(ids), theirs)
+    assert_close(await client.prompt_logprobs(ids), theirs)
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(client: RolloutServerClient) -> None:
+    alone = await client.generate(PROMPT, plain(40, seed=11))
+    got: dict[int, Generation] = {}
+
+    async def one(seed: int) -> None:
+        got[seed] = await client.generate([*PROMPT, seed][: len(PROMPT) + (seed != 11)], plain(40, seed=seed))
+
+    async with anyio.create_task_group() as group:
+        for seed in range(24):
+            group.start_soon(one, seed)
+    assert got[11].output_ids == alone.output_ids
+    assert len({generation.output_ids for generation in got.values()}) == 24
+
+
+# ---- stopping ----
+
+
+async def test_a_stop_token_is_in_the_ids_and_logprobs_but_not_in_the_text(
+    client: RolloutServerClient,
+) -> None:
+    free = await client.generate(PROMPT, plain(30, temperature=0.0))
+    stop = free.output_ids[9]
+    first = free.output_ids.index(stop)
+    got = await client.generate(
+        PROMPT, SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(stop,))
+    )
+    assert got.output_ids == free.output_ids[: first + 1]
+    assert (got.finish.kind, got.finish.matched) == ("stop", stop)
+    shorter = await client.generate(PROMPT, plain(max(first, 1), temperature=0.0))
+    assert got.text == (shorter.text if first else "")
+
+
+async def test_min_new_tokens_forbids_stop_tokens_until_then(client: RolloutServerClient) -> None:
+    everything = tuple(range(3, 150))
+    got = await client.generate(
+        PROMPT, SamplingParams(max_new_tokens=50, stop_token_ids=everything, min_new_tokens=20, seed=1)
+    )
+    assert got.finish.kind == "stop"
+    assert got.completion_tokens >= 21
+    assert not set(got.output_ids[:20]) & {*everything, 2}
+
+
+async def test_a_stop_string_ends_the_completion_and_is_cut_from_the_text(
+    client: RolloutServerClient,
+) -> None:
+    free = await client.generate(PROMPT, plain(200, seed=2))
+    wanted = next(free.text[i : i + 3] for i in range(30, 200) if free.text[i : i + 3].isascii())
+    assert len(wanted) == 3
+    got = await client.generate(PROMPT, plain(200, seed=2, stop=(wanted, "never said")))
+    assert (got.finish.kind, got.finish.matched) == ("stop", wanted)
+    assert got.text == free.text[: free.text.index(wanted)]
+    assert got.output_ids == free.output_ids[: got.completion_tokens]
+
+
+async def test_prompt_and_completion_must_fit_the_context(client: RolloutServerClient) -> None:
+    with pytest.raises(RequestRefused, match="longer than the model's context length"):
+        await client.generate([5] * CONTEXT, plain(1))
+    with pytest.raises(RequestRefused, match="exceeds the model's maximum context length"):
+        await client.generate([5] * (CONTEXT - 10), plain(10))
+    got = await client.generate([5] * (CONTEXT - 10), plain(9, temperature=0.0))
+    assert got.completion_tokens == 9
+
+
+# ---- the prefix cache ----
+
+
+async def test_the_second_turn_prefills_only_its_new_tokens(
+    client: RolloutServerClient, references: list[Any]
+) -> None:
+    prompt = [(11 * i) % 290 + 3 for i in range(700)]
+    first = await client.generate(prompt, plain(50, seed=1))
+    assert first.cached_tokens == 0
+    second_prompt = [*prompt, *first.output_ids, 17, 18, 19]
+    second = await client.generate(second_prompt, plain(30, seed=2))
+    assert (
+        second.cached_tokens == len(prompt) + len(first.output_ids) - 1
+    )  # the last sampled token was never fed
+    theirs = logprobs_of(references[0], [*second_prompt, *second.output_ids])
+    assert_close(second.logprobs, theirs[len(second_prompt) - 1 :])
+    await client.flush()
+    cold = await client.generate(second_prompt, plain(30, seed=2))
+    assert (cold.cached_tokens, cold.output_ids) == (0, second.output_ids)
+    assert_close(cold.logprobs, second.logprobs)
+
+
+async def test_members_of_a_group_that_arrive_together_share_one_prefill(client: RolloutServerClient) -> None:
+    prompt = [(13 * i) % 290 + 3 for i in range(400)]
+    got: list[Generation] = []
+
+    async def one(seed: int) -> None:
+        got.append(await client.generate(prompt, plain(10, seed=seed)))
+
+    await client.pause("in_place")  # so that they are all there before the first one starts
+    async with anyio.create_task_group() as group:
+        for seed in range(8):
+            group.start_soon(one, seed)
+        await until(client, lambda load: load["num_waiting_reqs"] == 8)
+        await client.continue_()
+    assert sorted(generation.cached_tokens for generation in got) == [0] + [len(prompt) - 1] * 7
+
+
+# ---- pausing and updating in mid-flight ----
+
+
+async def in_flight(
+    client: RolloutServerClient, act: Callable[[], Any], *, tokens: int = 40, new: int = 400
+) -> Generation:
+    """Run one seeded completion; `act` once it has made about `tokens` tokens."""
+    got: list[Generation] = []
+
+    async def generate() -> None:
+        got.append(await client.generate(PROMPT, plain(new, seed=9), rid="flying"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(generate)
+        await until(client, lambda load: load["num_total_tokens"] >= len(PROMPT) + tokens)
+        await act()
+    return got[0]
+
+
+async def test_a_pause_that_aborts_returns_the_partial_and_resubmitting_it_completes_the_same_output(
+    client: RolloutServerClient,
+) -> None:
+    whole = await client.generate(PROMPT, plain(400, seed=9))
+    partial = await in_flight(client, lambda: client.pause("abort"))
+    recorded = golden("midflight_abort")[1]["body"]["meta_info"]["finish_reason"]
+    assert partial.finish.kind == recorded["type"] == "abort"
+    assert partial.finish.message == recorded["message"]
+    assert 40 <= partial.completion_tokens < 400
+    assert spans(partial) == [("v0", 0, partial.completion_tokens)]
+    await client.continue_()
+    rest = await client.generate(
+        [*PROMPT, *partial.output_ids], plain(400 - partial.completion_tokens, seed=9)
+    )
+    assert partial.output_ids + rest.output_ids == whole.output_ids
+    assert_close(partial.logprobs + rest.logprobs, whole.logprobs)
+    assert rest.cached_tokens == len(PROMPT) + partial.completion_tokens - 1
+
+
+async def test_a_retracted_request_is_recomputed_under_the_new_weights_with_exact_versions(
+    client: RolloutServerClient, folder: Path, references: list[Any]
+) -> None:
+    async def act() -> None:
+        await client.pause("retract")
+        await client.update_weights(str(folder / "model1"), "v1")
+        await client.continue_()
+
+    got = await in_flight(client, act)
+    assert got.retractions == golden("midflight_retract")[1]["body"]["meta_info"]["num_retractions"] == 1
+    cut = got.spans[0].end
+    assert spans(got) == [("v0", 0, cut), ("v1", cut, 400)] and cut >= 40
+    assert got.weight_version == "v1"
+    ids = [*PROMPT, *got.output_ids]
+    old, new = (logprobs_of(model, ids)[len(PROMPT) - 1 :] for model in references)
+    assert_close(got.logprobs[:cut], old[:cut])
+    assert_close(got.logprobs[cut:], new[cut:])
+
+
+async def test_a_pause_in_place_keeps_the_old_keys_and_values(
+    client: RolloutServerClient, folder: Path, references: list[Any]
+) -> None:
+    from transformers import DynamicCache
+
+    async def act() -> None:
+        await client.pause("in_place")
+        await client.update_weights(str(folder / "model1"), "v1", flush_cache=False)
+        await client.continue_()
+
+    got = await in_flight(client, act)
+    cut = got.spans[0].end
+    recorded = golden("midflight_in_place")[1]["body"]["meta_info"]["weight_versions"]
+    assert [span.end == after.start for span, after in zip(got.spans, got.spans[1:], strict=False)] == [True]
+    assert len(recorded) == len(got.spans) == 2
+    assert spans(got) == [("v0", 0, cut), ("v1", cut, 400)] and cut >= 40
+    ids = torch.tensor([[*PROMPT, *got.output_ids]])
+    fed = len(PROMPT) + cut - 1  # tokens that the old weights had seen
+    with torch.no_grad():
+        past = references[0](input_ids=ids[:, :fed], past_key_values=DynamicCache()).past_key_values
+        logits = references[1](input_ids=ids[:, fed:-1], past_key_values=past).logits[0]
+    mixed = torch.log_softmax(logits, -1).gather(1, ids[0, fed + 1 :, None])[:, 0].tolist()
+    assert_close(got.logprobs[cut:], mixed)
+    after = await client.generate([*PROMPT, *got.output_ids, 5], plain(1))
+    assert after.cached_tokens == 0  # keys and values of two versions are nobody's prefix
+
+
+async def test_an_update_without_a_pause_waits_for_the_running_request(
+    client: RolloutServerClient, folder: Path
+) -> None:
+    order: list[str] = []
+
+    async def act() -> None:
+        await client.update_weights(str(folder / "model1"), "v1")
+        order.append("updated")
+
+    got = await in_flight(client, act, new=300)
+    assert spans(got) == [("v0", 0, 300)]
+    recorded = golden("midflight_update_nopause")[1]["body"]["meta_info"]
+    assert [one["version"] for one in recorded["weight_versions"]] == [recorded["weight_version"]]
+    assert golden("update_while_running")[1]["status"] == 200
+    assert order == ["updated"]
+    assert (await client.model_info())["weight_version"] == "v1"
+
+
+async def test_requests_that_arrive_while_paused_are_held_and_run_under_the_new_weights(
+    client: RolloutServerClient, folder: Path
+) -> None:
+    got: list[Generation] = []
+
+    async def generate() -> None:
+        got.append(await client.generate(PROMPT, plain(5)))
+
+    await client.pause("abort")
+    async with anyio.create_task_group() as group:
+        group.start_soon(generate)
+        await until(client, lambda load: load["num_waiting_reqs"] == 1)
+        await client.update_weights(str(folder / "model1"), "v1")
+        assert got == []
+        await client.continue_()
+    assert spans(got[0]) == [("v1", 0, 5)]
+
+
+async def test_abort_request_ends_one_request_and_leaves_the_others(client: RolloutServerClient) -> None:
+    other: list[Generation] = []
+
+    async def generate() -> None:
+        other.append(await client.generate([*PROMPT, 9], plain(300, seed=1)))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(generate)
+        got = await in_flight(client, lambda: client.abort("flying"), tokens=60, new=3000)
+    assert got.finish.kind == "abort" and got.completion_tokens < 3000
+    assert (other[0].finish.kind, other[0].completion_tokens) == ("length", 300)
+
+
+async def test_a_client_that_goes_away_takes_its_request_with_it(client: RolloutServerClient) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(client.generate, PROMPT, plain(3900))
+        await until(client, lambda load: load["num_running_reqs"] == 1)
+        group.cancel_scope.cancel()
+    await until(client, lambda load: load["num_running_reqs"] == 0)
+
+
+# ---- weights that must not be served ----
+
+
+def _truncate(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _poison(model: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan
+    save_file(tensors, model / "model.safetensors")
+
+
+def _drop(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "shape", "reason"),
+    [
+        (_truncate, {}, "cannot be read as safetensors"),
+        (_poison, {}, "up_proj.weight holds values that are not finite"),
+        (_drop, {}, "lacks model.safetensors"),
+        (None, {"vocab_size": 301}, "vocab_size differ in config.json"),
+        (None, {"layers": 2}, "num_hidden_layers differ in config.json"),
+    ],
+)
+async def test_bad_weights_are_refused_and_the_old_ones_stay(
+    client: RolloutServerClient,
+    folder: Path,
+    tmp_path: Path,
+    break_it: Callable[[Path], None] | None,
+    shape: dict[str, int],
+    reason: str,
+) -> None:
+    before = await client.generate(PROMPT, plain(8, temperature=0.0))
+    options = {"vocab_size": 300, "hidden": 64, "layers": 3, "context_length": CONTEXT, **shape}
+    bad = write_random_model(tmp_path / "bad", seed=5, **options)
+    if break_it is not None:
+        break_it(bad)
+    with pytest.raises(WeightUpdateRefused, match=reason):
+        await client.update_weights(str(bad), "v2")
+    after = await client.generate(PROMPT, plain(8, temperature=0.0))
+    assert after.output_ids == before.output_ids
+    assert spans(after) == [("v0", 0, 8)]
+
+
+# ---- the process ----
+
+
+def start_and_fail(*arguments: str) -> str:
+    """The one line a server says that cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.serving", *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_taken_port_is_named_in_one_sentence(folder: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        said = start_and_fail("--model-path", str(folder / "model0"), "--port", str(port))
+    assert f"port {port} on 127.0.0.1 is taken" in said
+
+
+def test_a_model_without_tokenizer_and_a_vocabulary_mismatch_are_named_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    model = write_random_model(tmp_path / "model", vocab_size=300, hidden=32, layers=1)
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 320'))
+    said = start_and_fail("--model-path", str(model), "--port", "0")
+    assert "the tokenizer has 300 tokens, config.json says vocab_size = 320" in said
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in start_and_fail("--model-path", str(model), "--port", "0")
+    assert "no model directory at" in start_and_fail("--model-path", str(tmp_path / "nowhere"), "--port", "0")
+
+
+async def test_sigterm_answers_what_runs_with_its_partial_output_and_ends_within_a_second(
+    folder: Path,
+) -> None:
+    with running_server(folder / "model0") as server:
+        async with RolloutServerClient(server.url) as client:
+            got: list[Generation] = []
+
+            async def generate() -> None:
+                got.append(await client.generate(PROMPT, plain(3900)))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(generate)
+                await until(client, lambda load: load["num_total_tokens"] > len(PROMPT))
+                asked = time.monotonic()
+                server.process.terminate()
+            code = await anyio.to_thread.run_sync(server.process.wait)
+            took = time.monotonic() - asked
+    assert code == 0
+    assert got[0].finish.kind == "abort" and got[0].completion_tokens > 0
+    assert took < 1.0
