@@ -220,8 +220,7 @@ def _recorded(path: Path) -> _Endpoint | None:
 
 
 def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
-    """Port and socket directory, recorded. The socket directory has a random name under the temporary directory, so that
-    its path is short and nobody can take it first; the one of the last start is removed."""
+    """Port and socket directory, recorded; the socket directory of the last start is removed."""
     last = _recorded(path)
     if last is not None and running_server(pgdata) is not None:
         if port not in (None, last.port):
@@ -236,10 +235,23 @@ def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
     chosen = port if port is not None else free_port(preferred=last.port if last else None)
     if last is not None:
         shutil.rmtree(last.sockets, ignore_errors=True)
-    sockets = tempfile.mkdtemp(prefix="penstock-pg-")
-    os.chmod(sockets, 0o711)  # the password guards the database; others need only reach the socket
-    if len(os.fsencode(sockets)) + len("/.s.PGSQL.65535") >= MAX_SOCKET_PATH:
-        raise ValueError(f"{sockets} is too long for a Unix socket; set TMPDIR to a shorter path")
-    endpoint = _Endpoint(chosen, sockets)
+    endpoint = _Endpoint(chosen, str(_socket_directory(pgdata.parent)))
     write_atomically(path, msgspec.json.encode(endpoint))
     return endpoint
+
+
+def _socket_directory(home: Path) -> Path:
+    """`<home>/sockets`, or, where that is too long for a Unix socket, a directory under the temporary directory; its random name
+    cannot be taken by somebody else first. The password guards the database; others need only reach the socket."""
+    sockets = home / "sockets"
+    if not _fits(sockets):
+        sockets = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+        if not _fits(sockets):
+            raise ValueError(f"{sockets} is too long for a Unix socket; set TMPDIR to a shorter path")
+    sockets.mkdir(exist_ok=True)
+    sockets.chmod(0o711)
+    return sockets
+
+
+def _fits(sockets: Path) -> bool:
+    return len(os.fsencode(sockets / ".s.PGSQL.65535")) < MAX_SOCKET_PATH

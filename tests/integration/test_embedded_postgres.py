@@ -178,6 +178,18 @@ async def test_under_the_supervisor_it_is_back_soon_after_kill_9(data_dir: Path,
     assert "database system is shut down" in RunLayout(tmp_path / "run").log("postgres").read_text()[-500:]
 
 
+def test_a_deep_data_directory_has_its_sockets_in_a_short_one(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 90) / "postgres"
+    cluster = prepare_cluster(deep, durable=False)
+    try:
+        if cluster.pgdata.parent == deep:  # unless it lies in a neutral place, which is short
+            assert cluster.sockets.parent == Path(tempfile.gettempdir())
+        assert len(os.fsencode(cluster.sockets)) < 80
+    finally:
+        discard_cluster(deep)
+    assert not cluster.sockets.exists()
+
+
 def test_a_taken_port_is_named(data_dir: Path) -> None:
     import socket
 
