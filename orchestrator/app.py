@@ -92,6 +92,8 @@ async def orchestrate(config: Config) -> None:
 
         flow.bus.on_stream_new(on_stream_new)
         await flow.bus.ensure_streams()
+        for stream in ("WORK", "POLICY"):  # one that was wiped and made anew while we were away looks normal
+            await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(Intake(flow, known_scaffolds).run)

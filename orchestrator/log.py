@@ -33,5 +33,5 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger whose lines carry `logger=name`."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(logger=name))
+    """A logger whose lines carry `component=name`."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(component=name))

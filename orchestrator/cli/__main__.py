@@ -1,0 +1,5 @@
+"""`python -m orchestrator.cli` is `penstock`."""
+
+from orchestrator.cli.main import main
+
+main()

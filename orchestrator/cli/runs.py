@@ -1,0 +1,133 @@
+"""Commands about a run as a whole: init, config, up, down, status, doctor, run end, reconcile."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.config import Config
+from orchestrator.embedded.process_spec import ProcessEvent
+from orchestrator.home import Home, write_template
+
+err = Console(stderr=True)
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write penstock.toml.")] = HERE,
+    name: Annotated[str, typer.Option(help="The run's name.")] = "default",
+    model: Annotated[str, typer.Option(help="Hugging Face directory of the first policy.")] = "",
+) -> None:
+    """Write a penstock.toml: penstock init runs/first --model models/qwen3"""
+    typer.echo(str(write_template(directory, name, model)))
+
+
+def config(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
+    """Print the resolved configuration as JSON."""
+    typer.echo(json.dumps(Home.at(config, tuple(overrides or ())).config().to_json(), indent=2))
+
+
+def up(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    only: Annotated[str, typer.Option(help="Comma-separated processes to start (default: all).")] = "",
+) -> None:
+    """Start everything that is not configured elsewhere, and keep it alive: penstock up -c runs/first"""
+    from orchestrator.stack import PROCESSES, up
+
+    home = Home.at(config, tuple(overrides or ()))
+    wanted = tuple(part.strip() for part in only.split(",")) if only else PROCESSES
+    unknown = [name for name in wanted if name not in PROCESSES]
+    if unknown:
+        raise ValueError(f"unknown process {unknown[0]!r}; known: {', '.join(PROCESSES)}")
+
+    def show(event: ProcessEvent) -> None:
+        detail = f"  {event.detail}" if event.detail else ""
+        err.print(f"[dim]{event.name}[/dim] {event.state}{detail}", highlight=False)
+
+    def started(resolved: Config) -> None:
+        err.print(
+            f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down`"
+        )
+
+    anyio.run(lambda: up(home, only=wanted, on_event=show, started=started))
+
+
+def down(config: ConfigOption = HERE) -> None:
+    """Stop what `penstock up` started in this directory. The run can be continued."""
+    from orchestrator.embedded.supervisor import stop_running
+
+    stopped = anyio.run(stop_running, Home.at(config).layout)
+    typer.echo("stopped" if stopped else "nothing was running")
+
+
+def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
+    """Show the supervised processes."""
+    import msgspec
+
+    from orchestrator.embedded.supervisor import read_status
+
+    found = read_status(Home.at(config).layout)
+    if found is None or not found.supervisor.alive:
+        typer.echo("{}" if as_json else "nothing is running; start it with: penstock up")
+        raise typer.Exit(3)
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    table = Table("process", "state", "pid", "restarts", "last exit")
+    for process in found.processes:
+        table.add_row(
+            process.name,
+            process.state,
+            str(process.pid or ""),
+            str(process.restarts),
+            process.last_exit or "",
+        )
+    Console().print(table)
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check what Penstock needs on this machine; each problem with the command that mends it."""
+    from orchestrator.embedded.doctor import checks
+
+    found = checks()
+    if as_json:
+        typer.echo(
+            json.dumps(
+                [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": c.fix} for c in found], indent=2
+            )
+        )
+    else:
+        table = Table("check", "", "detail", "fix")
+        for check in found:
+            table.add_row(
+                check.name, "ok" if check.ok else "MISSING", check.detail, "" if check.ok else check.fix or ""
+            )
+        Console(width=None if os.isatty(1) else 200).print(table)
+    if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+def reconcile(config: ConfigOption = HERE) -> None:
+    """Publish again what the streams towards workers must hold. Harmless when nothing is missing."""
+    from orchestrator.app import open_flow
+    from orchestrator.flow.rebuild import rebuild
+
+    async def work() -> None:
+        async with open_flow(Home.at(config).connected()) as flow:
+            await flow.bus.ensure_streams()
+            for stream in ("WORK", "POLICY"):
+                typer.echo(f"{stream}: {await rebuild(flow, stream)} messages owed")
+
+    anyio.run(work)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the root."""
+    for command in (init, config, up, down, status, doctor, reconcile):
+        app.command()(command)

@@ -1,0 +1,122 @@
+"""penstock tasks: publish, check, generate."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from orchestrator.bus.nats import NatsBus
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.states import Purpose
+from orchestrator.home import Home
+from orchestrator.publish import publish_tasks
+from orchestrator.tasks.harbor import Task, iter_jsonl, load
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def read(sources: list[Path]) -> Iterator[Task]:
+    """Tasks of directories (one task, or a folder of tasks) and JSONL files. ValueError names the file."""
+    for source in sources:
+        if not source.exists():
+            raise ValueError(f"{source} does not exist")
+        if source.is_file():
+            yield from iter_jsonl(source)
+        elif (source / "task.toml").exists() or (source / "instruction.md").exists():
+            yield load(source)
+        else:
+            found = sorted(path.parent for path in source.glob("*/task.toml"))
+            if not found:
+                raise ValueError(
+                    f"{source} holds no task: a task directory has task.toml, instruction.md and tests/test.sh"
+                )
+            for directory in found:
+                yield load(directory)
+
+
+@app.command()
+def publish(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
+    ],
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    purpose: Annotated[str, typer.Option(help="train, eval or record.")] = "train",
+    label: Annotated[str, typer.Option(help="A name for these submissions, part of their ids.")] = "",
+    scaffold: Annotated[str, typer.Option(help="Scaffold for all of them (default: the run's shares).")] = "",
+    group_size: Annotated[int, typer.Option(help="Rollouts per task (default: the run's).")] = 0,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait for the answers.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
+    Purpose(purpose)
+    home = Home.at(config, tuple(overrides or ()))
+    resolved = home.connected()
+    prepared = [
+        (
+            task.settings.metadata.domain,
+            TaskSubmitted(
+                task=task.to_message(),
+                submission=":".join(part for part in (label, purpose, task.content_hash[:24]) if part),
+                purpose=purpose,
+                scaffold=scaffold or None,
+                group_size=group_size or None,
+                label=label or None,
+            ),
+        )
+        for task in read(sources)
+    ]
+
+    async def work() -> dict[str, tuple[str, str]]:
+        async with NatsBus.connect(resolved.services.nats_url, name="penstock-tasks") as bus:
+            return await publish_tasks(bus, resolved.run.name, prepared, timeout_s)
+
+    answers = anyio.run(work)
+    rejected = {
+        submission: reason for submission, (status, reason) in answers.items() if status == "rejected"
+    }
+    unanswered = len({event.submission for _, event in prepared}) - len(answers)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"accepted": len(answers) - len(rejected), "rejected": rejected, "unanswered": unanswered}
+            )
+        )
+    else:
+        typer.echo(
+            f"{len(answers) - len(rejected)} accepted, {len(rejected)} rejected, {unanswered} unanswered"
+        )
+        for submission, reason in rejected.items():
+            typer.echo(f"  {submission}: {reason}", err=True)
+    if rejected or unanswered:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
+    ],
+) -> None:
+    """Read tasks and say what is wrong, without publishing."""
+    typer.echo(f"{sum(1 for _ in read(sources))} tasks are well-formed")
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="Where to write train/ and heldout/.")],
+    train: Annotated[int, typer.Option(help="Training tasks.")] = 400,
+    heldout: Annotated[int, typer.Option(help="Held-out tasks.")] = 100,
+    seed: Annotated[int, typer.Option(help="The suite's seed.")] = 0,
+) -> None:
+    """Write the built-in suite of shell tasks: penstock tasks generate suite --train 400 --heldout 100"""
+    from orchestrator.tasks.suite import generate as draw
+
+    for folder, drawn in (("train", draw("train", train, seed)), ("heldout", draw("heldout", heldout, seed))):
+        for number, item in enumerate(drawn):
+            item.task.write(directory / folder / f"{number:04d}-{item.task.name}")
+    typer.echo(f"{train} training and {heldout} held-out tasks are in {directory}")

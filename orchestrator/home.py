@@ -1,0 +1,133 @@
+"""A run's directory: where `penstock.toml` lies, what Penstock keeps beside it, and which services it uses.
+
+<directory>/penstock.toml
+<directory>/.penstock/data, logs, run       services and the supervisor (embedded.layout)
+<directory>/.penstock/policies/             weights by version: trainer → gateway → rollout servers
+<directory>/.penstock/journal/<process>/    messages that Postgres does not have yet
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config import FILE, Config, load
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.nats_server import recorded_nats_url
+from orchestrator.embedded.postgres_cluster import recorded_url
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One configuration file and the directory that belongs to it."""
+
+    file: Path
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, path: Path, overrides: tuple[str, ...] = ()) -> "Home":
+        """`path` is the TOML file or its directory. Raises ConfigurationError when there is none."""
+        file = (path / FILE if path.is_dir() else path).resolve()
+        if not file.exists():
+            raise ConfigurationError(f"{file} does not exist; write one with: penstock init {file.parent}")
+        return cls(file, overrides)
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout(self.file.parent / ".penstock")
+
+    @property
+    def policies(self) -> Path:
+        return self.layout.root / "policies"
+
+    @property
+    def gateway_url_file(self) -> Path:
+        return self.layout.run / "gateway.url"
+
+    @property
+    def gateway_secret(self) -> Path:
+        return self.layout.run / "gateway.secret"
+
+    def journal(self, process: str) -> Path:
+        """The journal directory of one process."""
+        return self.layout.root / "journal" / process
+
+    @property
+    def gateway_socket(self) -> Path:
+        """The socket that sandboxes see: alone in a directory that unprivileged users can enter, and short."""
+        digest = hashlib.sha256(os.fsencode(self.layout.root)).hexdigest()[:12]
+        directory = Path(tempfile.gettempdir()) / f"penstock-gateway-{os.getuid()}-{digest}"
+        directory.mkdir(mode=0o755, exist_ok=True)
+        found = directory.lstat()
+        if (
+            not directory.is_dir()
+            or directory.is_symlink()
+            or found.st_uid != os.getuid()
+            or found.st_mode & 0o022
+        ):
+            raise ConfigurationError(
+                f"{directory} belongs to somebody else or is writable by others; remove it and start again"
+            )
+        return directory / "gateway.sock"
+
+    def config(self) -> Config:
+        """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""
+        config = load(self.file, self.overrides)
+        services = config.services
+        if not services.database_url:
+            services = services.model_copy(update={"database_url": recorded_url(self.layout.postgres) or ""})
+        if not services.nats_url:
+            services = services.model_copy(update={"nats_url": recorded_nats_url(self.layout.nats) or ""})
+        return config.model_copy(update={"services": services})
+
+    def connected(self) -> Config:
+        """`config()`, or ConfigurationError when a service is neither named nor was ever started here."""
+        config = self.config()
+        for url, variable in (
+            (config.services.database_url, "DATABASE_URL"),
+            (config.services.nats_url, "NATS_URL"),
+        ):
+            if not url:
+                raise ConfigurationError(f"no service is known here: run `penstock up`, or set {variable}")
+        return config
+
+
+TEMPLATE = """\
+# Penstock: the configuration of one run. Every key is optional; `penstock config` prints all of them, resolved.
+
+[run]
+name = "{name}"
+seed = 0
+
+[policy]
+# A Hugging Face directory: config.json, model.safetensors, tokenizer.json. It becomes policy version 0.
+model = "{model}"
+
+[queue]
+batch_groups = 8      # P: groups per batch
+group_size = 4        # G: rollouts per group
+capacity = 24         # N: groups in flight
+window_fraction = 0.3 # the window is max(1, floor(fraction * N)) positions
+max_staleness = 2     # S: batches
+
+[rollout]
+slots = 8             # concurrent rollouts
+scaffolds = {{ shell = 1.0 }}
+
+[trainer]
+lr = 1e-5
+parts = 1             # U: train steps per batch
+"""
+
+
+def write_template(directory: Path, name: str, model: str) -> Path:
+    """Write a new `penstock.toml`; never over an existing one."""
+    file = directory / FILE
+    if file.exists():
+        raise ConfigurationError(f"{file} exists already; edit it, or choose another directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    file.write_text(TEMPLATE.format(name=name, model=model), encoding="utf-8")
+    load(file)
+    return file

@@ -1,0 +1,157 @@
+"""`penstock up`: the processes of one run on one machine, supervised.
+
+Services that the configuration names are used; the others are started here. Each process is the same command that a cluster runs
+(`penstock gateway`, …), given its services by environment.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import aiohttp
+import anyio
+import anyio.to_thread
+from alembic import command
+from alembic.config import Config as AlembicConfig
+
+from orchestrator.config import Config, load
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.embedded.nats_server import prepare_nats
+from orchestrator.embedded.ports import free_port
+from orchestrator.embedded.postgres_cluster import prepare_cluster
+from orchestrator.embedded.process_spec import ProcessEvent, ProcessSpec, RestartPolicy, RestartWhen
+from orchestrator.embedded.service_specs import nats_spec, postgres_spec
+from orchestrator.embedded.supervisor import Supervisor
+from orchestrator.home import Home
+from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
+from orchestrator.pool.runs import ensure_run
+
+PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
+
+
+async def up(
+    home: Home,
+    *,
+    only: Sequence[str] = PROCESSES,
+    on_event: Callable[[ProcessEvent], None] | None = None,
+    started: Callable[[Config], None] | None = None,
+) -> None:
+    """Start everything, keep it alive until SIGINT or SIGTERM. Raises ConfigurationError or ServiceError, one sentence."""
+    config = home.config()
+    if "rollout-server" in only and not config.servers.urls and not config.policy.model:
+        raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
+    async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
+        services = await anyio.to_thread.run_sync(_services, home, config)
+        supervisor.add(*services)
+        await supervisor.ready()
+        config = home.connected()
+        await migrate(config, own=any(spec.name == "postgres" for spec in services))
+        await create_run(config)
+        supervisor.add(*_processes(home, config, only))
+        await supervisor.ready()
+        if started is not None:
+            started(config)
+        await supervisor.until_stopped()
+
+
+def _services(home: Home, config: Config) -> list[ProcessSpec]:
+    specs = []
+    if not (os.environ.get("DATABASE_URL") or _named(home, "database_url")):
+        specs.append(postgres_spec(prepare_cluster(home.layout.postgres)))
+    if not (os.environ.get("NATS_URL") or _named(home, "nats_url")):
+        specs.append(nats_spec(prepare_nats(home.layout.nats)))
+    return specs
+
+
+def _named(home: Home, key: str) -> bool:
+    return bool(getattr(load(home.file, home.overrides).services, key))
+
+
+async def migrate(config: Config, *, own: bool) -> None:
+    """Bring our own database to this code's revision; a configured one must be there already."""
+    if own:
+        await anyio.to_thread.run_sync(upgrade, config.services.database_url)
+    async with open_engine(config.services.database_url, size=1) as engine, engine.connect() as connection:
+        await check_revision(connection)
+
+
+async def create_run(config: Config) -> None:
+    """Every process finds the run that it belongs to, in whatever order they start."""
+    async with open_engine(config.services.database_url, size=1) as engine, engine.begin() as connection:
+        await ensure_run(connection, config.run.name, config.to_json())
+
+
+def upgrade(url: str) -> None:
+    """`alembic upgrade head`."""
+    alembic = AlembicConfig()
+    alembic.set_main_option("script_location", str(MIGRATIONS))
+    alembic.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
+    command.upgrade(alembic, "head")
+
+
+def _processes(home: Home, config: Config, only: Sequence[str]) -> Iterator[ProcessSpec]:
+    env = {
+        "DATABASE_URL": config.services.database_url,
+        "NATS_URL": config.services.nats_url,
+        "OMP_NUM_THREADS": "1",
+    }
+    options = ("--config", str(home.file), *(part for item in home.overrides for part in ("--set", item)))
+    penstock = (sys.executable, "-m", "orchestrator.cli")
+
+    urls = list(config.servers.urls)
+    if "rollout-server" in only and not urls:
+        for index in range(config.servers.embedded):
+            port = free_port()
+            urls.append(f"http://127.0.0.1:{port}")
+            name = "rollout-server" if index == 0 else f"rollout-server-{index + 1}"
+            argv = (
+                sys.executable, "-m", "trainer.serving", "--model-path", config.policy.model, "--host", "127.0.0.1",
+                "--port", str(port), "--max-running-requests", str(config.servers.max_running),
+                "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(config.run.seed + index),
+            )  # fmt: skip
+            yield ProcessSpec(name=name, argv=argv, env=env, ready=_answers(f"{urls[-1]}/model_info"))
+    if "orchestrator" in only:
+        yield ProcessSpec(name="orchestrator", argv=(*penstock, "orchestrator", *options), env=env)
+    if "trainer" in only:
+        yield ProcessSpec(
+            name="trainer",
+            argv=(sys.executable, "-m", "trainer", *options),
+            env=env,
+            after=("orchestrator",),
+            restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
+        )
+    if "gateway" in only:
+        servers = tuple(part for url in urls for part in ("--server", url))
+        home.gateway_url_file.unlink(missing_ok=True)
+        yield ProcessSpec(
+            name="gateway",
+            argv=(*penstock, "gateway", *options, *servers),
+            env=env,
+            after=("orchestrator",),
+            ready=_serves(home.gateway_url_file),
+        )
+    for name in ("runner", "verifier"):
+        if name in only:
+            yield ProcessSpec(name=name, argv=(*penstock, name, *options), env=env, after=("orchestrator",))
+
+
+def _answers(url: str) -> Callable[[], Awaitable[bool]]:
+    async def ready() -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                session.get(url) as response,
+            ):
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    return ready
+
+
+def _serves(file: Path) -> Callable[[], Awaitable[bool]]:
+    async def ready() -> bool:
+        return file.exists()
+
+    return ready
