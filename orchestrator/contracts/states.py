@@ -70,6 +70,7 @@ class FilterReason(StrEnum):
     RUN_ENDED = "run_ended"
     WRONG_VERSION = "wrong_version"
     CANCELLED = "cancelled"
+    QUARANTINED = "quarantined"  # its batch gave a loss or gradient that is not finite, or cannot be read
 
 
 class StepKind(StrEnum):

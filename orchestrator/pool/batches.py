@@ -225,8 +225,13 @@ async def _close(connection: AsyncConnection, batch: Batch) -> Batch:
     return Batch(batch.batch_id, batch.batch_no, BatchState.CLOSED, batch.taken, digest)
 
 
-async def drop(connection: AsyncConnection, batch_id: int, reason: FilterReason) -> None:
-    """Void an open batch: its groups become filtered. The queue row must be locked."""
+async def drop(
+    connection: AsyncConnection,
+    batch_id: int,
+    reason: FilterReason,
+    before: BatchState = BatchState.OPEN,
+) -> None:
+    """Void a batch that is in state `before`: its groups become filtered. The queue row must be locked."""
     rows = await connection.execute(
         select(batch_items.c.group_id).where(batch_items.c.batch_id == batch_id, ~batch_items.c.voided)
     )
@@ -235,7 +240,13 @@ async def drop(connection: AsyncConnection, batch_id: int, reason: FilterReason)
     await connection.execute(
         update(batch_items).where(batch_items.c.batch_id == batch_id).values(voided=True)
     )
-    await history.move_batch(connection, batch_id, BatchState.OPEN, BatchState.VOIDED)
+    await history.move_batch(connection, batch_id, before, BatchState.VOIDED)
+
+
+async def closed_batch(connection: AsyncConnection, run_id: int) -> Batch | None:
+    """The batch that waits to be trained and committed, if there is one. Takes nothing."""
+    batch = await _live(connection, run_id)
+    return batch if batch is not None and batch.state is BatchState.CLOSED else None
 
 
 async def contents(connection: AsyncConnection, batch_id: int) -> list[BatchRollout]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.pool.tables import batches, policy_versions, train_steps
+from orchestrator.pool.tables import batches, groups, policy_versions, rollout_servers, train_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
     row = (
         await connection.execute(
             select(
-                func.count(func.distinct(batches.c.batch_id)).label("b"),
-                func.count(train_steps.c.train_step).label("t"),
+                func.count(func.distinct(batches.c.batch_id)).label("batches"),
+                func.count(train_steps.c.train_step).label("train_steps"),
             )
             .select_from(
                 batches.join(train_steps, train_steps.c.batch_id == batches.c.batch_id, isouter=True)
@@ -62,4 +62,20 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
             .where(batches.c.run_id == run_id, batches.c.state == "committed")
         )
     ).one()
-    return Progress(row.n_batches, row.n_steps)
+    return Progress(row.batches, row.train_steps)
+
+
+async def needed_versions(connection: AsyncConnection, run_id: int, newest: int) -> set[int]:
+    """Versions whose weights must stay on disk: the `newest` ones that serve or may, the first, what servers hold, what open groups pin."""
+    kept = (
+        select(policy_versions.c.version)
+        .where(policy_versions.c.run_id == run_id, policy_versions.c.superseded_by.is_(None))
+        .order_by(policy_versions.c.version.desc())
+        .limit(newest)
+    )
+    served = select(rollout_servers.c.version).where(rollout_servers.c.run_id == run_id)
+    pinned = select(groups.c.pinned_version).where(groups.c.run_id == run_id, ~groups.c.done)
+    needed = {0}
+    for query in (kept, served, pinned):
+        needed |= {version for version in await connection.scalars(query) if version is not None}
+    return needed
