@@ -18,6 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+import uvloop
+
 from orchestrator.log import configure as configure_log
 from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import Settings, parse_arguments
@@ -116,7 +118,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = parse_arguments(argv)
         listener = bind(settings.host, settings.port)
-        return asyncio.run(serve(settings, listener, started))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(settings, listener, started))
     except ValueError as error:
         print(f"rollout server: {error}", file=sys.stderr)
         return 1

@@ -5,12 +5,14 @@ A client that disconnects ends its request (aiohttp cancels the handler). Bodies
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from trainer.serving import state
+from trainer.serving.engine import EngineStopped
 from trainer.serving.protocol import Refusal, parse_generate
 from trainer.serving.service import PAUSE_MODES, Crashed, Service
 from trainer.serving.state import Described
@@ -54,13 +56,13 @@ class Routes:
         if not call.stream:
             replies = await self._service.generate(call.requests, received)
             return _json(replies if call.many else replies[0])
-        chunks = self._service.stream(call.requests[0], received)
-        first = await anext(chunks)  # refusals come before the headers
-        response = web.StreamResponse(headers=STREAM_HEADERS)
-        await response.prepare(request)
-        await response.write(b"data: " + msgspec.json.encode(first) + b"\n\n")
-        async for chunk in chunks:
-            await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+        async with aclosing(self._service.stream(call.requests[0], received)) as chunks:
+            first = await anext(chunks)  # refusals come before the headers
+            response = web.StreamResponse(headers=STREAM_HEADERS)
+            await response.prepare(request)
+            await response.write(b"data: " + msgspec.json.encode(first) + b"\n\n")
+            async for chunk in chunks:
+                await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -169,8 +171,8 @@ def build_app(service: Service, described: Described) -> web.Application:
         except Refusal as refusal:
             status = 400
             return _json(refusal.body, status=400)
-        except Crashed as crashed:
-            return _json({"error": {"message": str(crashed)}}, status=500)
+        except (Crashed, EngineStopped):
+            return _json({"error": {"message": "the server is going down"}}, status=500)
         except web.HTTPException as error:
             status = error.status
             raise

@@ -68,7 +68,9 @@ class HfModel:
     def __init__(self, directory: ModelDirectory) -> None:
         """Raises ValueError, one sentence, when the directory cannot be loaded or the architecture does not fit."""
         from transformers import AttentionInterface, AutoModelForCausalLM  # heavy: only when needed
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # stderr carries JSON lines
         AttentionInterface.register(ATTENTION, _packed_attention)
         self.config = directory.config
         self.vocab_size = directory.vocab_size

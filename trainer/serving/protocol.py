@@ -9,7 +9,7 @@ logprobs are those of temperature 1. Kinder than SGLang: ids outside the vocabul
 import math
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SAMPLING_KEYS = [
@@ -264,6 +264,13 @@ def _prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]]) -> tup
     return (ids, True) if isinstance(ids[0], list) else ([ids], False)
 
 
+def _sample_of(sampling: Sampling, sample: int) -> Sampling:
+    """With a seed, the samples of one prompt take seed, seed + 1, …: equal seeds would make them equal."""
+    return (
+        sampling if sampling.seed is None or sample == 0 else replace(sampling, seed=sampling.seed + sample)
+    )
+
+
 def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]) -> GenerateCall:
     """Check one `/generate` body completely; nothing is queued unless every completion in it is sound.
 
@@ -304,7 +311,7 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
                 GenerateRequest(
                     rid=name,
                     ids=ids,
-                    sampling=sampling,
+                    sampling=_sample_of(sampling, sample),
                     return_logprob=wants,
                     logprob_start=start if wants and start >= 0 else None,
                     top_logprobs=top if wants else 0,

@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
 from tokenizers import Tokenizer
 
-from trainer.serving.engine import Engine
+from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.metrics import Metrics
 from trainer.serving.model import Model, load_successor
 from trainer.serving.protocol import GenerateRequest, Limits, Refusal, Sampling
@@ -121,7 +122,7 @@ class Service:
     def _close(self, sequence: Sequence) -> None:
         self._live.pop(sequence.request.rid, None)
         if sequence.finish is None:
-            if not self.crashed.is_set():
+            with suppress(EngineStopped):
                 self._engine.abort(lambda one: one is sequence)
         elif not sequence.internal:
             self.metrics.completed(sequence)
@@ -148,7 +149,7 @@ class Service:
             for sequence in opened:
                 self._close(sequence)
 
-    async def stream(self, request: GenerateRequest, received: float) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, request: GenerateRequest, received: float) -> AsyncGenerator[dict[str, Any], None]:
         """The reply after every token (or several, for a slow reader), each whole; the last one is finished."""
         self._refuse_live((request,))
         sequence = self._open(request, received)

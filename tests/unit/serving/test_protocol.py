@@ -93,3 +93,8 @@ def test_batches_and_samples_become_one_request_each() -> None:
     ]
     per_prompt = parse(input_ids=[[1], [2]], sampling_params=[{"top_k": 3}, {"top_k": 4}])
     assert [one.sampling.top_k for one in per_prompt] == [3, 4]
+
+
+def test_samples_of_a_seeded_prompt_take_successive_seeds() -> None:
+    requests = parse(input_ids=[1], sampling_params={"n": 3, "sampling_seed": 7})
+    assert [one.sampling.seed for one in requests] == [7, 8, 9]

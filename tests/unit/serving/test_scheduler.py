@@ -23,7 +23,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Tokenizer]:
 
 def scheduler(loaded: tuple[Model, Tokenizer], **limits: int) -> Scheduler:
     values = {"context_length": 1024, "max_total_tokens": 65536, "max_running": 64, "seed": 0, **limits}
-    return Scheduler(*loaded, version="v0", **values)
+    return Scheduler(loaded[0], loaded[1], version="v0", **values)
 
 
 def sequence(prompt: list[int], new: int, seed: int = 1, **more: Any) -> Sequence:

@@ -1,0 +1,70 @@
+"""The engine runs commands in order between steps, and stops for good when a step fails."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.benchmarks.random_model import write_random_model
+from trainer.serving.directory import inspect_directory, load_tokenizer
+from trainer.serving.engine import Engine, EngineStopped
+from trainer.serving.model import load_model
+from trainer.serving.packing import Plan
+from trainer.serving.protocol import GenerateRequest, Sampling
+from trainer.serving.scheduler import Scheduler
+from trainer.serving.sequence import Sequence
+
+
+def build(folder: Path) -> Scheduler:
+    directory = inspect_directory(write_random_model(folder, vocab_size=300, hidden=32, layers=1, mlp=32))
+    limits = {"context_length": 512, "max_total_tokens": 4096, "max_running": 4, "seed": 0}
+    return Scheduler(load_model(directory), load_tokenizer(directory)[0], version="v0", **limits)
+
+
+def sequence(rid: str) -> Sequence:
+    request = GenerateRequest(rid, (5, 6), Sampling(max_new_tokens=5, ignore_eos=True))
+    return Sequence(request, limit=5, seed=1, stop_ids=frozenset())
+
+
+def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Path) -> None:
+    ended = threading.Event()
+    engine = Engine(build(tmp_path), lambda touched: ended.set(), lambda error: None)
+    engine.start()
+    engine.pause("abort")
+    held = sequence("held")
+    engine.submit(held)
+    assert engine.call(lambda scheduler: len(scheduler.waiting)).result(5) == 1
+    assert held.completion_tokens == 0
+    engine.call(lambda scheduler: scheduler.resume())
+    assert ended.wait(5)
+    engine.stop(5)
+    with pytest.raises(EngineStopped):
+        engine.submit(sequence("late"))
+
+
+def test_a_failing_step_is_reported_once_and_ends_the_engine(tmp_path: Path) -> None:
+    scheduler = build(tmp_path)
+    crashes: list[BaseException] = []
+    crashed = threading.Event()
+
+    def on_crash(error: BaseException) -> None:
+        crashes.append(error)
+        crashed.set()
+
+    class Broken:
+        config = scheduler.model.config
+        vocab_size = scheduler.model.vocab_size
+        kv_shape = scheduler.model.kv_shape
+
+        def logits(self, plan: Plan) -> torch.Tensor:
+            raise MemoryError("no room for the logits")
+
+    scheduler.model = Broken()
+    engine = Engine(scheduler, lambda touched: None, on_crash)
+    engine.start()
+    engine.submit(sequence("doomed"))
+    assert crashed.wait(5)
+    with pytest.raises(EngineStopped):
+        engine.submit(sequence("late"))
+    assert [str(error) for error in crashes] == ["no room for the logits"]
