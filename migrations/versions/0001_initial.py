@@ -420,6 +420,7 @@ def upgrade() -> None:
         sa.Column("scaffold", sa.Text(), nullable=False),
         sa.Column("size", sa.SmallInteger(), nullable=False),
         sa.Column("pinned_version", sa.Integer(), nullable=True),
+        sa.Column("sampling", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("seq", sa.BigInteger(), nullable=True),
         sa.Column("state", sa.Text(), server_default="accepted", nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
@@ -444,6 +445,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state NOT IN ('filtered', 'dead') OR reason IS NOT NULL", name=op.f("groups_reason_given")
         ),
+        sa.CheckConstraint("purpose <> 'train' OR sampling IS NULL", name=op.f("groups_sampling_not_train")),
         sa.CheckConstraint("size >= 1", name=op.f("groups_size")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name=op.f("groups_run_id_fkey")),
         sa.ForeignKeyConstraint(["task_id"], ["tasks.task_id"], name=op.f("groups_task_id_fkey")),

@@ -36,6 +36,7 @@ class TaskSubmitted(Event, frozen=True):
     group_size: int | None = None
     label: str | None = None  # evaluation or recording that this belongs to
     version: int | None = None  # pinned policy version (eval)
+    sampling: dict[str, float] | None = None  # overrides of the run's sampling parameters (eval, record)
 
 
 class RolloutAssigned(Event, frozen=True):

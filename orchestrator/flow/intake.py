@@ -98,7 +98,9 @@ class Intake:
             raise MessageError(
                 f"domain {domain!r} has no share in stage {config.stage.name!r}; known: {', '.join(shares)}"
             )
-        digest = sha256(f"{config.run.seed}:{submission}".encode())
+        # An evaluation repeats with the same seeds and scaffolds whatever it is called.
+        origin = task.content_hash if purpose is Purpose.EVAL else submission
+        digest = sha256(f"{config.run.seed}:{origin}".encode())
         scaffold = event.scaffold or _share(
             config.rollout.scaffolds, int.from_bytes(digest[8:16], "big") / 2**64
         )
@@ -126,6 +128,7 @@ class Intake:
             seed=int.from_bytes(digest[:8], "big") >> 2,
             label=event.label,
             pinned_version=event.version,
+            sampling=event.sampling if purpose is not Purpose.TRAIN else None,
             pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
         )
 

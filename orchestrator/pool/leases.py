@@ -32,9 +32,12 @@ class Lease:
     purpose: str
     scaffold: str
     pinned_version: int | None
+    label: str | None
+    sampling: dict[str, float]  # overrides of the run's sampling parameters
     domain: str
     task_name: str
     body: dict[str, Any]
+    label: str | None = None  # the evaluation or recording that its group belongs to
 
 
 async def lease(
@@ -70,7 +73,10 @@ async def lease(
                 groups.c.purpose,
                 groups.c.scaffold,
                 groups.c.pinned_version,
+                groups.c.label,
+                groups.c.sampling,
                 groups.c.domain,
+                groups.c.label,
                 tasks.c.name,
                 tasks.c.body,
             )
@@ -96,7 +102,9 @@ async def lease(
         )
     return Lease(
         row.run_id, rollout_id, row.group_id, row.member, row.attempt, epoch, row.seed, row.purpose, row.scaffold,
-        row.pinned_version, row.domain, row.name, row.body,
+        row.pinned_version,
+        row.label,
+        row.sampling or {}, row.domain, row.name, row.body, row.label,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class NewGroup:
     seed: int
     label: str | None = None
     pinned_version: int | None = None
+    sampling: dict[str, float] | None = None
     pool: str = "default"
 
 
@@ -109,6 +110,7 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
             scaffold=new.scaffold,
             size=new.size,
             pinned_version=new.pinned_version,
+            sampling=new.sampling,
         )
         .returning(groups.c.group_id)
     )
