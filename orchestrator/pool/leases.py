@@ -4,7 +4,7 @@ One lease epoch is leased at most once. Expiry and retries raise the epoch, so w
 Times are the database's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,12 +32,11 @@ class Lease:
     purpose: str
     scaffold: str
     pinned_version: int | None
-    label: str | None
-    sampling: dict[str, float]  # overrides of the run's sampling parameters
     domain: str
     task_name: str
     body: dict[str, Any]
     label: str | None = None  # the evaluation or recording that its group belongs to
+    sampling: dict[str, float] = field(default_factory=dict)  # overrides of the run's sampling parameters
 
 
 async def lease(
@@ -73,10 +72,9 @@ async def lease(
                 groups.c.purpose,
                 groups.c.scaffold,
                 groups.c.pinned_version,
-                groups.c.label,
-                groups.c.sampling,
                 groups.c.domain,
                 groups.c.label,
+                groups.c.sampling,
                 tasks.c.name,
                 tasks.c.body,
             )
@@ -102,9 +100,7 @@ async def lease(
         )
     return Lease(
         row.run_id, rollout_id, row.group_id, row.member, row.attempt, epoch, row.seed, row.purpose, row.scaffold,
-        row.pinned_version,
-        row.label,
-        row.sampling or {}, row.domain, row.name, row.body, row.label,
+        row.pinned_version, row.domain, row.name, row.body, row.label, row.sampling or {},
     )  # fmt: skip
 
 
