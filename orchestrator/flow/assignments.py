@@ -1,0 +1,125 @@
+"""From an assignment on the bus to work under a lease to a result in the journal: the same for rollouts and verifications.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| leases (committed before the ack), results (durable before the lease is let go) | WORK; a free slot | the orchestrator; the end of other work |
+| nothing while the disk refuses the journal: finished work keeps its lease | the disk | free space |
+
+An assignment of a stale epoch, or one that somebody else holds, is acked and counted. Of the hours between lease and result the bus knows nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+import anyio.abc
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus.base import Delivery, Outgoing
+from orchestrator.bus.journal import JournalFull
+from orchestrator.bus.subjects import ACK_WAIT_S, Consumer
+from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
+from orchestrator.contracts.states import RolloutState
+from orchestrator.flow.worker import Worker
+from orchestrator.log import bind, get
+from orchestrator.pool import history
+from orchestrator.pool.leases import Lease, lease
+from orchestrator.pool.transact import transact
+
+log = get(__name__)
+
+Work = Callable[[Lease], Awaitable[Outgoing]]
+"""Does the work of one lease; returns the result to send. Cancelled when the lease is lost: then nothing is sent."""
+
+
+class Assignments:
+    """Serves one kind of assignment with at most `worker.slots` at a time, over all its pools."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        expected: type[RolloutAssigned] | type[VerifyAssigned],
+        work: Work,
+    ) -> None:
+        self._worker = worker
+        self._expected = expected
+        self._before = RolloutState.QUEUED if expected is RolloutAssigned else RolloutState.FINISHED
+        self._work = work
+        self._slots = anyio.Semaphore(worker.slots)
+
+    async def serve(self, consumers: Sequence[Consumer]) -> None:
+        """Serve until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for consumer in consumers:
+                tasks.start_soon(self._serve, consumer, tasks)
+
+    async def _serve(self, consumer: Consumer, tasks: anyio.abc.TaskGroup) -> None:
+        # One at a time: a message that waits here is work that another runner could do.
+        async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
+            while True:
+                async with self._slots:
+                    pass  # there is room, but it is not kept for a pool in which nothing is to be done
+                (delivery,) = await arriving.take(1)
+                try:
+                    event = decode(delivery.body, delivery.schema, self._expected)
+                except MessageError as error:
+                    await self._worker.bus.dead_letter(delivery, str(error))
+                    continue
+                await self._slot(delivery)
+                try:
+                    held = await self._lease(event.rollout, event.epoch)
+                except BaseException:
+                    self._slots.release()
+                    raise
+                if held is None:
+                    self._slots.release()
+                else:
+                    tasks.start_soon(self._hold, held)
+                await delivery.ack()
+
+    async def _slot(self, delivery: Delivery) -> None:
+        """Wait for a slot; it is gone only if another pool has taken the last one meanwhile."""
+        while True:
+            with anyio.move_on_after(ACK_WAIT_S / 3):
+                await self._slots.acquire()
+                return
+            await delivery.in_progress()
+
+    async def _lease(self, rollout_id: int, epoch: int) -> Lease | None:
+        worker = self._worker
+
+        async def take(connection: AsyncConnection) -> Lease | None:
+            ttl_s = worker.config.rollout.lease_ttl_s
+            held = await lease(connection, rollout_id, epoch, worker.owner, ttl_s, before=self._before)
+            if held is None:
+                await history.count(connection, worker.run_id, "assignments_stale")
+            return held
+
+        held = await transact(worker.engine, take)
+        if held is None:
+            log.info("assignment.stale", rollout=rollout_id, epoch=epoch)
+        return held
+
+    async def _hold(self, held: Lease) -> None:
+        worker = self._worker
+        try:
+            with bind(rollout=held.rollout_id, group=held.group_id, attempt=held.attempt, epoch=held.epoch):
+                with worker.heart.holding(held.rollout_id, held.epoch) as scope:
+                    await self._send(await self._work(held))
+                if scope.cancelled_caught:
+
+                    async def lost(connection: AsyncConnection) -> None:
+                        await history.count(connection, worker.run_id, "leases_lost")
+
+                    await transact(worker.engine, lost)
+        finally:
+            self._slots.release()
+
+    async def _send(self, result: Outgoing) -> None:
+        while True:
+            try:
+                await self._worker.courier.send(result)
+                return
+            except JournalFull as error:
+                log.error("journal.full", error=str(error))
+                await anyio.sleep(1.0)

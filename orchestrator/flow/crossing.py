@@ -1,0 +1,50 @@
+"""What crosses from the agent's sandbox to verification: the work directory's difference, as regular files within limits, and back again.
+
+Only the difference travels. Links, devices and what lies too deep stay behind; an agent that leaves more than the limits allow has used up
+a budget: a policy failure, and then no file crosses at all.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.ids import b64, unb64
+from sandboxes.base import WORK, ArtifactLimits, Artifacts, File, RefusedReason
+
+TOTAL_BYTES = (
+    400_000  # base64 makes 533 KB of it: the result still fits the smallest message that a server must accept
+)
+LIMITS = ArtifactLimits(files=500, file_bytes=TOTAL_BYTES, total_bytes=TOTAL_BYTES)
+_TOO_MUCH = (RefusedReason.TOO_LARGE, RefusedReason.TOO_MANY, RefusedReason.TOTAL, RefusedReason.SPARSE)
+
+
+def excess(changed: Artifacts, answer: str | None) -> str | None:
+    """Why the agent left more than may cross, or None. `changed` was collected under `LIMITS`."""
+    for path, reason in changed.refused:
+        if reason in _TOO_MUCH:
+            return f"artifacts: {path} {reason.value}"
+    if len(changed.deleted) + len(changed.added) + len(changed.modified) > LIMITS.files:
+        return f"artifacts: more than {LIMITS.files} files differ"
+    files = [*changed.added.values(), *changed.modified.values()]
+    total = sum(len(file.data) for file in files) + len((answer or "").encode(errors="replace"))
+    return f"artifacts: {total:,} bytes, more than {TOTAL_BYTES:,}" if total > TOTAL_BYTES else None
+
+
+def packed(changed: Artifacts) -> list[ArtifactFile]:
+    """The difference as a result carries it, by path; a deleted file has no body."""
+    files = {**changed.added, **changed.modified}
+    found = [
+        ArtifactFile(path=path, body=b64(file.data), mode=file.mode & 0o777) for path, file in files.items()
+    ]
+    gone = [ArtifactFile(path=path, body=None) for path in changed.deleted]
+    return sorted([*found, *gone], key=lambda file: file.path)
+
+
+def applied(environment: Mapping[str, bytes], artifacts: Sequence[ArtifactFile]) -> dict[str, File]:
+    """The pristine environment (path relative to the work directory → body) with the difference: absolute path → file."""
+    files = {path: File(body) for path, body in environment.items()}
+    for artifact in artifacts:
+        if artifact.body is None:
+            files.pop(artifact.path, None)
+        else:
+            files[artifact.path] = File(unb64(artifact.body), artifact.mode & 0o777)
+    return {f"{WORK}/{path}": file for path, file in files.items()}

@@ -1,0 +1,69 @@
+"""Heartbeats: the leases of a worker's unfinished work, renewed together.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| renewed leases; cancelled work whose lease is lost | a third of the time to live | time |
+| nothing while Postgres is away: work goes on, and the reaper gives every lease a full time to live afterwards | Postgres | its return |
+
+A lease is held from the assignment until its result is in the data pool: what the journal still carries is kept alive as well, so that
+finished work is not done again because the bus was away.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.bus.journal import Journal
+from orchestrator.log import get
+from orchestrator.pool import leases
+from orchestrator.pool.confirm import MessageKey
+from orchestrator.pool.transact import transact
+
+log = get(__name__)
+
+
+class Heart:
+    """Beats while `run` runs."""
+
+    def __init__(self, engine: AsyncEngine, owner: str, ttl_s: float, journal: Journal) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._ttl_s = ttl_s
+        self._journal = journal
+        self._held: dict[tuple[int, int], anyio.CancelScope] = {}
+
+    @contextmanager
+    def holding(self, rollout_id: int, epoch: int) -> Iterator[anyio.CancelScope]:
+        """The scope of the work under one lease. It is cancelled at once when the lease is found lost (`cancelled_caught`)."""
+        with anyio.CancelScope() as scope:
+            self._held[rollout_id, epoch] = scope
+            try:
+                yield scope
+            finally:
+                del self._held[rollout_id, epoch]
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            await anyio.sleep(self._ttl_s / 3)
+            await self.beat()
+
+    async def beat(self) -> None:
+        """Renew every lease once; cancel the work of those that are lost."""
+        asked = dict(self._held)
+        waiting = [MessageKey.parse(entry.message.msg_id) for entry in self._journal.pending()]
+        # Sorted: of two leases of one rollout only the newer one can still be held.
+        epochs = dict(sorted([*asked, *((key.rollout_id, key.epoch) for key in waiting)]))
+
+        async def renew(connection: AsyncConnection) -> set[int]:
+            return await leases.heartbeat(connection, self._owner, epochs, self._ttl_s)
+
+        if not epochs:
+            return
+        held = await transact(self._engine, renew)
+        for (rollout_id, epoch), scope in asked.items():
+            if rollout_id not in held or epochs[rollout_id] != epoch:
+                log.warning("lease.lost", rollout=rollout_id, epoch=epoch)
+                scope.cancel()

@@ -1,0 +1,74 @@
+"""How an attempt ended, as data: the one place where exceptions become failure classes."""
+
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from scaffolds.base import PolicyFault
+
+from orchestrator.contracts.errors import RolloutFailure, ServiceError
+from orchestrator.contracts.states import FailureClass
+from orchestrator.gateway_client import BudgetExhausted
+from orchestrator.log import get
+from sandboxes.base import SandboxError
+
+log = get(__name__)
+
+LOG_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted."""
+
+    failure: FailureClass
+    reason: str = ""
+    answer: str | None = None
+    log: str = ""
+    scaffold_error: bool = False
+
+    @property
+    def infra(self) -> bool:
+        return self.failure is FailureClass.INFRA_FAILURE
+
+
+async def captured(work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    """What `work` returns, or what its exception means. ServiceError (for a person to mend) and cancellation pass through."""
+    try:
+        return await work()
+    except ServiceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every failure of a rollout is data; unforeseen ones are logged and counted
+        return outcome_of(culprit(error))
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """The failure class of one exception, by vocabulary. What nobody foresaw is never held against the policy."""
+    match error:
+        case BudgetExhausted():
+            return Outcome(FailureClass.POLICY_FAILURE, error.which)
+        case RolloutFailure():
+            return Outcome(error.failure, str(error))
+        case PolicyFault():
+            return Outcome(FailureClass.POLICY_FAILURE, str(error))
+        case SandboxError():
+            return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}")
+    last = traceback.format_exception_only(error)[-1].strip()
+    log.error("scaffold.error", error=last, exc_info=error)
+    return Outcome(
+        FailureClass.INFRA_FAILURE, f"scaffold: {type(error).__name__}", log=last[-LOG_BYTES:], scaffold_error=True
+    )  # fmt: skip
+
+
+def culprit(error: Exception) -> Exception:
+    """The one exception that a group of them stands for: the platform's before the policy's, the first of its kind."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    leaves = [culprit(inner) for inner in error.exceptions]
+    return min(leaves, key=lambda leaf: not outcome_of_quietly(leaf).infra)
+
+
+def outcome_of_quietly(error: Exception) -> Outcome:
+    """As `outcome_of`, without a line in the log."""
+    known = isinstance(error, (RolloutFailure, PolicyFault, SandboxError))
+    return outcome_of(error) if known else Outcome(FailureClass.INFRA_FAILURE)

@@ -1,0 +1,279 @@
+"""The runner: one rollout attempt from its lease to its result.
+
+    lease → gateway session → sandbox with the environment's files → scaffold → what it changed → seal → RolloutFinished
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| RolloutFinished in the journal | work.rollout.*, a slot | the dispatcher, the end of other attempts |
+| steps (through the gateway) | completions | rollout servers |
+
+Whatever goes wrong is data: it becomes a failure class in `captured` and nowhere else. A lost lease cancels the attempt at any point; then
+the session is closed and nothing is reported.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from scaffolds import find
+from scaffolds.base import AgentLimits, Scaffold, TaskView
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.errors import InfraFailure, PenstockError, ServiceError
+from orchestrator.contracts.events import (
+    ArtifactFile,
+    RolloutAssigned,
+    RolloutFinished,
+    ToolCallTimed,
+    encode,
+)
+from orchestrator.contracts.states import FailureClass, Purpose
+from orchestrator.flow.assignments import Assignments
+from orchestrator.flow.blackbox import endpoint_of, run_black
+from orchestrator.flow.clocks import Clocks
+from orchestrator.flow.crossing import LIMITS, applied, excess, packed
+from orchestrator.flow.outcome import Outcome, captured
+from orchestrator.flow.whitebox import run_white
+from orchestrator.flow.worker import Worker, WorkerSettings, open_worker, sandbox_limits
+from orchestrator.gateway_client import Budget, GatewayAdmin, GatewayRefused, NativeLlm, OpenSession, Seal
+from orchestrator.log import get
+from orchestrator.pool import history
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.transact import transact
+from orchestrator.tasks.harbor import Task
+from sandboxes.base import SandboxSpec
+
+log = get(__name__)
+
+SCRIPT = "record/script.json"
+CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
+LONGEST_ANSWER = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """How to start a runner. `gateway_secret` is the file with the admin secret; `gateway_socket` is what sandboxes may see."""
+
+    worker: WorkerSettings
+    gateway_url: str
+    gateway_secret: Path
+    gateway_socket: Path
+
+
+async def serve_rollouts(settings: RunnerSettings) -> None:
+    """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot begin or go on."""
+    try:
+        secret = settings.gateway_secret.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ServiceError(
+            f"the gateway's admin secret {settings.gateway_secret} cannot be read ({error.strerror}): start the gateway first"
+        ) from error
+    async with open_worker(settings.worker, "penstock-runner") as worker:
+        async with GatewayAdmin(settings.gateway_url, secret) as admin:
+            runner = RolloutRunner(worker, admin, settings.gateway_url, settings.gateway_socket)
+            log.info("runner.ready", owner=worker.owner, slots=worker.slots)
+            await Assignments(worker, RolloutAssigned, runner.attempt).serve(
+                [
+                    subjects.consume_work_rollout(worker.run, pool)
+                    for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
+                ]
+            )
+
+
+@dataclass(slots=True)
+class _Record:
+    """What an attempt has gathered so far, however it ends."""
+
+    scaffold: Scaffold | None = None
+    opened: bool = False
+    queued_s: float = 0.0  # opening the session and the sandbox
+    clocks: Clocks | None = None
+    tool_calls: list[ToolCallTimed] = field(default_factory=list)
+    artifacts: list[ArtifactFile] = field(default_factory=list)
+
+
+class RolloutRunner:
+    """Runs attempts, any number at a time. `gateway_url` is the gateway's TCP address, `socket` its Unix socket on this host."""
+
+    def __init__(self, worker: Worker, admin: GatewayAdmin, gateway_url: str, socket: Path) -> None:
+        self._worker = worker
+        self._admin = admin
+        self._gateway_url = gateway_url
+        self._socket = socket
+
+    async def attempt(self, lease: Lease) -> Outgoing:
+        """The whole attempt; returns the result to send. Only cancellation (a lost lease) and ServiceError end it otherwise."""
+        record = _Record()
+        try:
+            outcome = await captured(partial(self._episode, lease, record))
+            outcome, seal = await self._seal(lease, outcome, record)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._close(lease, record)
+            raise
+        if outcome.scaffold_error:
+            await self._count("scaffold_errors")
+        return self._result(lease, outcome, seal, record)
+
+    async def _episode(self, lease: Lease, record: _Record) -> Outcome:
+        task = Task.from_message(lease.body)
+        record.scaffold = scaffold = find.find(lease.scaffold)
+        limits = self._limits(task, scaffold)
+        began = time.monotonic()
+        session = await self._open_session(lease, task, limits)
+        record.opened = True
+        view = TaskView(task.name, lease.domain, task.instruction)
+        record.clocks = clocks = Clocks(
+            timeout_s=limits.timeout_s,
+            stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
+            completion_s=max(60.0, self._worker.config.rollout.timeout_s),
+        )
+        files = applied(task.environment_files(), [])
+        walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s)
+        if scaffold.manifest.kind == "white":
+            spec = SandboxSpec(files=files, limits=walls)
+        else:
+            black = scaffold.black()
+            placed = black.files(view, endpoint_of(session), limits)
+            spec = SandboxSpec({**files, **placed}, black.binds(), self._socket, limits=walls)
+
+        async with self._worker.provider.open(spec) as box:
+            record.queued_s = time.monotonic() - began
+
+            async def work() -> Outcome:
+                if scaffold.manifest.kind == "black":
+                    return await run_black(black, view, box, session, clocks, limits)
+                async with NativeLlm(self._gateway_url, session.token) as native:
+                    return await run_white(scaffold, view, box, native, clocks, limits, record.tool_calls)
+
+            outcome = await captured(work)
+            changed = await box.changed(LIMITS)
+        if (reason := excess(changed, outcome.answer)) is None:
+            record.artifacts = packed(changed)
+        elif not outcome.infra:
+            outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=reason)
+        return outcome
+
+    def _limits(self, task: Task, scaffold: Scaffold) -> AgentLimits:
+        config, asked = self._worker.config, task.settings.agent
+        timeout_s = min(
+            asked.timeout_sec, config.rollout.timeout_s, scaffold.manifest.timeout_s or asked.timeout_sec
+        )
+        turns = asked.max_turns or config.stage.max_turns
+        return AgentLimits(turns, config.stage.max_context, tool_timeout_s=timeout_s, timeout_s=timeout_s)
+
+    async def _open_session(self, lease: Lease, task: Task, limits: AgentLimits) -> OpenSession:
+        try:
+            return await self._admin.open_session(
+                run=self._worker.run,
+                rollout=lease.rollout_id,
+                attempt=lease.attempt,
+                epoch=lease.epoch,
+                budget=Budget(max_turns=limits.turns, max_context=limits.context),
+                sampling=sampling_of(lease),
+                scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
+            )
+        except GatewayRefused as error:
+            if error.status in (401, 403):
+                raise ServiceError(
+                    f"the gateway refuses this runner's admin secret ({error}): both must read the same file"
+                ) from error
+            raise InfraFailure(f"gateway: {error}") from error
+
+    async def _seal(self, lease: Lease, outcome: Outcome, record: _Record) -> tuple[Outcome, Seal | None]:
+        """End the session. A harness that failed because its budget was used up failed by the policy's doing."""
+        if not record.opened:
+            return outcome, None
+        try:
+            seal = await self._admin.seal(rollout=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch)
+        except PenstockError as error:
+            log.warning("session.unsealed", error=str(error))
+            if outcome.infra:
+                return outcome, None
+            return Outcome(FailureClass.INFRA_FAILURE, f"gateway: not sealed: {error}", log=outcome.log), None
+        black = record.scaffold is not None and record.scaffold.manifest.kind == "black"
+        if black and seal.exhausted and outcome.answer is None:
+            outcome = replace(
+                outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted, scaffold_error=False
+            )
+        return outcome, seal
+
+    async def _close(self, lease: Lease, record: _Record) -> None:
+        """Close the session of an attempt that reports nothing. Best effort: it expires by itself."""
+        if not record.opened:
+            return
+        try:
+            with anyio.move_on_after(CLOSE_S):
+                await self._admin.abort(rollout=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch)
+        except PenstockError as error:
+            log.info("session.left_open", error=str(error))
+
+    async def _count(self, counter: str) -> None:
+        async def add(connection: AsyncConnection) -> None:
+            await history.count(connection, self._worker.run_id, counter)
+
+        await transact(self._worker.engine, add)
+
+    def _result(self, lease: Lease, outcome: Outcome, seal: Seal | None, record: _Record) -> Outgoing:
+        waited = seal.queued_s if seal is not None else 0.0
+        wall_s = record.clocks.elapsed_s if record.clocks is not None else 0.0
+        manifest = record.scaffold.manifest if record.scaffold is not None else None
+        event = RolloutFinished(
+            run=self._worker.run,
+            rollout=lease.rollout_id,
+            attempt=lease.attempt,
+            epoch=lease.epoch,
+            failure_class=outcome.failure,
+            reason=outcome.reason[:1000],
+            steps=seal.steps if seal else 0,
+            last_idx=seal.last_idx if seal else -1,
+            digest=seal.digest if seal else "",
+            marks=list(seal.marks) if seal else [],
+            answer=None if outcome.answer is None else outcome.answer[:LONGEST_ANSWER],
+            artifacts=[] if outcome.infra else record.artifacts,
+            tool_calls=record.tool_calls,
+            log=outcome.log,
+            agent_s=max(0.0, wall_s - waited),
+            queued_s=record.queued_s + waited,
+            scaffold=lease.scaffold,
+            scaffold_version=manifest.version if manifest else "",
+            scaffold_sha=manifest.sha if manifest else "",
+        )
+        log.info(
+            "rollout.finished",
+            failure=event.failure_class,
+            reason=event.reason,
+            steps=event.steps,
+            agent_s=round(event.agent_s, 3),
+            queued_s=round(event.queued_s, 3),
+        )
+        msg_id = f"{lease.rollout_id}:{lease.epoch}:0:result"
+        return Outgoing(
+            subjects.results_rollout(self._worker.run), msg_id, RolloutFinished.schema(), encode(event)
+        )
+
+
+def sampling_of(lease: Lease) -> dict[str, Any]:
+    """What a session's sampling differs in from the run's configuration. Evaluations repeat: they carry the rollout's seed."""
+    seed = {"seed": lease.seed} if lease.purpose == Purpose.EVAL else {}
+    return {**lease.sampling, **seed}
+
+
+def script_of(task: Task) -> list[dict[str, Any]] | None:
+    """The replies that replace the policy in a recording, None to record the policy itself."""
+    body = task.files.get(SCRIPT)
+    if body is None:
+        return None
+    try:
+        replies = json.loads(body)
+    except ValueError as error:
+        raise InfraFailure(f"{SCRIPT}: {error}") from error
+    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
+        raise InfraFailure(f"{SCRIPT} must be a list of assistant messages")
+    return replies

@@ -1,0 +1,110 @@
+"""What a runner and a verifier runner have in common: settings, connections, and the journal that carries their results.
+
+A worker owns nothing that a restart would miss. After kill -9: sandboxes of the dead process are removed when the next one starts, what its
+journal holds is sent again, and its leases expire by their time to live.
+"""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator import plugins
+from orchestrator.bus.base import Bus
+from orchestrator.bus.courier import Courier
+from orchestrator.bus.feed import beside
+from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.nats import NatsBus
+from orchestrator.config import Config, SandboxSection
+from orchestrator.contracts.errors import ServiceError
+from orchestrator.flow.heartbeat import Heart
+from orchestrator.log import bind, get
+from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.runs import get_run
+from orchestrator.pool.transact import transact
+from sandboxes.base import Limits, Provider
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How to start a worker. `journal` is a directory of its own; `owner` names the process in leases and stays the same over restarts."""
+
+    run: str
+    database_url: str
+    nats_url: str
+    journal: Path
+    provider: str
+    slots: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker's context. `heart` keeps its leases, `courier` its results; both run while the context is open."""
+
+    run_id: int
+    run: str
+    owner: str
+    slots: int
+    config: Config
+    engine: AsyncEngine
+    bus: Bus
+    courier: Courier
+    heart: Heart
+    provider: Provider
+
+
+@asynccontextmanager
+async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Worker]:
+    """Connect and recover. Raises ServiceError, ConfigurationError or BusError, one sentence each, when something is missing."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(
+            open_engine(settings.database_url, Role.RUNNER, size=4, name=name)
+        )
+        async with engine.connect() as connection:
+            await check_revision(connection)
+            run = await get_run(connection, settings.run)
+        config = Config.from_json(run.config)
+        provider: Provider = plugins.load("sandboxes", settings.provider)()
+        if problems := await provider.problems():  # also removes what dead owners left
+            raise ServiceError(
+                f"the sandbox provider {settings.provider} cannot be used: {' '.join(problems)}"
+            )
+        bus = await stack.enter_async_context(NatsBus.connect(settings.nats_url, name=name))
+        journal = await stack.enter_async_context(Journal.open(settings.journal))
+        if pending := len(journal.pending()):
+            log.info("journal.resent", entries=pending)
+
+        async def confirm(entries: Sequence[Entry]) -> Collection[int]:
+            keys = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
+
+            async def ask(connection: AsyncConnection) -> set[MessageKey]:
+                return await settled(connection, run.run_id, list(keys))
+
+            return [keys[key] for key in await transact(engine, ask)]
+
+        courier = Courier(journal, bus, confirm)
+        heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
+        await bus.ensure_streams()
+        stack.enter_context(bind(run=run.name))
+        await stack.enter_async_context(beside(courier.run))
+        await stack.enter_async_context(beside(heart.run))
+        yield Worker(
+            run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider
+        )  # fmt: skip
+
+
+def sandbox_limits(section: SandboxSection, wall_s: float) -> Limits:
+    """The configured limits of one sandbox, `wall_s` for each of its programs."""
+    return Limits(
+        memory_mb=section.memory_mb,
+        processes=section.processes,
+        cpu_s=float(section.cpu_s),
+        disk_mb=section.disk_mb,
+        wall_s=wall_s,
+    )
