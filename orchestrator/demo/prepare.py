@@ -1,0 +1,112 @@
+"""What the demo runs on: the built-in suite, and the configuration of its run, written like any user's."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config import FILE
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.suite import generate
+
+DOMAINS = ("reasoning", "coding", "agent", "general")
+TRAIN_TASKS = 600
+HELDOUT_TASKS = 100
+EVAL_ROLLOUTS = 2  # per held-out task: n = 200
+KEEP_RUNS = 3
+SCAFFOLDS = {"shell": 0.85, "mini-swe-agent": 0.15}  # shares of rollouts, of those that are installed
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tasks of one demo. Held-out ones share no instruction and no file content with the others."""
+
+    train: list[Task]
+    heldout: list[Task]
+
+
+def draw_suite(seed: int) -> Suite:
+    """The demo's tasks: the same held-out ones for every seed's before and after."""
+    return Suite(
+        [item.task for item in generate("train", TRAIN_TASKS, seed)],
+        [item.task for item in generate("heldout", HELDOUT_TASKS, seed)],
+    )
+
+
+CONFIG = """\
+# Written by ops/demo. Two settings differ from the defaults and are said openly: advantages are divided by their group's
+# standard deviation, and negative ones are scaled by 0.2, which keeps a tiny policy's copying intact.
+[run]
+name = "demo"
+seed = {seed}
+
+[policy]
+model = "{model}"
+
+[queue]
+batch_groups = 10
+group_size = 4
+max_staleness = 2
+capacity = 40
+window_fraction = 0.3
+
+[stage]
+name = "main"
+domains = {{ reasoning = 0.25, coding = 0.25, agent = 0.25, general = 0.25 }}
+max_turns = 4
+max_context = 512
+end_seconds = {seconds}
+
+[sampling]
+temperature = 1.0
+max_new_tokens = 64
+
+[rollout]
+slots = 24
+verify_slots = 4
+scaffolds = {{ {scaffolds} }}
+timeout_s = 60
+stall_s = 30
+
+[sandbox]
+provider = "{sandbox}"
+
+[reward]
+advantage_std = true
+
+[trainer]
+parts = 2
+lr = 5e-4
+negative_scale = 0.2
+permute_advantages = {control}
+"""
+
+
+def write_run(
+    root: Path,
+    *,
+    seed: int,
+    model: Path,
+    seconds: float,
+    scaffolds: dict[str, float],
+    sandbox: str,
+    control: bool,
+) -> Path:
+    """Make a new run directory below `root` and return it; older ones beyond the newest few are removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    directory = root / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+    directory.mkdir()
+    (directory / FILE).write_text(
+        CONFIG.format(
+            seed=seed,
+            model=model,
+            seconds=seconds,
+            scaffolds=", ".join(f'"{name}" = {share}' for name, share in scaffolds.items()),
+            sandbox=sandbox,
+            control=str(control).lower(),
+        ),
+        encoding="utf-8",
+    )
+    for old in sorted(path for path in root.iterdir() if path.is_dir())[:-KEEP_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return directory

@@ -1,0 +1,138 @@
+"""The demo's last words: a table, a curve, three questions in SQL, one line of JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.demo.intervals import wilson
+from orchestrator.demo.outcome import LOST, TRAINED_TWICE, Outcome
+from orchestrator.demo.phases import Evaluation
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def percent(successes: int, n: int) -> str:
+    """`52/200 = 26.0 % [20.4, 32.5]`."""
+    low, high = wilson(successes, n)
+    return f"{successes}/{n} = {100 * successes / max(n, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def show_evaluations(
+    console: Console, before: Evaluation, after: Evaluation, greedy: tuple[Evaluation, Evaluation]
+) -> None:
+    """Held-out success by domain, before and after, with 95 % Wilson intervals."""
+    table = Table(
+        "held-out success",
+        f"before (version {before.version})",
+        f"after (version {after.version})",
+        title="T = 1",
+    )
+    for domain in sorted(before.n):
+        table.add_row(
+            domain,
+            percent(before.successes[domain], before.n[domain]),
+            percent(after.successes.get(domain, 0), after.n.get(domain, 0)),
+        )
+    table.add_section()
+    table.add_row("all", percent(*before.total), percent(*after.total))
+    table.add_row("greedy", percent(*greedy[0].total), percent(*greedy[1].total))
+    console.print(table)
+
+
+def show_outcome(console: Console, run: Outcome) -> None:
+    """The run's figures and the three questions."""
+    line = "".join(BARS[min(8, round(8 * reward))] for _, reward in run.curve)
+    values = " ".join(f"{reward:.2f}" for _, reward in run.curve)
+    console.print(f"training reward by tenths of the run  {line}  {values}", highlight=False)
+    console.print(
+        f"{run.train_steps} train steps, {run.groups} groups, {run.rollouts} rollouts ({run.blackbox} black-box), {run.steps} steps; "
+        f"tokens stored {run.tokens_stored}, naive {run.tokens_naive} ({run.tokens_naive / max(run.tokens_stored, 1):.1f}x); "
+        f"merge ratio in training {run.merge_ratio:.2f}",
+        highlight=False,
+    )
+    for statement, value in ((LOST, run.lost), (TRAINED_TWICE, run.trained_twice)):
+        console.print(f"[dim]{' '.join(statement.split())}[/dim]\n  = {value}", highlight=False)
+    for question, statement, columns, rows in run.answers:
+        table = Table(
+            *columns, title=question, title_justify="left", caption=statement, caption_justify="left"
+        )
+        for row in rows:
+            table.add_row(*(str(value) for value in row))
+        console.print(table)
+
+
+def draw_curve(run: Outcome, before: Evaluation, after: Evaluation, file: Path) -> None:
+    """A PNG of training reward over the run, with held-out success before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(
+        [tenth / 10 for tenth, _ in run.curve],
+        [reward for _, reward in run.curve],
+        marker="o",
+        label="training reward",
+    )
+    for evaluation, x in ((before, 0.0), (after, 1.05)):
+        successes, n = evaluation.total
+        low, high = wilson(successes, n)
+        axes.errorbar(
+            [x],
+            [successes / n],
+            [[successes / n - low], [high - successes / n]],
+            fmt="s",
+            capsize=4,
+            color="black",
+        )
+    axes.set(xlabel="share of the run's rollouts", ylabel="success", ylim=(0, 1), title="Penstock demo")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def final_line(
+    *,
+    seed: int,
+    setup_s: float,
+    policy_s: float,
+    run_s: float,
+    run: Outcome,
+    before: Evaluation,
+    after: Evaluation,
+    **more: Any,
+) -> str:
+    """One JSON object: success as fractions, seconds, counts of purpose train."""
+    ok_before, n = before.total
+    ok_after, n_after = after.total
+    return json.dumps(
+        {
+            "seed": seed,
+            "setup_s": round(setup_s, 1),
+            "policy_s": round(policy_s, 1),
+            "run_s": round(run_s, 1),
+            "eval_s": round(before.seconds + after.seconds, 1),
+            "train_steps": run.train_steps,
+            "groups": run.groups,
+            "rollouts": run.rollouts,
+            "blackbox_rollouts": run.blackbox,
+            "steps": run.steps,
+            "eval_n": min(n, n_after),
+            "eval_before": ok_before / max(n, 1),
+            "eval_after": ok_after / max(n_after, 1),
+            "eval_before_ci": [round(x, 4) for x in wilson(ok_before, n)],
+            "eval_after_ci": [round(x, 4) for x in wilson(ok_after, n_after)],
+            "tokens_stored": run.tokens_stored,
+            "tokens_naive": run.tokens_naive,
+            "merge_ratio": round(run.merge_ratio, 3),
+            "lost": run.lost,
+            "trained_twice": run.trained_twice,
+            "checkpoint": run.checkpoint,
+            **more,
+        }
+    )
