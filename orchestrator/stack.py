@@ -111,29 +111,43 @@ def _processes(home: Home, config: Config, only: Sequence[str]) -> Iterator[Proc
                 "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(config.run.seed + index),
             )  # fmt: skip
             yield ProcessSpec(name=name, argv=argv, env=env, ready=_answers(f"{urls[-1]}/model_info"))
+
+    def after(*names: str) -> tuple[str, ...]:
+        return tuple(name for name in names if name in only)
+
     if "orchestrator" in only:
         yield ProcessSpec(name="orchestrator", argv=(*penstock, "orchestrator", *options), env=env)
     if "trainer" in only:
         yield ProcessSpec(
             name="trainer",
-            argv=(sys.executable, "-m", "trainer", *options),
+            argv=(*penstock, "trainer", *options),
             env=env,
-            after=("orchestrator",),
+            after=after("orchestrator"),
             restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
         )
+    port = config.gateway.port or free_port()  # the same over restarts: runners keep its address
     if "gateway" in only:
         servers = tuple(part for url in urls for part in ("--server", url))
         home.gateway_url_file.unlink(missing_ok=True)
         yield ProcessSpec(
             name="gateway",
-            argv=(*penstock, "gateway", *options, *servers),
+            argv=(*penstock, "gateway", *options, *servers, "--port", str(port)),
             env=env,
-            after=("orchestrator",),
-            ready=_serves(home.gateway_url_file),
+            after=after("orchestrator"),
+            ready=_exists(home.gateway_url_file),
         )
-    for name in ("runner", "verifier"):
-        if name in only:
-            yield ProcessSpec(name=name, argv=(*penstock, name, *options), env=env, after=("orchestrator",))
+    if "runner" in only:
+        url = f"http://{config.gateway.host}:{port}"
+        yield ProcessSpec(
+            name="runner",
+            argv=(*penstock, "runner", *options, "--gateway", url),
+            env=env,
+            after=after("gateway"),
+        )
+    if "verifier" in only:
+        yield ProcessSpec(
+            name="verifier", argv=(*penstock, "verifier", *options), env=env, after=after("orchestrator")
+        )
 
 
 def _answers(url: str) -> Callable[[], Awaitable[bool]]:
@@ -150,7 +164,7 @@ def _answers(url: str) -> Callable[[], Awaitable[bool]]:
     return ready
 
 
-def _serves(file: Path) -> Callable[[], Awaitable[bool]]:
+def _exists(file: Path) -> Callable[[], Awaitable[bool]]:
     async def ready() -> bool:
         return file.exists()
 

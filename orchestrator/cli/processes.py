@@ -13,11 +13,13 @@ import anyio
 import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.home import Home
 from orchestrator.log import configure
 
 if TYPE_CHECKING:
-    from orchestrator.flow.runner_settings import RunnerSettings
+    from orchestrator.flow.worker import WorkerSettings
 
 
 def _serve(process: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -40,11 +42,6 @@ def _serve(process: str, work: Callable[[], Awaitable[None]]) -> None:
     anyio.run(until_told, backend_options={"use_uvloop": True})
 
 
-def owner(process: str) -> str:
-    """Who holds a lease: host, process and pid."""
-    return f"{socket.gethostname()}:{process}:{os.getpid()}"
-
-
 def orchestrator(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
     """The orchestrator: intake, admission, ingest, rewards, relay, reaper."""
     from orchestrator.app import orchestrate
@@ -57,6 +54,7 @@ def gateway(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     server: Annotated[list[str] | None, typer.Option(help="A rollout server's URL. Repeatable.")] = None,
+    port: Annotated[int, typer.Option(help="TCP port (default: gateway.port).")] = 0,
 ) -> None:
     """The gateway: sessions, exact tokens, weight syncs."""
     from orchestrator.gateway.server import GatewaySettings, serve
@@ -69,6 +67,8 @@ def gateway(
         nats_url=resolved.services.nats_url,
         model=resolved.policy.model,
         servers=tuple(server or resolved.servers.urls),
+        host=resolved.gateway.host,
+        port=port or resolved.gateway.port,
         socket_path=home.gateway_socket,
         journal=home.journal("gateway"),
         secret_file=home.gateway_secret,
@@ -78,36 +78,62 @@ def gateway(
     _serve("gateway", lambda: serve(settings))
 
 
-def runner(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
+def runner(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    gateway: Annotated[str, typer.Option(help="The gateway's URL (default: the one that runs here).")] = "",
+    name: Annotated[str, typer.Option(help="This runner's name, unique per host and run.")] = "runner",
+) -> None:
     """A runner: leases rollouts and runs scaffolds in sandboxes."""
-    from orchestrator.flow.rollout_runner import serve_rollouts
+    from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
 
-    _serve("runner", lambda: serve_rollouts(_runner_settings(config, overrides, "runner")))
+    home = Home.at(config, tuple(overrides or ()))
+    settings = RunnerSettings(
+        worker=_worker(home, name, lambda resolved: resolved.rollout.slots),
+        gateway_url=gateway or _read(home.gateway_url_file),
+        gateway_secret=home.gateway_secret,
+        gateway_socket=home.gateway_socket,
+    )
+    _serve(name, lambda: serve_rollouts(settings))
 
 
-def verifier(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
+def verifier(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    name: Annotated[
+        str, typer.Option(help="This verifier runner's name, unique per host and run.")
+    ] = "verifier",
+) -> None:
     """A verifier runner: grades finished rollouts in fresh sandboxes."""
     from orchestrator.flow.verify_runner import serve_verifications
 
-    _serve("verifier", lambda: serve_verifications(_runner_settings(config, overrides, "verifier")))
-
-
-def _runner_settings(config: Path, overrides: list[str] | None, process: str) -> "RunnerSettings":
-    from orchestrator.flow.runner_settings import RunnerSettings
-
     home = Home.at(config, tuple(overrides or ()))
+    settings = _worker(home, name, lambda resolved: resolved.rollout.verify_slots)
+    _serve(name, lambda: serve_verifications(settings))
+
+
+def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSettings":
+    from orchestrator.flow.worker import WorkerSettings
+
     resolved = home.connected()
-    return RunnerSettings(
+    return WorkerSettings(
         run=resolved.run.name,
         database_url=resolved.services.database_url,
         nats_url=resolved.services.nats_url,
-        gateway_url_file=home.gateway_url_file,
-        gateway_secret=home.gateway_secret,
-        gateway_socket=home.gateway_socket,
-        journal=home.journal(process),
-        owner=owner(process),
-        config=resolved,
+        journal=home.journal(name),
+        provider=resolved.sandbox.provider,
+        slots=slots(resolved),
+        owner=f"{socket.gethostname()}:{home.layout.root}:{name}",
     )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            "no gateway runs here: start `penstock gateway` first, or name one with --gateway"
+        ) from None
 
 
 def register(app: typer.Typer) -> None:
