@@ -1,0 +1,165 @@
+"""The admin API, for runners: opening and ending sessions. TCP only, behind a bearer secret; a sandbox's socket never has these routes."""
+
+import hmac
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.gateway.app import json_response, read_json
+from orchestrator.gateway.book import SessionBook
+from orchestrator.gateway.dialects.chat import ChatDialect
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.problems import Problem, bad_request
+from orchestrator.gateway.servers import ServerPool
+from orchestrator.gateway.sessions import Terms
+from orchestrator.gateway_client import Budget, OpenSession
+
+SAMPLING_KEYS = frozenset({"temperature", "top_p", "top_k", "max_new_tokens", "seed"})
+
+
+class _Budget(msgspec.Struct, frozen=True):
+    max_turns: int
+    max_context: int
+    max_total_tokens: int | None = None
+
+
+class _Open(msgspec.Struct, frozen=True):
+    run: str
+    rollout: int
+    attempt: int
+    epoch: int
+    budget: _Budget
+    ttl_s: float | None = None
+    sampling: dict[str, Any] = {}
+    scripted: list[dict[str, Any]] | None = None
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    rollout: int
+    attempt: int
+    epoch: int
+
+
+def admin_secret(path: Path) -> str:
+    """The secret in `path`, made (mode 0600) when the file is absent. ConfigurationError when it is empty."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_text(encoding="ascii").strip()
+        if not secret:
+            raise ConfigurationError(
+                f"the admin secret file {path} is empty: remove it, and a new one is made"
+            ) from None
+        return secret
+    with os.fdopen(descriptor, "w") as file:
+        secret = secrets.token_urlsafe(32)
+        file.write(secret + "\n")
+    return secret
+
+
+class AdminRoutes:
+    """`url` and `socket_path` are told to whoever opens a session."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        secret: str,
+        book: SessionBook,
+        pool: ServerPool,
+        metrics: Metrics,
+        session_ttl_s: float,
+        socket_path: Path,
+    ) -> None:
+        self._run = run
+        self._secret = secret
+        self._book = book
+        self._pool = pool
+        self._metrics = metrics
+        self._ttl_s = session_ttl_s
+        self._socket_path = socket_path
+        self.url = ""  # known once the listener is bound
+
+    def routes(self) -> list[web.RouteDef]:
+        """The admin routes, and those for operators."""
+        return [
+            web.post("/admin/sessions", self._guarded(self._open)),
+            web.post("/admin/sessions/seal", self._guarded(self._seal)),
+            web.post("/admin/sessions/abort", self._guarded(self._abort)),
+            web.get("/admin/servers", self._guarded(self._servers)),
+            web.get("/metrics", self._get_metrics),
+        ]
+
+    def _guarded(self, handler: Any) -> Any:
+        async def handle(request: web.Request) -> web.Response:
+            scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+            try:
+                if scheme.lower() != "bearer" or not hmac.compare_digest(
+                    bearer.strip().encode(), self._secret.encode()
+                ):
+                    raise Problem(401, "invalid_api_key", "the admin secret is wrong")
+                return json_response(msgspec.to_builtins(await handler(request)))
+            except Problem as problem:
+                return json_response(ChatDialect().error(problem), problem.status)
+
+        return handle
+
+    async def _open(self, request: web.Request) -> OpenSession:
+        wanted = _convert(await read_json(request), _Open)
+        if wanted.run != self._run:
+            raise bad_request(f"this gateway serves the run {self._run!r}, not {wanted.run!r}", "run")
+        if unknown := sorted(set(wanted.sampling) - SAMPLING_KEYS):
+            known = ", ".join(sorted(SAMPLING_KEYS))
+            raise bad_request(f"unknown sampling keys {', '.join(unknown)}; known: {known}", "sampling")
+        if not all(isinstance(value, int | float) for value in wanted.sampling.values()):
+            raise bad_request("sampling values must be numbers", "sampling")
+        terms = Terms(
+            rollout=wanted.rollout,
+            attempt=wanted.attempt,
+            epoch=wanted.epoch,
+            budget=Budget(wanted.budget.max_turns, wanted.budget.max_context, wanted.budget.max_total_tokens),
+            expires=time.time() + (wanted.ttl_s or self._ttl_s),
+            sampling=wanted.sampling,
+            script=None if wanted.scripted is None else tuple(wanted.scripted),
+        )
+        token = await self._book.open(terms)
+        path = f"/s/{token}/v1"
+        return OpenSession(token, path, self.url + path, str(self._socket_path), terms.expires)
+
+    async def _seal(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        return await self._book.end(lease.rollout, lease.attempt, lease.epoch, "sealed")
+
+    async def _abort(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        return await self._book.end(lease.rollout, lease.attempt, lease.epoch, "closed")
+
+    async def _servers(self, request: web.Request) -> Any:
+        return {
+            "servers": [
+                {
+                    "url": server.url,
+                    "version": server.version,
+                    "ready": server.ready,
+                    "in_flight": len(server.flights),
+                }
+                for server in self._pool.servers
+            ]
+        }
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), content_type="text/plain")
+
+
+def _convert(value: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error)) from None

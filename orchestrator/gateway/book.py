@@ -1,0 +1,144 @@
+"""The book of sessions: opening, finding by token, sealing. What is not in memory is rebuilt from the data pool and the journal."""
+
+import time
+
+import anyio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.bus.journal import Journal
+from orchestrator.gateway.forest import Forest
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.problems import Problem, session_over, unknown_session
+from orchestrator.gateway.rebuild import load_forest
+from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.sessions import Session, Terms, new_token, token_hash
+from orchestrator.gateway.store import SessionStore, StoredSession
+from orchestrator.gateway_client import Seal
+
+
+class SessionBook:
+    """Sessions of one run in this gateway."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        run_id: int,
+        renderer: Renderer,
+        journal: Journal,
+        store: SessionStore,
+        metrics: Metrics,
+    ) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._renderer = renderer
+        self._journal = journal
+        self._store = store
+        self._metrics = metrics
+        self._by_hash: dict[bytes, Session] = {}
+        self._hash_of: dict[tuple[int, int], bytes] = {}  # (rollout, attempt) → the current token's hash
+        self._opening = anyio.Lock()
+
+    async def open(self, terms: Terms) -> str:
+        """Open a session and return its token. The same lease epoch again: the same session under a new token.
+
+        Raises Problem 409 when the lease is stale or the session of this epoch is over.
+        """
+        token = new_token()
+        async with self._opening:
+            await self._store.open(terms, token_hash(token))
+            for key, digest in list(self._hash_of.items()):
+                if key[0] == terms.rollout and self._by_hash[digest].terms.epoch < terms.epoch:
+                    await self._close(self._by_hash[digest], "closed")
+            session = self._current(terms.rollout, terms.attempt, terms.epoch)
+            if session is None:
+                session = Session(terms, await self._forest(terms))
+            else:
+                self._forget(session)
+                session.terms = terms
+            self._remember(session, token_hash(token))
+        return token
+
+    async def find(self, token: str) -> Session:
+        """The open session of a token. Raises Problem 401 for an unknown one, 409 for one that is over."""
+        digest = token_hash(token)
+        session = self._by_hash.get(digest)
+        if session is None:
+            async with self._opening:
+                session = self._by_hash.get(digest) or await self._restore(
+                    await self._store.by_token(digest), digest
+                )
+        session.check_open()
+        return session
+
+    async def end(self, rollout: int, attempt: int, epoch: int, state: str) -> Seal:
+        """Seal (or close) the session of a lease epoch; again: the same seal. Raises Problem 404 when there never was one."""
+        session = self._current(rollout, attempt, epoch)
+        if session is None:
+            async with self._opening:
+                session = self._current(rollout, attempt, epoch)
+                if session is None:
+                    stored = await self._store.by_lease(rollout, attempt, epoch)
+                    if stored is None:
+                        raise Problem(
+                            404,
+                            "unknown_session",
+                            f"no session of rollout {rollout}, attempt {attempt}, epoch {epoch}",
+                        )
+                    if stored.seal is not None:
+                        return stored.seal
+                    session = await self._rebuild(stored)
+                    session.over = stored.state if stored.state != "open" else None
+        seal = await self._close(session, state)
+        await self._store.end(session, seal, state)
+        return seal
+
+    async def _close(self, session: Session, state: str) -> Seal:
+        """Cancel what is in flight; from here on nothing commits."""
+        async with session.lock:  # a commit that has begun is finished first
+            session.over = session.over or state
+            for call in list(session.calls.values()):
+                call.scope.cancel()
+            seal = session.seal()
+        self._forget(session)
+        return seal
+
+    def _current(self, rollout: int, attempt: int, epoch: int) -> Session | None:
+        digest = self._hash_of.get((rollout, attempt))
+        session = self._by_hash.get(digest) if digest is not None else None
+        return session if session is not None and session.terms.epoch == epoch else None
+
+    def _remember(self, session: Session, digest: bytes) -> None:
+        self._by_hash[digest] = session
+        self._hash_of[session.key] = digest
+        self._metrics.sessions.set(len(self._by_hash))
+
+    def _forget(self, session: Session) -> None:
+        digest = self._hash_of.pop(session.key, None)
+        if digest is not None:
+            self._by_hash.pop(digest, None)
+        self._metrics.sessions.set(len(self._by_hash))
+
+    async def _forest(self, terms: Terms) -> Forest:
+        return await load_forest(
+            self._engine,
+            self._run_id,
+            self._renderer,
+            (terms.rollout, terms.attempt, terms.epoch),
+            self._journal.pending(),
+        )
+
+    async def _rebuild(self, stored: StoredSession) -> Session:
+        session = Session(stored.terms, await self._forest(stored.terms), marks=stored.marks)
+        session.exhausted = stored.exhausted
+        return session
+
+    async def _restore(self, stored: StoredSession | None, digest: bytes) -> Session:
+        if stored is None:
+            raise unknown_session()
+        if stored.state != "open":
+            raise session_over(stored.state)
+        if time.time() > stored.terms.expires:
+            raise session_over("expired")
+        session = await self._rebuild(stored)
+        self._remember(session, digest)
+        return session

@@ -1,0 +1,297 @@
+"""One completion, from request to recorded step: replay, budget, place, generate, parse, commit.
+
+A call runs in the gateway's task group, not in its harness's connection: equal requests in flight share it, and when the last one that
+waits is gone it is given up upstream, and recorded as undelivered.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from orchestrator.config import SamplingSection
+from orchestrator.contracts.events import StepTimings, VersionSpan
+from orchestrator.contracts.ids import sha256
+from orchestrator.gateway.forest import Node, Placement
+from orchestrator.gateway.messages import Turn, canonical_json
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.parse import parse_action
+from orchestrator.gateway.problems import Problem, budget_exhausted, session_over, upstream_refused
+from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.requests import CompletionRequest, Reply
+from orchestrator.gateway.servers import Flight, Generated, ServerPool
+from orchestrator.gateway.sessions import Session
+from orchestrator.gateway.store import SessionStore
+from orchestrator.gateway.upstream import RequestRefused, SamplingParams
+from orchestrator.log import get
+
+log = get(__name__)
+
+
+class Call:
+    """A completion under way or done. `result` waits for it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.flight = Flight()
+        self.scope = anyio.CancelScope()
+        self.waiting = 0
+        self._done = anyio.Event()
+        self._reply: Reply | None = None
+        self._problem: Problem | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is done and has a reply."""
+        return self._reply is not None
+
+    def finish(self, outcome: Reply | Problem) -> None:
+        """Set the outcome, once."""
+        if isinstance(outcome, Problem):
+            self._problem = outcome
+        else:
+            self._reply = outcome
+        self._done.set()
+
+    async def result(self) -> Reply:
+        """The reply; raises the call's Problem."""
+        await self._done.wait()
+        if self._problem is not None:
+            raise self._problem
+        assert self._reply is not None
+        return self._reply
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether it is done within `seconds`."""
+        with anyio.move_on_after(seconds):
+            await self._done.wait()
+        return self.done
+
+
+class Calls:
+    """Makes calls. What a dialect does with one:
+
+    with calls.serving(call): reply = await call.result(); …write it…; calls.delivered(session, reply)
+    """
+
+    def __init__(
+        self,
+        *,
+        tasks: TaskGroup,
+        renderer: Renderer,
+        pool: ServerPool,
+        recorder: Recorder,
+        store: SessionStore,
+        sampling: SamplingSection,
+        metrics: Metrics,
+    ) -> None:
+        self._tasks = tasks
+        self._renderer = renderer
+        self._pool = pool
+        self._recorder = recorder
+        self._store = store
+        self._sampling = sampling
+        self._metrics = metrics
+
+    def begin(self, session: Session, request: CompletionRequest) -> Call:
+        """Start, join or replay the call of `request`. Raises Problem before anything was generated (session over, budget)."""
+        session.check_open()
+        if (running := session.calls.get(request.digest)) is not None:
+            self._metrics.replays.labels("coalesced").inc()
+            return running
+        last = session.newest.get(request.digest)
+        if (
+            last is not None
+            and last.finish != "abort"
+            and (last.delivered is not True or request.retries > 0)
+        ):
+            self._metrics.replays.labels("stored").inc()
+            call = Call(session)
+            call.finish(_reply(last, StepTimings()))
+            return call
+        session.requests += 1
+        self._check_turns(session)
+        tools = sha256(canonical_json(list(request.tools)).encode()).hex() if request.tools else ""
+        placement = session.forest.place(
+            request.turns, request.tools, tools if self._renderer.tools_in_prompt else ""
+        )
+        params, recorded = self._params(session, request, placement)
+        self._metrics.left_out.inc(request.left_out)
+        call = session.calls[request.digest] = Call(session)
+        self._tasks.start_soon(self._run, call, request, placement, params, recorded)
+        return call
+
+    @contextmanager
+    def serving(self, call: Call) -> Iterator[None]:
+        """While a harness waits for `call`. When the last one leaves before the end, the call is given up."""
+        call.waiting += 1
+        try:
+            yield
+        finally:
+            call.waiting -= 1
+            if call.waiting == 0 and not call.done:
+                call.session.calls = {k: c for k, c in call.session.calls.items() if c is not call}
+                if call.flight.server is None and not call.flight.abandoned:
+                    call.flight.abandoned = True
+                    call.scope.cancel()  # waiting for admission: nothing was sampled
+                else:
+                    self._tasks.start_soon(self._pool.abandon, call.flight)
+
+    def delivered(self, session: Session, reply: Reply) -> None:
+        """The whole reply was written to a harness."""
+        session.forest.nodes[reply.step].delivered = True
+        session.last_reply_at = anyio.current_time()
+
+    def undelivered(self, session: Session) -> None:
+        """A reply could not be written: remembered beyond this process."""
+        if session.over is None:
+            self._tasks.start_soon(self._store.save_progress, session)
+
+    def _check_turns(self, session: Session) -> None:
+        budget = session.terms.budget
+        script = session.terms.script
+        limit = budget.max_turns if script is None else min(budget.max_turns, len(script))
+        if session.turns + len(session.calls) >= limit:
+            raise self._exhausted(session, "turns", limit)
+        if budget.max_total_tokens is not None and session.sampled_tokens >= budget.max_total_tokens:
+            raise self._exhausted(session, "tokens", budget.max_total_tokens)
+
+    def _exhausted(self, session: Session, which: str, limit: int) -> Problem:
+        if session.exhausted is None:
+            session.exhausted = which
+            self._tasks.start_soon(self._store.save_progress, session)
+        return budget_exhausted(which, limit)
+
+    def _params(
+        self, session: Session, request: CompletionRequest, placement: Placement
+    ) -> tuple[SamplingParams, dict[str, Any]]:
+        """(what is sent, what is recorded). The run's parameters override the harness's; only the limit goes down, and stops are kept."""
+        budget = session.terms.budget
+        context = min(budget.max_context, self._renderer.context)
+        room = context - len(placement.ids)
+        if room <= 0:
+            raise self._exhausted(session, "context", context)
+        values: dict[str, Any] = {
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "top_k": self._sampling.top_k,
+            "max_new_tokens": self._sampling.max_new_tokens,
+            **session.terms.sampling,
+        }
+        if request.max_tokens is not None:
+            values["max_new_tokens"] = min(values["max_new_tokens"], request.max_tokens)
+        limits = [int(values["max_new_tokens"]), room]
+        if budget.max_total_tokens is not None:
+            limits.append(budget.max_total_tokens - session.sampled_tokens)
+        seed = values.get("seed")
+        params = SamplingParams(
+            max_new_tokens=min(limits),
+            temperature=float(values["temperature"]),
+            top_p=float(values["top_p"]),
+            top_k=int(values["top_k"]),
+            stop=request.stop,
+            stop_token_ids=tuple(sorted(self._renderer.stop_ids)),
+            seed=None if seed is None else (int(seed) + 7919 * len(session.forest.nodes)) % 2**31,
+        )
+        recorded = {**values, "stop": list(request.stop)} if request.stop else values
+        if not request.calls_allowed:
+            recorded = {**recorded, "tool_choice": "none"}
+        return params, {"scripted": True} if session.terms.script is not None else recorded
+
+    async def _run(
+        self,
+        call: Call,
+        request: CompletionRequest,
+        placement: Placement,
+        params: SamplingParams,
+        recorded: dict[str, Any],
+    ) -> None:
+        session = call.session
+        outcome: Reply | Problem = session_over(session.over or "cancelled")
+        try:
+            with call.scope:
+                outcome = await self._complete(call, request, placement, params, recorded)
+        except Problem as problem:
+            outcome = problem
+        except RequestRefused as refused:
+            outcome = upstream_refused(refused.message)
+        except Exception:
+            self._metrics.faults.labels("call").inc()
+            log.exception("call.failed", rollout=session.terms.rollout, attempt=session.terms.attempt)
+            outcome = Problem(500, "internal_error", "the gateway failed; nothing was recorded")
+        finally:
+            if session.calls.get(request.digest) is call:
+                del session.calls[request.digest]
+            call.finish(outcome)
+
+    async def _complete(
+        self,
+        call: Call,
+        request: CompletionRequest,
+        placement: Placement,
+        params: SamplingParams,
+        recorded: dict[str, Any],
+    ) -> Reply:
+        session, terms = call.session, call.session.terms
+        if terms.script is not None:
+            generated = self._scripted(terms.script[session.turns], request, params.max_new_tokens)
+        else:
+            key = f"{terms.rollout}:{terms.attempt}"
+            generated = await self._pool.generate(placement.ids, params, key, call.flight)
+        session.queued_s += generated.timings.queue
+        self._metrics.queue_s.observe(generated.timings.queue)
+        if not generated.ids:
+            raise Problem(499, "abandoned", "the request was given up before anything was sampled")
+        parsed = parse_action(
+            self._renderer,
+            generated.ids,
+            request.tools,
+            stop=generated.stop,
+            calls_allowed=request.calls_allowed,
+        )
+        node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
+        if call.waiting == 0 or generated.suspect:
+            self._tasks.start_soon(self._store.save_progress, session)
+        return _reply(node, generated.timings)
+
+    def _scripted(self, reply: Mapping[str, Any], request: CompletionRequest, room: int) -> Generated:
+        """A demonstration: the next scripted reply, in the ids that the policy would have sampled."""
+        turn = scripted_turn(reply, request.turns)
+        ids = tuple(self._renderer.action(turn))
+        if len(ids) > room:
+            raise Problem(
+                400,
+                "script_too_long",
+                f"the scripted reply has {len(ids)} tokens and {room} are left",
+                "scripted",
+            )
+        return Generated(
+            ids, (0.0,) * len(ids), (VersionSpan(0, 0, len(ids)),), "stop", None, False, StepTimings()
+        )
+
+
+def scripted_turn(reply: Mapping[str, Any], turns: tuple[Turn, ...]) -> Turn:
+    """A scripted reply as an assistant turn; `copy_observation` stands for the text of the last tool result (or user message)."""
+    text = reply.get("content") or ""
+    if reply.get("copy_observation"):
+        heard = [turn.text for turn in turns if turn.role == "tool"] or [turns[-1].text]
+        text = heard[-1].strip()
+    return Turn.from_plain(
+        {
+            "role": "assistant",
+            "content": text,
+            "reasoning": reply.get("reasoning"),
+            "tool_calls": reply.get("tool_calls"),
+        }
+    )
+
+
+def _reply(node: Node, timings: StepTimings) -> Reply:
+    return Reply(node.idx, node.reply, node.finish, node.parse, node.state_len, len(node.action), timings)

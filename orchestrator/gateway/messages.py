@@ -1,0 +1,183 @@
+"""Messages as the gateway compares and renders them: flattened, folded, with arguments as canonical JSON.
+
+Every wire is first brought into OpenAI's chat form; `read_messages` then makes `Turn`s of it. The rules are prefix-stable: how a
+message is read depends only on those before it, so that a longer history begins with the same turns.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.gateway.problems import bad_request
+from orchestrator.pool.clean import clean, clean_json
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call. `arguments` is canonical JSON (sorted keys, no spaces), so that spacing and key order do not matter."""
+
+    name: str
+    arguments: str
+
+    def mapping(self) -> dict[str, Any]:
+        """The arguments as a mapping, which is what templates need."""
+        value = json.loads(self.arguments)
+        return value if isinstance(value, dict) else {"input": value}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message. `hint`: the step that an assistant message's tool-call ids name, if they are ours; never part of equality."""
+
+    role: Role
+    text: str
+    reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+    hint: int | None = None
+
+    def same(self, other: "Turn") -> bool:
+        """Whether both are one message of a conversation. Reasoning that one side lacks matches anything."""
+        if (self.role, self.calls) != (other.role, other.calls):
+            return False
+        if self.role != "assistant":
+            return self.text == other.text
+        if self.text.strip() != other.text.strip():
+            return False
+        if self.reasoning is None or other.reasoning is None:
+            return True
+        return self.reasoning.strip() == other.reasoning.strip()
+
+    def plain(self) -> dict[str, Any]:
+        """The JSON form that is recorded; `from_plain` reads it back."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.reasoning is not None:
+            message["reasoning"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"name": call.name, "arguments": json.loads(call.arguments)} for call in self.calls
+            ]
+        return message
+
+    @classmethod
+    def from_plain(cls, message: dict[str, Any]) -> "Turn":
+        """The inverse of `plain`."""
+        calls = tuple(
+            Call(call["name"], canonical_json(call["arguments"])) for call in message.get("tool_calls") or []
+        )
+        return cls(message["role"], message.get("content") or "", message.get("reasoning"), calls)
+
+
+def same_turns(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
+    """Whether two sequences are the same messages."""
+    return len(one) == len(other) and all(a.same(b) for a, b in zip(one, other, strict=True))
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling per JSON value, as the data pool can hold it."""
+    return json.dumps(clean_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def call_id(step: int, position: int) -> str:
+    """The id of a minted tool call: all wires replay it verbatim, so it tells which step it came from."""
+    return f"call_s{step}_{position}"
+
+
+def step_of(identifier: object) -> int | None:
+    """The step of an id made by `call_id`, else None."""
+    if isinstance(identifier, str) and identifier.startswith("call_s"):
+        step = identifier.removeprefix("call_s").partition("_")[0]
+        return int(step) if step.isascii() and step.isdigit() and len(step) < 10 else None
+    return None
+
+
+def flatten(content: Any) -> tuple[str, int]:
+    """(text, parts left out): content as a string, text parts joined; images and files would bypass the sandbox and are counted."""
+    if content is None:
+        return "", 0
+    if isinstance(content, str):
+        return clean(content), 0
+    if not isinstance(content, list):
+        raise bad_request("the content of a message must be a string, a list of parts or null", "messages")
+    texts, left_out = [], 0
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            left_out += 1
+    return clean("".join(texts)), left_out
+
+
+def read_call(raw: Any) -> Call:
+    """A tool call of a history. Arguments that are no JSON object become {"input": …}: they must not break a template."""
+    function = raw.get("function") if isinstance(raw, dict) else None
+    if not isinstance(function, dict):
+        function = raw if isinstance(raw, dict) else {}
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise bad_request("a tool call of the history has no function name", "messages")
+    if isinstance(arguments, str):
+        text = arguments
+        try:
+            arguments = msgspec.json.decode(text) if text.strip() else {}
+        except msgspec.DecodeError:
+            arguments = {"input": text}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        arguments = {"input": arguments}
+    return Call(clean(name), canonical_json(arguments))
+
+
+def read_messages(raw: Any) -> tuple[list[Turn], int]:
+    """(turns, parts left out) of a chat-form message list. Raises Problem 400 naming what is malformed.
+
+    Folded, since templates drop or refuse them: a system message after the first place and a tool result without a call become
+    user messages; `developer` is system.
+    """
+    if not isinstance(raw, list) or not raw:
+        raise bad_request("messages must be a non-empty list", "messages")
+    turns: list[Turn] = []
+    left_out = 0
+    called = False  # whether the last assistant message called tools
+    for i, message in enumerate(raw):
+        if not isinstance(message, dict):
+            raise bad_request(f"messages[{i}] is not an object", "messages")
+        role = message.get("role")
+        text, missing = flatten(message.get("content"))
+        left_out += missing
+        match role:
+            case "system" | "developer":
+                turns.append(Turn("system" if i == 0 else "user", text))
+            case "user":
+                turns.append(Turn("user", text))
+            case "tool" | "function":
+                turns.append(Turn("tool" if called else "user", text))
+            case "assistant":
+                turn = _assistant(message, text)
+                called = bool(turn.calls)
+                turns.append(turn)
+            case _:
+                raise bad_request(f"messages[{i}] has the unknown role {role!r}", "messages")
+    return turns, left_out
+
+
+def _assistant(message: dict[str, Any], text: str) -> Turn:
+    raw_calls = message.get("tool_calls") or []
+    if not isinstance(raw_calls, list):
+        raise bad_request("tool_calls must be a list", "messages")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    hints = [step_of(call.get("id")) for call in raw_calls if isinstance(call, dict)]
+    return Turn(
+        "assistant",
+        text,
+        clean(reasoning) if isinstance(reasoning, str) and reasoning.strip() else None,
+        tuple(read_call(call) for call in raw_calls),
+        next((hint for hint in hints if hint is not None), None),
+    )

@@ -1,0 +1,53 @@
+"""What the gateway counts, in a registry of its own (Prometheus text on /metrics)."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    """Names are `penstock_gateway_*`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "penstock_gateway_requests",
+            "completion requests, by wire and outcome",
+            ["wire", "outcome"],
+            registry=r,
+        )
+        self.steps = Counter("penstock_gateway_steps", "recorded steps, by kind", ["kind"], registry=r)
+        self.tokens = Counter("penstock_gateway_sampled_tokens", "sampled tokens recorded", registry=r)
+        self.left_out = Counter(
+            "penstock_gateway_left_out", "parts and provider-side tools stripped", registry=r
+        )
+        self.replays = Counter(
+            "penstock_gateway_replays", "requests answered without generating", ["how"], registry=r
+        )
+        self.faults = Counter(
+            "penstock_gateway_faults", "unexpected errors inside the gateway", ["where"], registry=r
+        )
+        self.resubmitted = Counter(
+            "penstock_gateway_resubmitted", "segments sent again, by reason", ["reason"], registry=r
+        )
+        self.queue_s = Histogram(
+            "penstock_gateway_queue_seconds",
+            "waiting for admission and rollout server, per step",
+            buckets=(0.001, 0.01, 0.1, 0.5, 1, 5, 20, 60),
+            registry=r,
+        )
+        self.sync_s = Histogram(
+            "penstock_gateway_sync_seconds",
+            "admission closed for a weight sync",
+            buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
+            registry=r,
+        )
+        self.canary = Gauge(
+            "penstock_gateway_canary_difference",
+            "largest |logprob difference| of the last canary",
+            ["server"],
+            registry=r,
+        )
+        self.version = Gauge(
+            "penstock_gateway_server_version", "policy version that serves", ["server"], registry=r
+        )
+        self.sessions = Gauge("penstock_gateway_open_sessions", "open sessions in memory", registry=r)

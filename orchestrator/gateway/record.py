@@ -1,0 +1,166 @@
+"""A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
+
+import anyio
+import numpy as np
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.courier import Courier
+from orchestrator.bus.journal import JournalFull
+from orchestrator.contracts.events import StepRecorded, StepTimings, encode
+from orchestrator.contracts.ids import (
+    NO_PARENT,
+    b64,
+    chain_sha,
+    ids_to_bytes,
+    logprobs_to_bytes,
+    prompt_sha,
+    row_sha,
+)
+from orchestrator.contracts.states import StepKind
+from orchestrator.gateway.forest import Node, Origin, Placement
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.parse import Parsed
+from orchestrator.gateway.problems import unavailable
+from orchestrator.gateway.rebuild import TOOLS
+from orchestrator.gateway.requests import CompletionRequest
+from orchestrator.gateway.servers import Generated
+from orchestrator.gateway.sessions import VERSION_SUSPECT, Session
+from orchestrator.pool.confirm import MessageKey
+from orchestrator.pool.steps import canonical
+
+
+class Recorder:
+    """Commits steps of one run."""
+
+    def __init__(self, run: str, courier: Courier, stop_ids: frozenset[int], metrics: Metrics) -> None:
+        self._run = run
+        self._courier = courier
+        self._stop_ids = stop_ids
+        self._metrics = metrics
+
+    async def commit(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        placement: Placement,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: dict[str, object],
+    ) -> Node:
+        """Record one step; its idx is assigned here. Raises Problem 409 when the session is over, 503 when the disk is full: then
+        nothing was recorded. Not interruptible: forest and journal never disagree."""
+        with anyio.CancelScope(shield=True):
+            async with session.lock:
+                session.check_open()
+                forest = session.forest
+                origin = forest.classify(placement, request.reason)
+                node, event = self._build(session, request, placement, origin, generated, parsed, sampling)
+                message = Outgoing(
+                    subject=subjects.steps(self._run, str(event.rollout)),
+                    msg_id=str(MessageKey(event.rollout, event.epoch, event.idx, "step")),
+                    schema=StepRecorded.schema(),
+                    body=encode(event),
+                )
+                try:
+                    await self._courier.send(message)
+                except JournalFull as error:
+                    raise unavailable(str(error)) from error
+                forest.add(node)
+                session.newest[node.digest] = node
+                if generated.suspect:
+                    session.mark(node, VERSION_SUSPECT)
+        self._metrics.steps.labels(origin.kind.value).inc()
+        self._metrics.tokens.inc(len(generated.ids))
+        return node
+
+    def _build(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        placement: Placement,
+        origin: Origin,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: dict[str, object],
+    ) -> tuple[Node, StepRecorded]:
+        terms, idx = session.terms, len(session.forest.nodes)
+        assert len(generated.ids) == len(generated.logprobs) == sum(s.end - s.start for s in generated.spans)
+        state = np.asarray(placement.ids, dtype="<i4")
+        if origin.parent is not None:
+            assert np.array_equal(origin.parent.full[: origin.keep_len], state[: origin.keep_len])
+        is_root = origin.kind is StepKind.ROOT
+        prompt = ids_to_bytes(state) if is_root else None
+        digest = prompt_sha(prompt) if prompt is not None else None
+        delta = ids_to_bytes(state[origin.keep_len :])
+        action, logprobs = ids_to_bytes(generated.ids), logprobs_to_bytes(generated.logprobs)
+        above = origin.parent.chain if origin.parent is not None else digest or NO_PARENT
+        chain = chain_sha(above, origin.keep_len, delta, action)
+        spans = [(span.version, span.start, span.end) for span in generated.spans]
+        continues = origin.kind is StepKind.CONTINUES
+        now = anyio.current_time()
+        gap = 0.0 if session.last_reply_at is None else now - session.last_reply_at
+        timings = StepTimings(
+            queue=generated.timings.queue,
+            first_byte=generated.timings.first_byte,
+            generation=generated.timings.generation,
+            gap=max(0.0, gap - generated.timings.queue - generated.timings.generation),
+        )
+        appended = [turn.plain() for turn in placement.appended]
+        if not continues and placement.tools:
+            shown = [dict(tool) for tool in request.tools]
+            appended.insert(0, {"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown})
+        root = idx if is_root else _root(origin)
+        event = StepRecorded(
+            run=self._run,
+            rollout=terms.rollout,
+            attempt=terms.attempt,
+            epoch=terms.epoch,
+            idx=idx,
+            kind=origin.kind.value,
+            parent=origin.parent.idx if origin.parent is not None else None,
+            root=root,
+            keep_len=origin.keep_len,
+            state_len=len(state),
+            full_len=len(state) + len(generated.ids),
+            delta=b64(delta),
+            action=b64(action),
+            logprobs=b64(logprobs),
+            spans=list(generated.spans),
+            chain_sha=chain.hex(),
+            row_sha=row_sha(chain, logprobs, spans, canonical(sampling)).hex(),
+            sampling=sampling,
+            finish=generated.finish,
+            parse=parsed.status,
+            agent=request.agent,
+            prompt=b64(prompt) if prompt is not None else None,
+            prompt_sha=digest.hex() if digest is not None else None,
+            timings=timings,
+            appended=appended,
+            reply=parsed.turn.plain(),
+            request_digest=request.digest,
+            branch_reason=origin.reason,
+        )
+        node = Node(
+            idx=idx,
+            parent=placement.parent,
+            history=placement.appended,
+            reply=parsed.turn,
+            full=np.concatenate([state, np.asarray(generated.ids, dtype="<i4")]),
+            state_len=len(state),
+            root=root,
+            chain=chain,
+            tools=placement.tools,
+            ended=bool(generated.ids) and generated.ids[-1] in self._stop_ids,
+            agent=request.agent,
+            parse=parsed.status,
+            finish=generated.finish,
+            digest=request.digest,
+            versions=tuple(sorted({span.version for span in generated.spans})),
+        )
+        return node, event
+
+
+def _root(origin: Origin) -> int:
+    assert origin.parent is not None
+    return origin.parent.root

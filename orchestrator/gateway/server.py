@@ -1,0 +1,201 @@
+"""The gateway put together: journal, sessions, rollout servers, listeners; open in a test, served as a process.
+
+    async with Gateway.open(settings, engine, bus, run_id) as gateway:
+        gateway.url, gateway.socket_path, gateway.admin_secret
+
+| loop | waits for | unblocked by |
+|---|---|---|
+| courier | the bus, the ingest | NATS, the orchestrator |
+| keeper, one per rollout server | a published version | the trainer |
+| policy | the bus, Postgres | NATS, Postgres |
+"""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.bus.base import Bus
+from orchestrator.bus.courier import Confirm, Courier
+from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.nats import NatsBus
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.gateway.admin import AdminRoutes, admin_secret
+from orchestrator.gateway.app import SandboxRoutes, guard
+from orchestrator.gateway.book import SessionBook
+from orchestrator.gateway.calls import Calls
+from orchestrator.gateway.listen import listen_tcp, listen_unix
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.render import load_renderer
+from orchestrator.gateway.servers import RolloutServer, ServerPool
+from orchestrator.gateway.store import ServerStore, SessionStore
+from orchestrator.gateway.sync import Keeper, PublishedVersions
+from orchestrator.gateway.upstream import RolloutServerClient
+from orchestrator.log import get
+from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.runs import get_run
+from orchestrator.pool.transact import transact
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """All that a gateway needs. Directories are made when absent. `url_file` gets the actual URL, whole, once calls can come;
+    with port 0 a restarted gateway takes the port again that this file names, if it is free."""
+
+    run: str
+    config: Config
+    model_dir: Path
+    server_urls: tuple[str, ...]
+    socket_path: Path
+    journal_dir: Path
+    admin_secret_file: Path
+    database_url: str = ""
+    nats_url: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    url_file: Path | None = None
+
+
+class Gateway:
+    """A gateway that listens. Made by `open`."""
+
+    def __init__(self, url: str, socket_path: Path, secret: str, pool: ServerPool, courier: Courier) -> None:
+        self.url = url
+        self.socket_path = socket_path
+        self.admin_secret = secret
+        self.pool = pool
+        self.courier = courier
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: GatewaySettings, engine: AsyncEngine, bus: Bus, run_id: int
+    ) -> AsyncIterator["Gateway"]:
+        """Run a gateway while the context is open. ConfigurationError for what a person must change."""
+        if not settings.server_urls:
+            raise ConfigurationError("the gateway needs the URL of at least one rollout server")
+        config = settings.config
+        renderer = load_renderer(settings.model_dir)
+        settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
+        secret = admin_secret(settings.admin_secret_file)
+        metrics = Metrics()
+        async with AsyncExitStack() as stack:
+            journal = await stack.enter_async_context(Journal.open(settings.journal_dir))
+            clients = [
+                await stack.enter_async_context(RolloutServerClient(url)) for url in settings.server_urls
+            ]
+            pool = ServerPool([RolloutServer(client) for client in clients], metrics)
+            courier = Courier(journal, bus, _confirm(engine, run_id))
+            sessions = SessionStore(engine, run_id)
+            book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
+            versions = PublishedVersions(engine, run_id)
+            rows = ServerStore(engine, run_id, f"gateway:{settings.run}")
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics)
+            calls = Calls(
+                tasks=tasks,
+                renderer=renderer,
+                pool=pool,
+                recorder=recorder,
+                store=sessions,
+                sampling=config.sampling,
+                metrics=metrics,
+            )
+            sandbox = SandboxRoutes(book, calls, metrics, settings.run)
+            admin = AdminRoutes(
+                run=settings.run,
+                secret=secret,
+                book=book,
+                pool=pool,
+                metrics=metrics,
+                session_ttl_s=config.gateway.session_ttl_s,
+                socket_path=settings.socket_path,
+            )
+            tasks.start_soon(courier.run)
+            tasks.start_soon(versions.follow, bus, settings.run)
+            tasks.start_soon(versions.watch)
+            for server in pool.servers:
+                keeper = Keeper(
+                    server, pool, versions, rows, metrics, tolerance=config.gateway.canary_tolerance
+                )
+                tasks.start_soon(keeper.run)
+
+            limit = config.gateway.body_limit_mb * 1024 * 1024
+            inside = _app(sandbox.routes(), limit)
+            outside = _app([*sandbox.routes(), *admin.routes()], limit)
+            unix = listen_unix(settings.socket_path)
+            await _serve(stack, inside, unix)
+            tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
+            port = tcp.getsockname()[1]
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            admin.url = f"http://{host}:{port}"
+            await _serve(stack, outside, tcp)
+            if settings.url_file is not None:
+                _write_atomically(settings.url_file, admin.url + "\n")
+            log.info("gateway.listening", url=admin.url, socket=str(settings.socket_path), run=settings.run)
+            yield cls(admin.url, settings.socket_path, secret, pool, courier)
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """The gateway as a process: connects, serves until cancelled. ConfigurationError or ServiceError name what is missing."""
+    async with (
+        open_engine(settings.database_url, Role.GATEWAY, name="penstock-gateway") as engine,
+        NatsBus.connect(settings.nats_url, name=f"gateway-{settings.run}") as bus,
+    ):
+        async with engine.connect() as connection:
+            await check_revision(connection)
+            run = await get_run(connection, settings.run)
+        async with Gateway.open(settings, engine, bus, run.run_id):
+            await anyio.sleep_forever()
+
+
+def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
+    async def confirm(entries: Sequence[Entry]) -> Collection[int]:
+        """Numbers of the entries that Postgres has or refuses."""
+        numbers = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
+        found = await transact(engine, lambda connection: settled(connection, run_id, list(numbers)))
+        return [numbers[key] for key in found]
+
+    return confirm
+
+
+def _app(routes: Sequence[web.RouteDef], limit: int) -> web.Application:
+    app = web.Application(client_max_size=limit, middlewares=[guard])
+    app.add_routes(routes)
+    return app
+
+
+async def _serve(stack: AsyncExitStack, app: web.Application, listener: socket.socket) -> None:
+    # A harness that disconnects cancels its handler: that is how an abandoned call is noticed.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener).start()
+
+
+def _last_port(url_file: Path | None) -> int:
+    """The port that this gateway had before a restart, 0 when unknown: sessions' URLs then stay valid."""
+    try:
+        port = url_file.read_text().strip().rpartition(":")[2] if url_file is not None else ""
+    except OSError:
+        return 0
+    return int(port) if port.isascii() and port.isdigit() else 0
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,118 @@
+"""A session: one attempt of one rollout at one lease epoch, spoken to through an unguessable token.
+
+What it holds lives in the process only: the sessions row, the steps in Postgres and the journal are what it is rebuilt from.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from orchestrator.contracts.events import StepMark
+from orchestrator.contracts.ids import trajectory_digest
+from orchestrator.gateway.forest import Forest, Node
+from orchestrator.gateway.problems import session_over
+from orchestrator.gateway_client import Budget, Seal
+
+if TYPE_CHECKING:
+    from orchestrator.gateway.calls import Call
+
+TOKEN_BYTES = 32
+UNDELIVERED, VERSION_SUSPECT = "undelivered", "version_suspect"
+
+
+def new_token() -> str:
+    """A capability of 256 random bits, safe in a URL path."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def token_hash(token: str) -> bytes:
+    """What is stored of a token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a session was opened with. `sampling` overrides the run's parameters; `script` replaces the policy."""
+
+    rollout: int
+    attempt: int
+    epoch: int
+    budget: Budget
+    expires: float  # seconds since the epoch
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    script: tuple[Mapping[str, Any], ...] | None = None
+
+
+class Session:
+    """An open session and its forest. `over` is None while steps may be committed.
+
+    Invariant: the forest only grows under `lock`, and never once `over` is set.
+    """
+
+    def __init__(self, terms: Terms, forest: Forest, *, marks: Mapping[int, set[str]] | None = None) -> None:
+        self.terms = terms
+        self.forest = forest
+        self.lock = anyio.Lock()
+        self.over: str | None = None
+        self.calls: dict[str, Call] = {}  # in flight, by request digest
+        self.newest: dict[str, Node] = {}  # the last step of each request digest
+        self.marks: dict[int, set[str]] = {idx: set(reasons) for idx, reasons in (marks or {}).items()}
+        self.queued_s = 0.0
+        self.requests = len(forest.nodes)
+        self.exhausted: str | None = None
+        self.last_reply_at: float | None = None
+        for node in forest.nodes:
+            self.newest[node.digest] = node
+            if node.delivered is None and UNDELIVERED in self.marks.get(node.idx, ()):
+                node.delivered = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.terms.rollout, self.terms.attempt
+
+    def check_open(self) -> None:
+        """Raise Problem 409 once the session is sealed, closed or expired."""
+        if self.over is not None:
+            raise session_over(self.over)
+        if time.time() > self.terms.expires:
+            raise session_over("expired")
+
+    @property
+    def turns(self) -> int:
+        """Steps that count against the budget: those that were not aborted."""
+        return sum(node.finish != "abort" for node in self.forest.nodes)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(node.action) for node in self.forest.nodes)
+
+    def mark(self, node: Node, reason: str) -> None:
+        """Keep a step out of training."""
+        self.marks.setdefault(node.idx, set()).add(reason)
+
+    def seal(self) -> Seal:
+        """What the steps so far amount to. A step whose reply certainly reached nobody is marked undelivered, all others are not."""
+        nodes = self.forest.nodes
+        for node in nodes:
+            if node.delivered is False:
+                self.mark(node, UNDELIVERED)
+            elif node.idx in self.marks:
+                self.marks[node.idx].discard(UNDELIVERED)
+        return Seal(
+            steps=len(nodes),
+            last_idx=len(nodes) - 1,
+            digest=trajectory_digest([node.chain for node in nodes]).hex(),
+            marks=tuple(
+                StepMark(idx, reason) for idx in sorted(self.marks) for reason in sorted(self.marks[idx])
+            ),
+            queued_s=round(self.queued_s, 6),
+            calls=self.requests,
+            exhausted=self.exhausted,
+            sampled_tokens=self.sampled_tokens,
+            versions=tuple(sorted({version for node in nodes for version in node.versions})),
+        )

@@ -1,0 +1,200 @@
+"""The gateway's rows in the data pool: sessions and rollout servers. Everything else it says goes over the bus."""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.contracts.states import ServerState
+from orchestrator.gateway.problems import Problem
+from orchestrator.gateway.sessions import Session, Terms
+from orchestrator.gateway_client import Budget, Seal
+from orchestrator.pool.tables import rollout_servers, rollouts, sessions
+from orchestrator.pool.transact import transact
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A sessions row. `marks` and `exhausted` are what an open session had noted; `seal` is set once it is over."""
+
+    terms: Terms
+    state: str
+    marks: dict[int, set[str]]
+    exhausted: str | None
+    seal: Seal | None
+
+
+class SessionStore:
+    """Sessions of one run."""
+
+    def __init__(self, engine: AsyncEngine, run_id: int) -> None:
+        self._engine = engine
+        self._run_id = run_id
+
+    async def open(self, terms: Terms, token_hash: bytes) -> None:
+        """Insert the session, or give the one of the same lease epoch a new token; older epochs of the rollout are closed.
+
+        Raises Problem 409 when the lease is not current, or the session of this epoch is over.
+        """
+
+        async def work(connection: AsyncConnection) -> None:
+            lease = (
+                await connection.execute(
+                    select(rollouts.c.attempt, rollouts.c.lease_epoch).where(
+                        rollouts.c.rollout_id == terms.rollout, rollouts.c.run_id == self._run_id
+                    )
+                )
+            ).first()
+            if lease is None or (lease.attempt, lease.lease_epoch) != (terms.attempt, terms.epoch):
+                raise Problem(
+                    409, "stale_lease", f"attempt {terms.attempt} at epoch {terms.epoch} is not current"
+                )
+            mine = (
+                sessions.c.rollout_id == terms.rollout,
+                sessions.c.attempt == terms.attempt,
+                sessions.c.epoch == terms.epoch,
+            )
+            await connection.execute(
+                update(sessions)
+                .where(sessions.c.rollout_id == terms.rollout, sessions.c.state == "open")
+                .where((sessions.c.epoch < terms.epoch) | (sessions.c.attempt < terms.attempt))
+                .values(state="closed")
+            )
+            values = {
+                "token_hash": token_hash,
+                "budget": _budget_json(terms),
+                "expires": datetime.fromtimestamp(terms.expires, UTC),
+            }
+            known = (
+                await connection.execute(select(sessions.c.session_id, sessions.c.state).where(*mine))
+            ).first()
+            if known is None:
+                await connection.execute(
+                    insert(sessions).values(
+                        run_id=self._run_id,
+                        rollout_id=terms.rollout,
+                        attempt=terms.attempt,
+                        epoch=terms.epoch,
+                        **values,
+                    )
+                )
+            elif known.state == "open":
+                await connection.execute(
+                    update(sessions).where(sessions.c.session_id == known.session_id).values(**values)
+                )
+            else:
+                raise Problem(409, "session_over", f"the session of epoch {terms.epoch} is {known.state}")
+
+        await transact(self._engine, work)
+
+    async def by_token(self, token_hash: bytes) -> StoredSession | None:
+        """The session of a token, whatever its state."""
+        return await self._find(sessions.c.token_hash == token_hash)
+
+    async def by_lease(self, rollout: int, attempt: int, epoch: int) -> StoredSession | None:
+        """The session of a lease epoch, whatever its state."""
+        return await self._find(
+            (sessions.c.rollout_id == rollout) & (sessions.c.attempt == attempt) & (sessions.c.epoch == epoch)
+        )
+
+    async def _find(self, condition: Any) -> StoredSession | None:
+        async def work(connection: AsyncConnection) -> Any:
+            query = select(sessions).where(sessions.c.run_id == self._run_id, condition)
+            return (await connection.execute(query)).first()
+
+        row = await transact(self._engine, work)
+        return _stored(row) if row is not None else None
+
+    async def end(self, session: Session, seal: Seal, state: str) -> None:
+        """Make the seal durable; a session that is already over keeps the seal that it has."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(
+                update(sessions)
+                .where(_is(session), sessions.c.run_id == self._run_id, sessions.c.state == "open")
+                .values(state=state, seal=msgspec.to_builtins(seal))
+            )
+
+        await transact(self._engine, work)
+
+    async def save_progress(self, session: Session) -> None:
+        """Marks and exhaustion, which no step row tells, so that they outlive this process."""
+        marks = {str(idx): sorted(reasons) for idx, reasons in session.marks.items() if reasons}
+        progress = {"marks": marks, "exhausted": session.exhausted}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(
+                update(sessions)
+                .where(_is(session), sessions.c.run_id == self._run_id, sessions.c.state == "open")
+                .values(seal=progress)
+            )
+
+        await transact(self._engine, work)
+
+
+def _is(session: Session) -> Any:
+    return (
+        (sessions.c.rollout_id == session.terms.rollout)
+        & (sessions.c.attempt == session.terms.attempt)
+        & (sessions.c.epoch == session.terms.epoch)
+    )
+
+
+def _budget_json(terms: Terms) -> dict[str, Any]:
+    script = None if terms.script is None else [dict(reply) for reply in terms.script]
+    value = {**asdict(terms.budget), "sampling": dict(terms.sampling), "script": script}
+    return json.loads(msgspec.json.encode(value))  # type: ignore[no-any-return]
+
+
+def _stored(row: Any) -> StoredSession:
+    budget, noted = row.budget, row.seal or {}
+    over = row.state != "open"
+    terms = Terms(
+        rollout=row.rollout_id,
+        attempt=row.attempt,
+        epoch=row.epoch,
+        budget=Budget(budget["max_turns"], budget["max_context"], budget["max_total_tokens"]),
+        expires=row.expires.timestamp(),
+        sampling=budget["sampling"],
+        script=None if budget["script"] is None else tuple(budget["script"]),
+    )
+    return StoredSession(
+        terms,
+        row.state,
+        {} if over else {int(idx): set(reasons) for idx, reasons in noted.get("marks", {}).items()},
+        noted.get("exhausted"),
+        msgspec.convert(noted, Seal) if over and noted else None,
+    )
+
+
+class ServerStore:
+    """Rows of this run's rollout servers."""
+
+    def __init__(self, engine: AsyncEngine, run_id: int, owner: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._owner = owner
+
+    async def write(self, url: str, state: ServerState, version: int | None, detail: str = "") -> None:
+        """Say what a server is doing; `version` is what serves after a passed canary."""
+        values = {
+            "owner": self._owner,
+            "state": state.value,
+            "version": version,
+            "detail": detail[:500] or None,
+            "changed": func.clock_timestamp(),
+        }
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(
+                upsert(rollout_servers)
+                .values(run_id=self._run_id, url=url, **values)
+                .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
+            )
+
+        await transact(self._engine, work)
