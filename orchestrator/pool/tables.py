@@ -142,7 +142,7 @@ groups = Table(
     Column("scaffold", Text, nullable=False),
     Column("size", SmallInteger, nullable=False),
     Column("pinned_version", Integer),
-    Column("sampling", JSONB),
+    Column("sampling", JSONB(none_as_null=True)),
     Column("seq", BigInteger),
     Column("state", Text, nullable=False, server_default="accepted"),
     Column("reason", Text),
