@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from orchestrator.bus import subjects
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
@@ -138,16 +139,29 @@ def _read(file: Path) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
-    for command in (orchestrator, gateway, runner, verifier):
+    for command in (orchestrator, gateway, runner, verifier, trainer):
         app.command()(command)
     passed = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(context_settings=passed, add_help_option=False)(trainer)
     app.command(context_settings=passed, add_help_option=False)(sft)
 
 
-def trainer(context: typer.Context) -> None:
-    """The trainer: claims batches, trains, publishes versions: penstock trainer --config runs/first --train-steps 10"""
-    _torch("trainer", context.args)
+def trainer(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    train_steps: Annotated[
+        int, typer.Option(help="Stop after so many train steps (0: until the run ends).")
+    ] = 0,
+) -> None:
+    """The trainer: claims batches, trains, publishes versions: penstock trainer -c runs/first --train-steps 10"""
+    home = Home.at(config, tuple(overrides or ()))
+    resolved = home.connected()
+    run = resolved.run.name
+    arguments = ["--run", run, "--policies", str(home.policies), "--subject", subjects.policy(run)]
+    if train_steps:
+        arguments += ["--train-steps", str(train_steps)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
+    # The process becomes the trainer: its signals and its exit status are the trainer's own.
+    os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)
 
 
 def sft(context: typer.Context) -> None:
