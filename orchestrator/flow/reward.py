@@ -9,7 +9,7 @@ from orchestrator.rewards.composite import Outcome, RolloutReward, group_rewards
 from orchestrator.rewards.process import ParsedAction
 from orchestrator.rewards.returns import MemberAdvantage, group_advantages, zero_signal
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.rewards.speed import agent_seconds
+from orchestrator.rewards.speed import SHORTEST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _outcome(member: GroupMember) -> Outcome:
     return Outcome(
         member.member,
         member.performance,
-        agent_seconds(member.agent_s, member.queued_s),
+        max(SHORTEST_S, member.agent_s),  # the runner has taken the queueing off
         [ParsedAction.from_reply(step.reply, step.parse) for step in member.steps],
         frozenset(i for i, step in enumerate(member.steps) if step.marked),
     )

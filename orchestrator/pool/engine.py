@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 
+import anyio
 import asyncpg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from orchestrator.contracts.errors import ServiceError
 
+CLOSE_S = 5.0
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 
 
@@ -66,7 +68,9 @@ async def open_engine(
     try:
         yield engine
     finally:
-        await engine.dispose()
+        # Also when cancelled: a connection that is left half closed stays open at the server.
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await engine.dispose()
 
 
 def head_revision() -> str:

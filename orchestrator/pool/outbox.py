@@ -18,7 +18,10 @@ from orchestrator.pool.tables import outbox
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """One unpublished message; `msg_id` is deterministic, so that a second publish is de-duplicated."""
+    """One unpublished message; `msg_id` is deterministic, so that a second publish is de-duplicated.
+
+    Row ids begin again in a new database: with its time of birth no row is taken for one that the bus saw from another database.
+    """
 
     outbox_id: int
     run_id: int
@@ -26,10 +29,11 @@ class Owed:
     schema: str
     body: bytes
     revision: int
+    born_us: int  # microseconds since the epoch
 
     @property
     def msg_id(self) -> str:
-        return f"outbox:{self.run_id}:{self.outbox_id}"
+        return f"outbox:{self.run_id}:{self.outbox_id}:{self.born_us}"
 
 
 async def owe(
@@ -65,7 +69,15 @@ async def due(connection: AsyncConnection, limit: int = 256) -> Sequence[Owed]:
         .with_for_update(skip_locked=True)
     )
     return [
-        Owed(row.outbox_id, row.run_id, row.subject, row.schema, msgspec.json.encode(row.body), row.revision)
+        Owed(
+            outbox_id=row.outbox_id,
+            run_id=row.run_id,
+            subject=row.subject,
+            schema=row.schema,
+            body=msgspec.json.encode(row.body),
+            revision=row.revision,
+            born_us=round(row.at.timestamp() * 1e6),
+        )
         for row in rows
     ]
 
