@@ -1,0 +1,109 @@
+"""From a closed batch to samples: what the data pool holds, read once, as the loss wants it.
+
+    pool.batches.contents      which rollouts, their pinned advantages and train weights per step
+    pool.steps.trajectories    full ids, behavior logprobs, version spans, temperature: one scan
+    parts                      U lists of groups by queue position, one train step each
+
+Steps of train weight 0 (marked ones) and empty actions make no sample. The result depends on the rows alone, so a batch that is
+repeated after a crash gives the same samples in the same order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.pool.batches import BatchRollout, contents
+from orchestrator.pool.steps import StoredStep, trajectories
+from trainer.samples import Sample, expand_spans
+from trainer.update import split_train_steps
+
+
+class BadBatch(Exception):
+    """This batch cannot be trained: its data do not make samples, or its loss or gradient is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one train step learns from."""
+
+    samples: Sequence[Sample]
+    rollouts: Sequence[BatchRollout]
+
+
+async def read_parts(
+    connection: AsyncConnection, run_id: int, batch_id: int, parts: int, permute_seed: Sequence[int] | None
+) -> list[Part]:
+    """The train steps of a closed batch; at least one, even if nothing in it trains.
+
+    With `permute_seed` (the control) advantages are shuffled among the rollouts. Raises BadBatch, naming the rollout.
+    """
+    rollouts = await contents(connection, batch_id)
+    if permute_seed is not None:
+        rollouts = permuted(rollouts, permute_seed)
+    recorded = await trajectories(connection, run_id, [(r.rollout_id, r.attempt) for r in rollouts])
+    return make_parts(rollouts, recorded, parts)
+
+
+def make_parts(
+    rollouts: Sequence[BatchRollout], recorded: Mapping[int, Sequence[StoredStep]], parts: int
+) -> list[Part]:
+    """Samples of all rollouts, split by group in order of queue position. Raises BadBatch."""
+    samples = [
+        sample
+        for rollout in rollouts
+        for sample in rollout_samples(rollout, recorded.get(rollout.rollout_id, []))
+    ]
+    made = []
+    for chosen in split_train_steps(samples, parts) or [[]]:
+        groups = {sample.seq for sample in chosen}
+        made.append(Part(chosen, [rollout for rollout in rollouts if rollout.seq in groups]))
+    return made
+
+
+def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[Sample]:
+    """One sample per step of train weight > 0. Raises BadBatch when the steps are not those that were rewarded, or not usable."""
+    name = f"rollout {rollout.rollout_id} (attempt {rollout.attempt})"
+    if len(steps) != len(rollout.advantages):
+        raise BadBatch(f"{name} has {len(steps)} steps, its reward was for {len(rollout.advantages)}")
+    samples = []
+    for step, advantage, weight in zip(steps, rollout.advantages, rollout.weights, strict=True):
+        if step.marked or not weight or not len(step.action):
+            continue
+        try:
+            sample = Sample(
+                ids=step.full,
+                state_len=step.state_len,
+                behavior_logprobs=step.logprobs,
+                versions=expand_spans([(version, end - start) for version, start, end in step.spans]),
+                advantage=np.full(len(step.action), advantage, np.float32),
+                weight=np.full(len(step.action), weight, np.float32),
+                group=str(rollout.group_id),
+                rollout=str(rollout.rollout_id),
+                step=step.idx,
+                seq=rollout.seq,
+                domain=rollout.domain,
+                temperature=step.temperature,
+            )
+        except ValueError as error:
+            raise BadBatch(f"{name} has a step that cannot be trained: {error}") from error
+        samples.append(sample)
+    return samples
+
+
+def permuted(rollouts: Sequence[BatchRollout], seed: Sequence[int]) -> list[BatchRollout]:
+    """The control: every rollout gets the advantages of a random one of the batch, so that nothing can be learned from them.
+
+    A giver with fewer steps repeats its last advantage. The same seed gives the same permutation.
+    """
+    places = [i for i, rollout in enumerate(rollouts) if rollout.advantages]
+    givers = np.random.default_rng(list(seed)).permutation(places).tolist()
+    result = list(rollouts)
+    for place, giver in zip(places, givers, strict=True):
+        given = rollouts[giver].advantages
+        steps = len(rollouts[place].advantages)
+        result[place] = replace(
+            rollouts[place], advantages=[given[min(i, len(given) - 1)] for i in range(steps)]
+        )
+    return result

@@ -1,0 +1,140 @@
+"""The synchronous half of the trainer: model, optimizer and the checkpoint that they came from. Knows no database.
+
+A learner is always loaded from a checkpoint and is thrown away when a batch turns out bad, so weights that are in no checkpoint
+never outlive their batch.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from orchestrator.config import TrainerSection
+from trainer.batch import BadBatch, Part
+from trainer.checkpoint import (
+    Checkpoint,
+    TrainerState,
+    open_checkpoint,
+    restore_optimizer,
+    save_checkpoint,
+)
+from trainer.loss.cispo import CispoSettings
+from trainer.model import check_vocabulary, load_model
+from trainer.report import REASONS, report
+from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
+
+CANARY_TOKENS = 32
+
+
+class Learner:
+    """Trains from `checkpoint` on. Everything here may run in a thread; one call at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, section: TrainerSection) -> None:
+        self.checkpoint = checkpoint
+        self._section = section
+        self._model = load_model(checkpoint.path)
+        self._optimizer = make_optimizer(self._model, optimizer_settings(section))
+        restore_optimizer(checkpoint, self._model, self._optimizer)
+        self._train_steps = checkpoint.state.train_steps
+
+    @classmethod
+    def resume(cls, path: Path, manifest_sha: str, section: TrainerSection) -> "Learner":
+        """Load a published version. ValueError when its files are not those that were published."""
+        checkpoint = open_checkpoint(path)
+        if checkpoint.manifest_sha != manifest_sha:
+            raise ValueError(
+                f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "
+                f"the data pool says {manifest_sha}"
+            )
+        return cls(checkpoint, section)
+
+    def train(
+        self,
+        parts: Sequence[Part],
+        done: Callable[[int, Mapping[str, Any]], None] = lambda part, values: None,
+    ) -> list[dict[str, Any]]:
+        """One train step per part; returns their reports. `done(part, report)` is called after each, in the same thread.
+
+        Raises BadBatch when a loss, gradient or weight is not finite: the weights may have moved before, so the learner must then
+        be resumed from its checkpoint.
+        """
+        reports = []
+        for number, part in enumerate(parts):
+            wall, cpu = time.perf_counter(), time.process_time()
+            metrics = train_step(
+                self._model,
+                self._optimizer,
+                part.samples,
+                update_settings(self._section),
+                trainer_version=self.checkpoint.state.version,
+            )
+            if metrics.skip_reason in REASONS:
+                raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
+            values = report(
+                metrics,
+                part.rollouts,
+                lr=self._section.lr,
+                cpu_s=time.process_time() - cpu,
+                wall_s=time.perf_counter() - wall,
+            )
+            self._train_steps += 1
+            done(number, values)
+            reports.append(values)
+        if not all(torch.isfinite(parameter).all() for parameter in self._model.parameters()):
+            raise BadBatch("a weight is not finite after the last train step")
+        return reports
+
+    def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
+        """Write the next checkpoint, durable on return, and stand on it. Replaces a left-over of the same number."""
+        self.checkpoint = save_checkpoint(
+            root,
+            self._model,
+            self._optimizer,
+            TrainerState(version, batch_no, self._train_steps, {"batch_digest": digest.hex()}),
+            tokenizer=self.checkpoint.path,
+            canary_ids=self.checkpoint.canary.ids,
+        )
+        return self.checkpoint
+
+
+def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
+    """Make version 0 of a Hugging Face directory: its weights, a fresh optimizer, a canary.
+
+    Raises ValueError when there is no usable model with its tokenizer.
+    """
+    model = load_model(model_directory)
+    check_vocabulary(model, model_directory)
+    return save_checkpoint(
+        root,
+        model,
+        make_optimizer(model, optimizer_settings(section)),
+        TrainerState(version=0, batch_no=None, train_steps=0),
+        tokenizer=model_directory,
+        canary_ids=canary_ids(model),
+    )
+
+
+def canary_ids(model: nn.Module) -> list[int]:
+    """Fixed pseudo-random ids of the model's vocabulary: the same for every version, so that canaries can be compared."""
+    embeddings = model.get_input_embeddings()  # type: ignore[operator]
+    drawn = np.random.default_rng(0).integers(0, embeddings.num_embeddings, CANARY_TOKENS)
+    return [int(i) for i in drawn]
+
+
+def optimizer_settings(section: TrainerSection) -> OptimizerSettings:
+    """AdamW as configured."""
+    return OptimizerSettings(section.lr, section.betas, section.eps, section.weight_decay)
+
+
+def update_settings(section: TrainerSection) -> UpdateSettings:
+    """CISPO as configured."""
+    return UpdateSettings(
+        cispo=CispoSettings(section.ratio_min, section.ratio_max, section.negative_scale),
+        aggregation=section.aggregation,
+        max_grad_norm=section.clip_norm,
+        pack_tokens=section.pack_tokens,
+    )

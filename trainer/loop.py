@@ -1,0 +1,129 @@
+"""The trainer process: batches in, policy versions out, until the run, the stage or the order given ends.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| policy versions, metrics, free places in the queue | a batch that the window lets fill | ready groups: the orchestrator, runners |
+
+Everything it knows lies in the data pool and in the checkpoint of the newest version; it may be killed at any instruction (phases.py).
+"""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.log import bind, get
+from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.runs import Run, find_run
+from orchestrator.pool.transact import transact
+from trainer.batch import BadBatch
+from trainer.exclusive import only_trainer
+from trainer.phases import Nothing, Trainer
+
+log = get(__name__)
+
+POLL_S = 0.1
+BAD_BATCHES = 3
+
+
+class Halted(PenstockError):
+    """Too many bad batches in a row: training on would only use up data."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """`policies` holds one directory per run. `train_steps`: stop after so many (whole batches), 0 = when the run ends."""
+
+    run: str
+    database_url: str
+    policies: Path
+    subject: str  # of PolicyPublished
+    train_steps: int = 0
+    retry: bool = False  # go on although the last batches were bad
+
+
+async def run_trainer(settings: TrainerSettings) -> None:
+    """Train until done. Raises PenstockError or ValueError, one sentence each."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(bind(run=settings.run))
+        engine = await stack.enter_async_context(
+            open_engine(settings.database_url, Role.TRAINER, size=2, name="penstock-trainer")
+        )
+        async with engine.connect() as connection:
+            await check_revision(connection)
+        run = await wait_for_run(engine, settings.run)
+        check_config(Config.from_json(run.config))
+        root = settings.policies / run.name
+        stack.enter_context(only_trainer(root))
+        trainer = Trainer(engine, run, root, settings.subject)
+        await trainer.resume()
+        await train_batches(trainer, settings.train_steps, retry=settings.retry)
+
+
+async def wait_for_run(engine: AsyncEngine, name: str) -> Run:
+    """The run's row, which whoever starts the run makes."""
+    waiting = False
+    while True:
+        run = await transact(engine, lambda connection: find_run(connection, name))
+        if run is not None:
+            return run
+        if not waiting:
+            log.info("trainer.waiting", reason=f"there is no run {name!r} in this database yet")
+            waiting = True
+        await anyio.sleep(POLL_S)
+
+
+def check_config(config: Config) -> None:
+    """Raise ConfigurationError for what no batch could be trained with."""
+    if config.sampling.temperature <= 0:
+        raise ConfigurationError(
+            f"sampling.temperature is {config.sampling.temperature}: greedy samples have no log-probabilities to train on; "
+            "set it above 0"
+        )
+
+
+async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool = False) -> None:
+    """Claim, train, save, commit, until nothing is left or `train_steps` are done. Raises Halted."""
+    done = 0
+    if not retry:
+        await halt_if_hopeless(trainer)
+    while True:
+        batch = await trainer.claim()
+        if batch is Nothing.EVER:
+            log.info("trainer.done", train_steps=done)
+            return
+        if isinstance(batch, Nothing):
+            await anyio.sleep(POLL_S)
+            continue
+        with bind(batch=batch.batch_no):
+            log.info("batch.claimed", groups=batch.taken)
+            try:
+                parts = await trainer.read(batch)
+                reports = await trainer.train(batch, parts)
+            except BadBatch as error:
+                await trainer.quarantine(batch, str(error))
+                await halt_if_hopeless(trainer)
+                continue
+            new = await trainer.save(batch)
+            if not await trainer.commit(batch, new, reports):
+                await trainer.resume()
+                continue
+            await trainer.prune()
+        done += len(reports)
+        if train_steps and done >= train_steps:
+            log.info("trainer.done", train_steps=done)
+            return
+
+
+async def halt_if_hopeless(trainer: Trainer) -> None:
+    """Raise Halted when the last batches, restarts included, were all bad."""
+    bad = await trainer.bad_in_a_row()
+    if bad >= BAD_BATCHES:
+        raise Halted(
+            f"the last {bad} batches had to be quarantined, so the trainer halts: look for batch.quarantined in its log, "
+            "then start it with --retry"
+        )

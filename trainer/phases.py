@@ -1,0 +1,215 @@
+"""One batch, phase by phase. A crash between any two of them loses time and nothing else.
+
+| phase | durable effect | after a crash there |
+|---|---|---|
+| claim | rows of taken groups; the digest of a closed batch | the same batch is claimed again |
+| train | none | the same batch is trained again, from the checkpoint of the batch before, with the same result |
+| save | a checkpoint directory that no row names | it is written again, over the left-over, with the same bytes |
+| commit | batch, groups, policy version, metrics, outbox: one transaction | nothing to do |
+
+A batch that cannot be trained is quarantined instead: nothing is saved, and the learner goes back to its checkpoint.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from safetensors import SafetensorError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.states import BatchState
+from orchestrator.log import get
+from orchestrator.pool import batches as pool_batches
+from orchestrator.pool.batches import Batch, NewVersion
+from orchestrator.pool.policies import needed_versions, newest_version, next_version, progress
+from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
+from orchestrator.pool.runs import Run, first_dispatch_age
+from orchestrator.pool.transact import transact
+from orchestrator.scheduling.policies import queue_policy
+from trainer.batch import Part, read_parts
+from trainer.checkpoint import Checkpoint, list_checkpoints
+from trainer.learner import Learner, save_first
+
+log = get(__name__)
+T = TypeVar("T")
+
+DISK_RETRY_S = 5.0
+
+
+class Nothing(Enum):
+    """There is no closed batch."""
+
+    YET = "yet"
+    EVER = "ever"  # the stage or the run ends here
+
+
+class Trainer:
+    """The trainer of one run. `resume` first; then claim, train, save, commit, again and again."""
+
+    def __init__(self, engine: AsyncEngine, run: Run, root: Path, subject: str) -> None:
+        """`root` is this run's checkpoint directory; `subject` is where new versions are announced."""
+        self.run_id, self.run = run.run_id, run.name
+        self.config = Config.from_json(run.config)
+        self.root = root
+        self._engine = engine
+        self._subject = subject
+        queue = self.config.queue
+        self._policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
+        self._learner: Learner | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained; it stands at the checkpoint of the newest version."""
+        assert self._learner is not None, "resume comes first"
+        return self._learner
+
+    async def resume(self) -> None:
+        """Load the newest version that no rewind superseded, or make and publish version 0.
+
+        Raises ConfigurationError or ValueError, one sentence, when the model or the checkpoint cannot be used.
+        """
+        found = await transact(self._engine, lambda connection: newest_version(connection, self.run_id))
+        section = self.config.trainer
+        if found is not None:
+            self._learner = await _in_thread(
+                lambda: Learner.resume(Path(found.path), found.manifest_sha, section)
+            )
+            log.info("trainer.resumed", version=found.version, batch=found.batch_no)
+            return
+        if not self.config.policy.model:
+            raise ConfigurationError(
+                "policy.model names no directory: it must be a Hugging Face model with its tokenizer"
+            )
+        model = Path(self.config.policy.model)
+        first = await _in_thread(lambda: save_first(self.root, model, section))
+        await transact(self._engine, lambda connection: self._publish_first(connection, first))
+        self._learner = await _in_thread(lambda: Learner(first, section))
+        log.info("policy.published", version=0, path=str(first.path))
+
+    async def _publish_first(self, connection: AsyncConnection, first: Checkpoint) -> None:
+        if await newest_version(connection, self.run_id) is None:
+            new = new_version(first, parent=None)
+            await pool_batches.publish(connection, self.run_id, self.run, new, self._subject, None)
+
+    async def claim(self) -> Batch | Nothing:
+        """Move the live batch as far as the window allows; return it once it is closed."""
+        queue, stage = self.config.queue, self.config.stage
+
+        async def work(connection: AsyncConnection) -> Batch | Nothing:
+            done = await progress(connection, self.run_id)
+            reached = stage.reached(
+                batches=done.committed_batches,
+                train_steps=done.train_steps,
+                seconds=await first_dispatch_age(connection, self.run_id),
+            )
+            if reached is not None:
+                return await pool_batches.closed_batch(connection, self.run_id) or Nothing.EVER
+            batch = await pool_batches.take(
+                connection, self.run_id, self._policy, queue.batch_groups, queue.short_batch
+            )
+            if batch is None:
+                return Nothing.EVER
+            return batch if batch.state is BatchState.CLOSED else Nothing.YET
+
+        return await transact(self._engine, work)
+
+    async def read(self, batch: Batch) -> list[Part]:
+        """The batch's train steps, from the data pool. Raises BadBatch."""
+        seed = (
+            [self.config.run.seed % 2**32, batch.batch_no] if self.config.trainer.permute_advantages else None
+        )
+        return await transact(
+            self._engine,
+            lambda connection: read_parts(
+                connection, self.run_id, batch.batch_id, self.config.trainer.parts, seed
+            ),
+        )
+
+    async def train(self, batch: Batch, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """All train steps of the batch; returns their reports. Raises BadBatch."""
+        stands = self.learner.checkpoint.state
+        before = -1 if stands.batch_no is None else stands.batch_no
+        assert batch.batch_no == before + 1, f"batch {batch.batch_no} does not follow batch {before}"
+
+        def done(part: int, values: Mapping[str, Any]) -> None:
+            shown = ("loss", "reward", "performance", "gradient_norm", "merge_ratio", "samples", "wall_s")
+            log.info("train_step.done", part=part, **{key: values[key] for key in shown})
+
+        return await _in_thread(lambda: self.learner.train(parts, done))
+
+    async def save(self, batch: Batch) -> NewVersion:
+        """Write the next version's checkpoint. A full disk is waited for, with an alarm: the weights are in memory."""
+        assert batch.digest is not None
+        digest = batch.digest
+        version = await transact(self._engine, lambda connection: next_version(connection, self.run_id))
+        parent = self.learner.checkpoint.state.version
+        while True:
+            try:
+                saved = await _in_thread(
+                    lambda: self.learner.save(self.root, version, batch.batch_no, digest)
+                )
+            except (OSError, SafetensorError) as error:
+                log.error("checkpoint.failed", version=version, detail=str(error), wait_s=DISK_RETRY_S)
+                await anyio.sleep(DISK_RETRY_S)
+                continue
+            log.info("checkpoint.saved", version=version, path=str(saved.path))
+            return new_version(saved, parent=parent)
+
+    async def commit(self, batch: Batch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:
+        """Batch, version, metrics and announcement in one transaction. False: the batch was undone meanwhile; resume."""
+
+        async def work(connection: AsyncConnection) -> bool:
+            if await pool_batches.commit(
+                connection, self.run_id, self.run, batch, new, reports, self._subject
+            ):
+                return True
+            newest = await newest_version(connection, self.run_id)  # ours, when only the answer got lost
+            return newest is not None and newest.manifest_sha == new.manifest_sha
+
+        committed = await transact(self._engine, work)
+        log.info("batch.committed" if committed else "batch.undone", version=new.version)
+        return committed
+
+    async def quarantine(self, batch: Batch, reason: str) -> None:
+        """Give the batch up and go back to the checkpoint."""
+        await transact(self._engine, lambda connection: quarantine(connection, self.run_id, batch.batch_id))
+        log.error("batch.quarantined", batch=batch.batch_no, groups=batch.taken, reason=reason)
+        await self.resume()
+
+    async def bad_in_a_row(self) -> int:
+        """Batches quarantined since the last commit, restarts included."""
+        return await transact(self._engine, lambda connection: quarantined_in_a_row(connection, self.run_id))
+
+    async def prune(self) -> None:
+        """Delete checkpoints that nobody needs: older than the newest few, not the first, neither served nor pinned."""
+        keep = self.config.trainer.keep_checkpoints
+        needed = await transact(
+            self._engine, lambda connection: needed_versions(connection, self.run_id, keep)
+        )
+        stands = self.learner.checkpoint.state.version
+        old = [
+            path
+            for path in list_checkpoints(self.root)
+            if (number := int(path.name.rpartition("-")[2])) <= stands and number not in needed
+        ]
+        for path in old:
+            try:
+                await _in_thread(lambda path=path: shutil.rmtree(path))  # type: ignore[misc]
+            except OSError as error:
+                log.warning("checkpoint.kept", path=str(path), detail=str(error))
+
+
+def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:
+    """What the data pool keeps of a checkpoint. The path is absolute: other processes open it."""
+    return NewVersion(saved.state.version, parent, str(saved.path.resolve()), saved.manifest_sha)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work beside the event loop. When cancelled it is left behind: whatever it still does is not committed."""
+    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

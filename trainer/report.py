@@ -1,0 +1,63 @@
+"""What `train_steps.metrics` keeps of one train step: JSON, readable by SQL.
+
+SELECT train_step, metrics->>'loss', metrics->'domains'->'coding'->>'performance' FROM train_steps
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from orchestrator.pool.batches import BatchRollout
+from trainer.loss.metrics import TrainStepMetrics
+
+REASONS = ("loss_not_finite", "gradient_not_finite")  # what makes a batch bad
+
+
+def report(
+    metrics: TrainStepMetrics, rollouts: Sequence[BatchRollout], *, lr: float, cpu_s: float, wall_s: float
+) -> dict[str, Any]:
+    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone."""
+    shares = metrics.domain_shares
+    domains = {
+        name: {
+            "token_share": shares.get(name, 0.0),
+            "rollouts": len(members),
+            "reward": fmean(member.total for member in members),
+            "performance": fmean(member.performance for member in members),
+        }
+        for name in sorted({rollout.domain for rollout in rollouts})
+        for members in [[rollout for rollout in rollouts if rollout.domain == name]]
+    }
+    values = {
+        "applied": metrics.applied,
+        "skip_reason": metrics.skip_reason,
+        "loss": metrics.loss,
+        "gradient_norm": metrics.gradient_norm,
+        "lr": lr,
+        "clip_fraction": metrics.clip_fraction,
+        "kl_k1": metrics.kl_k1,
+        "kl_k3": metrics.kl_k3,
+        "max_abs_dlogprob": metrics.max_abs_dlogprob,
+        "mean_abs_dlogprob": metrics.mean_abs_dlogprob,
+        "ess": metrics.ess,
+        "entropy": metrics.entropy,
+        "staleness": {str(age): tokens for age, tokens in metrics.staleness.items()},
+        "groups": len({rollout.group_id for rollout in rollouts}),
+        "rollouts": len(rollouts),
+        "samples": metrics.samples,
+        "packs": metrics.packs,
+        "action_tokens": metrics.action_tokens,
+        "tokens_naive": metrics.naive_tokens,
+        "tokens_merged": metrics.merged_tokens,
+        "merge_ratio": metrics.merge_ratio,
+        "reward": fmean(rollout.total for rollout in rollouts) if rollouts else None,
+        "performance": fmean(rollout.performance for rollout in rollouts) if rollouts else None,
+        "domains": domains,
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
+    }
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
