@@ -26,7 +26,6 @@ from orchestrator.bus.courier import Confirm, Courier
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config
-from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
 from orchestrator.gateway.book import SessionBook
@@ -82,9 +81,12 @@ class Gateway:
     async def open(
         cls, settings: GatewaySettings, engine: AsyncEngine, bus: Bus, run_id: int
     ) -> AsyncIterator["Gateway"]:
-        """Run a gateway while the context is open. ConfigurationError for what a person must change."""
+        """Run a gateway while the context is open. ConfigurationError for what a person must change.
+
+        Without rollout servers it serves scripted sessions only, and needs no policy version.
+        """
         if not settings.server_urls:
-            raise ConfigurationError("the gateway needs the URL of at least one rollout server")
+            log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
         config = settings.config
         renderer = load_renderer(settings.model_dir)
         settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)

@@ -144,7 +144,9 @@ class ServerPool:
         self, ids: Sequence[int], params: SamplingParams, key: str, flight: Flight
     ) -> Generated:
         """One action after `ids`. Held while no server is ready. Raises RequestRefused when a server refuses the request itself,
-        Problem 503 when requests keep coming back empty."""
+        Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
+        if not self.servers:
+            raise unavailable("this gateway was started without a rollout server: name one with --server")
         begun = anyio.current_time()
         queue_s, first_byte, barren = 0.0, None, 0
         so_far = Segments()
