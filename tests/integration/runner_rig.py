@@ -1,0 +1,205 @@
+"""What the tests of runners share: an orchestrator, runners as they are started in production, tasks, and a gateway."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from sqlalchemy import text
+
+from orchestrator.app import open_flow
+from orchestrator.config import Config
+from orchestrator.contracts.states import Purpose
+from orchestrator.flow.context import Flow
+from orchestrator.flow.dispatcher import dispatcher
+from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
+from orchestrator.flow.reaper import reaper
+from orchestrator.flow.relay import relay
+from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
+from orchestrator.flow.verify_runner import serve_verifications
+from orchestrator.flow.worker import WorkerSettings
+from orchestrator.gateway.server import Gateway, GatewaySettings
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.submissions import NewGroup, accept
+from orchestrator.tasks.harbor import Task
+
+PATIENCE_S = 20.0
+
+
+def a_task(
+    *script: Mapping[str, Any],
+    check: str = '[ "$(cat out 2>/dev/null)" = done ]',
+    settings: str = "",
+    files: Mapping[str, bytes] | None = None,
+) -> Task:
+    """A task whose test rewards `check` with 1, and what the policy says in a recording of it."""
+    test = f"mkdir -p /logs/verifier; if {check}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    return Task.from_files(
+        {
+            "task.toml": settings.encode(),
+            "instruction.md": b"Write done into the file out.",
+            "tests/test.sh": test.encode(),
+            "record/script.json": json.dumps(script).encode(),
+            **(files or {}),
+        }
+    )
+
+
+def runs(*commands: str) -> dict[str, Any]:
+    """The policy asks for commands."""
+    calls = [{"name": "bash", "arguments": {"command": command}} for command in commands]
+    return {"reasoning": "so", "content": "", "tool_calls": calls}
+
+
+def says(content: str) -> dict[str, Any]:
+    """The policy answers."""
+    return {"reasoning": "so", "content": content, "tool_calls": []}
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A run with its orchestrator. Runners are started by the tests."""
+
+    flow: Flow
+    settings: RunnerSettings
+    tasks: anyio.abc.TaskGroup
+
+    def start_runner(self) -> None:
+        self.tasks.start_soon(serve_rollouts, self.settings)
+
+    def start_verifier(self) -> None:
+        worker = self.settings.worker
+        journal = worker.journal.with_name("verifier")
+        self.tasks.start_soon(
+            serve_verifications,
+            WorkerSettings(
+                worker.run,
+                worker.database_url,
+                worker.nats_url,
+                journal,
+                worker.provider,
+                worker.slots,
+                "verifier",
+            ),
+        )
+
+    async def submit(self, task: Task, *, scaffold: str = "shell", purpose: Purpose = Purpose.RECORD) -> int:
+        """Accept a group of one; returns its rollout."""
+        name = secrets.token_hex(6)
+        new = NewGroup(
+            submission=name,
+            task_sha=bytes.fromhex(task.content_hash),
+            task_name=task.name,
+            domain="general",
+            settings=task.settings.model_dump(mode="json"),
+            body=task.to_message(),
+            purpose=purpose,
+            scaffold=scaffold,
+            size=1,
+            seed=7,
+            pool="eval",
+        )
+        async with self.flow.engine.begin() as connection:
+            await accept(connection, self.flow.run_id, new)
+            found = await connection.scalar(
+                text("SELECT rollout_id FROM rollouts JOIN groups USING (group_id) WHERE submission = :name"),
+                {"name": name},
+            )
+        self.flow.signals.work.set()
+        return int(found)
+
+    async def rows(self, query: str, **parameters: Any) -> Sequence[Any]:
+        async with self.flow.engine.connect() as connection:
+            return (await connection.execute(text(query), parameters)).all()
+
+    async def until(self, query: str, wanted: Callable[[Any], bool], **parameters: Any) -> Any:
+        """Wait until the query's first row is as wanted; returns it."""
+        row: Any = None
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                while True:
+                    found = await self.rows(query, **parameters)
+                    row = found[0] if found else None
+                    if row is not None and wanted(row):
+                        return row
+                    await anyio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"{query}: still {row}") from None
+
+    async def state(self, rollout: int, *states: str) -> Any:
+        """Wait until a rollout is in one of the states; returns its row."""
+        return await self.until(
+            "SELECT * FROM rollouts WHERE rollout_id = :id", lambda row: row.state in states, id=rollout
+        )
+
+    async def counted(self, name: str) -> None:
+        """Wait until something was counted."""
+        await self.until(
+            "SELECT coalesce(sum(value), 0) AS n FROM counters WHERE name = :name",
+            lambda row: row.n >= 1,
+            name=name,
+        )
+
+    async def verdict(self, rollout: int) -> float:
+        """Wait for the verdict; returns the reward."""
+        await self.state(rollout, "verified", "lost")
+        (row,) = await self.rows("SELECT reward FROM verdicts WHERE rollout_id = :id", id=rollout)
+        return float(row.reward)
+
+    async def attempts(self, rollout: int) -> Sequence[Any]:
+        return await self.rows("SELECT * FROM attempts WHERE rollout_id = :id ORDER BY attempt", id=rollout)
+
+
+@asynccontextmanager
+async def open_rig(
+    database_url: str,
+    nats_url: str,
+    directory: Path,
+    model: Path,
+    **rollout: Any,
+) -> AsyncIterator[Rig]:
+    """An orchestrator and a gateway on real services, and the settings of a runner. `rollout` goes to that section.
+
+    There is no rollout server: the policy plays scripts. Groups are accepted without the bus.
+    """
+    run = f"r{secrets.token_hex(6)}"
+    config = Config.model_validate(
+        {
+            "run": {"name": run},
+            "services": {"database_url": database_url, "nats_url": nats_url},
+            "rollout": {"slots": 4, "lease_ttl_s": 3.0, "retry_delay_s": 0.05, **rollout},
+        }
+    )
+    async with AsyncExitStack() as stack:
+        flow = await stack.enter_async_context(open_flow(config))
+        await flow.bus.ensure_streams()
+        # The server of the session remembers message ids for two minutes, and ids begin again in every test's database.
+        async with flow.engine.begin() as connection:
+            await connection.execute(
+                text("SELECT setval('rollouts_rollout_id_seq', :n)"), {"n": secrets.randbelow(1 << 40) + 1}
+            )
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        roles: list[Callable[[Flow], Awaitable[None]]] = [
+            dispatcher, ingest_steps, ingest_results, ingest_verdicts, relay, reaper,
+        ]  # fmt: skip
+        for role in roles:
+            tasks.start_soon(role, flow)
+        gateway = GatewaySettings(
+            run=run,
+            config=config,
+            model_dir=model,
+            server_urls=("http://127.0.0.1:9",),  # nobody listens there
+            socket_path=directory / "socket" / "gateway.sock",
+            journal_dir=directory / "gateway",
+            admin_secret_file=directory / "secret",
+        )
+        own = await stack.enter_async_context(open_engine(database_url, Role.GATEWAY))
+        opened = await stack.enter_async_context(Gateway.open(gateway, own, flow.bus, flow.run_id))
+        worker = WorkerSettings(run, database_url, nats_url, directory / "runner", "bubblewrap", 4, "runner")
+        settings = RunnerSettings(worker, opened.url, gateway.admin_secret_file, gateway.socket_path)
+        yield Rig(flow, settings, tasks)
+        tasks.cancel_scope.cancel()

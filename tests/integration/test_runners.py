@@ -1,0 +1,308 @@
+"""Runners and verifier runners on real Postgres, NATS and bubblewrap, started as in production."""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from sqlalchemy import text
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.events import RolloutAssigned, encode
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.tasks.harbor import Task
+from tests.integration.runner_rig import PATIENCE_S, Rig, a_task, open_rig, runs, says
+from trainer.policy.init import make_policy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+Opens = Callable[..., AbstractAsyncContextManager[Rig]]
+
+PASSES = a_task(runs("echo done > out"), says("done"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy's directory, for its tokenizer."""
+    return make_policy(tmp_path_factory.mktemp("policy"), seed=0)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Unlike `tmp_path`, the users of sandboxes can pass through it, and a Unix socket's path fits."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+@pytest.fixture
+def opens(database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path) -> Opens:
+    """Opens a rig; keyword arguments go to the section `rollout`."""
+
+    @asynccontextmanager
+    async def opened(**rollout: Any) -> AsyncIterator[Rig]:
+        async with open_rig(database_url, nats_server.url, directory, model, **rollout) as rig:
+            yield rig
+
+    return opened
+
+
+def monitors() -> list[int]:
+    """The bubblewrap monitors that this process has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid() and (entry / "comm").read_text().strip() == "bwrap":
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                continue
+    return found
+
+
+async def program_running() -> int:
+    """Wait until one program runs in a sandbox of ours; returns its monitor's pid."""
+    with anyio.fail_after(PATIENCE_S):
+        while not (found := monitors()):
+            await anyio.sleep(0.01)
+    return found[0]
+
+
+async def no_program_running() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        while monitors():
+            await anyio.sleep(0.01)
+
+
+async def test_a_rollout_passes_from_its_assignment_to_a_verdict_of_1_and_an_empty_one_gets_0(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        passing = await rig.submit(PASSES)
+        empty = await rig.submit(a_task(says("done")))
+        assert await rig.verdict(passing) == 1.0
+        assert await rig.verdict(empty) == 0.0
+        (attempt,) = await rig.attempts(passing)
+        assert (attempt.failure_class, attempt.answer, attempt.scaffold) == ("completed", "done", "shell")
+        assert len(attempt.scaffold_sha) == 64 and attempt.agent_s > 0 and attempt.queued_s > 0
+        (call,) = await rig.rows("SELECT * FROM tool_calls WHERE rollout_id = :id", id=passing)
+        assert (call.name, call.exit_code) == ("bash", 0) and 0 < call.start_s < call.end_s
+        (artifact,) = await rig.rows("SELECT * FROM artifacts WHERE rollout_id = :id", id=passing)
+        assert (artifact.path, artifact.body) == ("out", b"done\n")
+        (session,) = await rig.rows("SELECT * FROM sessions WHERE rollout_id = :id", id=passing)
+        assert session.state == "sealed" and session.seal["steps"] == attempt.steps == 2
+        assert (session.budget["max_turns"], session.budget["max_context"]) == (4, 2048)
+        steps = await rig.rows(
+            "SELECT kind, agent FROM steps WHERE rollout_id = :id ORDER BY idx", id=passing
+        )
+        assert steps == [("root", "main"), ("continues", "main")]
+
+
+async def test_the_answer_and_the_changes_cross_to_the_tests_and_nothing_else_does(opens: Opens) -> None:
+    check = (
+        '[ "$(cat "$PENSTOCK_ANSWER")" = 42 ] && [ ! -e gone ] && [ "$(cat kept)" = new ] && [ -x made/tool ]'
+        " && [ ! -e link ] && [ ! -e /tmp/left ] && [ ! -e /logs/verifier/planted ]"
+    )
+    files = {"environment/files/gone": b"x", "environment/files/kept": b"old"}
+    does = (
+        "rm gone; echo new > kept; mkdir made; echo x > made/tool; chmod +x made/tool; ln -s kept link;"
+        "touch /tmp/left; mkdir /logs/verifier; touch /logs/verifier/planted; ls /tests > tests 2>&1"
+    )
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(a_task(runs(does), says("42"), check=check, files=files))
+        assert await rig.verdict(rollout) == 1.0
+        rows = await rig.rows(
+            "SELECT path, body FROM artifacts WHERE rollout_id = :id ORDER BY path", id=rollout
+        )
+        crossed = {row.path: row.body for row in rows}
+        assert list(crossed) == ["gone", "kept", "made/tool", "tests"] and crossed["gone"] is None
+        assert b"No such file" in crossed["tests"]
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (a_task(*[runs("echo done > out")] * 2, settings="[agent]\nmax_turns = 2"), "turns"),
+        (
+            a_task(runs("echo done > out"), {**says("?"), "parse": "ill_formed"}),
+            "ill_formed: the output cannot be parsed",
+        ),
+        (
+            a_task(runs("head -c 500000 /dev/urandom > big"), says("done"), check="[ ! -e big ]"),
+            "artifacts: big is larger than the limit for one file",
+        ),
+    ],
+    ids=["turns", "ill-formed", "artifacts"],
+)
+async def test_what_the_policy_does_wrong_is_a_policy_failure_and_is_still_graded(
+    opens: Opens, task: Task, reason: str
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(task)
+        assert await rig.verdict(rollout) == 1.0
+        (attempt,) = await rig.attempts(rollout)
+        assert (attempt.failure_class, attempt.reason) == ("policy_failure", reason)
+
+
+async def test_a_dead_sandbox_is_an_infrastructure_failure_and_runs_again_in_the_same_group(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        group = (await rig.state(rollout, "running")).group_id
+        os.kill(await program_running(), signal.SIGKILL)
+        assert await rig.verdict(rollout) == 1.0
+        first, second = await rig.attempts(rollout)
+        assert first.failure_class == "infra_failure" and first.reason.startswith("sandbox: ")
+        assert second.failure_class == "completed"
+        row = await rig.state(rollout, "verified")
+        assert (row.group_id, row.attempt) == (group, 2)
+
+
+async def test_an_exception_in_a_scaffold_is_counted_and_never_held_against_the_policy(opens: Opens) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rollout = await rig.submit(PASSES, scaffold="tests.integration.scaffolds_at_work:Broken")
+        await rig.state(rollout, "lost")
+        attempts = await rig.attempts(rollout)
+        assert [a.failure_class for a in attempts] == ["infra_failure"] * 3
+        assert attempts[0].log == "ZeroDivisionError: division by zero"
+        await rig.counted("scaffold_errors")
+
+
+async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        await rig.state(rollout, "running")
+        stale = RolloutAssigned(run=rig.flow.run, rollout=rollout, attempt=1, epoch=1)
+        subject = subjects.work_rollout(rig.flow.run, subjects.POOL_EVAL)
+        await rig.flow.bus.publish(Outgoing(subject, "again", RolloutAssigned.schema(), encode(stale)))
+        await rig.counted("assignments_stale")
+        row = await rig.state(rollout, "finished")
+        assert row.attempt == 1 and len(await rig.attempts(rollout)) == 1
+
+
+async def test_a_lost_lease_stops_the_work_and_reports_nothing(
+    opens: Opens,
+) -> None:
+    async with opens(lease_ttl_s=0.6) as rig:
+        rig.start_runner()
+        rollout = await rig.submit(a_task(runs("sleep 60"), says("done")))
+        await rig.state(rollout, "running")
+        await program_running()
+        async with rig.flow.engine.begin() as connection:
+            await connection.execute(
+                text("UPDATE rollouts SET lease_epoch = 9, lease_owner = 'somebody' WHERE rollout_id = :id"), {"id": rollout}
+            )  # fmt: skip
+        await rig.counted("leases_lost")
+        await no_program_running()
+        (session,) = await rig.rows("SELECT state FROM sessions")
+        assert session.state == "closed"
+        (attempt,) = await rig.attempts(rollout)
+        assert attempt.ended is None and attempt.failure_class is None
+
+
+async def test_a_command_that_neither_prints_nor_works_ends_the_attempt_as_a_timeout_by_stall(
+    opens: Opens,
+) -> None:
+    async with opens(stall_s=0.8) as rig:
+        rig.start_runner()
+        busy = "for i in 1 2 3 4 5 6; do sleep 0.3; echo .; done"
+        rollout = await rig.submit(a_task(runs(busy), runs("sleep 60"), says("done")))
+        await rig.state(rollout, "finished")
+        (attempt,) = await rig.attempts(rollout)
+        assert attempt.failure_class == "timeout" and attempt.reason.startswith("stall: a command")
+        first, second = await rig.rows("SELECT * FROM tool_calls ORDER BY start_s")
+        assert first.end_s - first.start_s > 1.7 and second.end_s - second.start_s < 3
+
+
+async def test_the_task_s_wall_clock_ends_the_attempt_as_a_timeout(opens: Opens) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rollout = await rig.submit(a_task(runs("while :; do :; done"), settings="[agent]\ntimeout_sec = 0.5"))
+        await rig.state(rollout, "finished")
+        (attempt,) = await rig.attempts(rollout)
+        assert (attempt.failure_class, attempt.reason) == ("timeout", "wall clock: the limit of 0.5 s")
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        (b"exit 0", "wrote no /logs/verifier/reward.txt"),
+        (b"mkdir /logs/verifier; echo nan > /logs/verifier/reward.txt", "must hold a number from 0 to 1"),
+        (b"mkdir /logs/verifier; echo 0 > /logs/verifier/reward.txt; sleep 60", "was ended: timeout"),
+    ],
+    ids=["no reward file", "not a number", "time-out"],
+)
+async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_never_a_reward_of_0(
+    opens: Opens, test: bytes, reason: str
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        files = {"tests/test.sh": test}
+        rollout = await rig.submit(
+            a_task(says("done"), settings="[verifier]\ntimeout_sec = 0.5", files=files)
+        )
+        row = await rig.state(rollout, "lost", "verified")
+        assert (row.state, row.failure_class) == ("lost", "verifier_failure")
+        assert reason in row.reason and row.reason.startswith("3 verifications failed")
+        assert not await rig.rows("SELECT 1 FROM verdicts UNION ALL SELECT 1 FROM rewards")
+
+
+async def test_a_runner_that_was_killed_starts_again_and_its_rollout_is_done_once_more(
+    opens: Opens,
+) -> None:
+    async with opens(lease_ttl_s=1.0) as rig:
+        settings = rig.settings
+        worker = settings.worker
+        arguments = [
+            worker.run, worker.database_url, worker.nats_url, str(worker.journal),
+            settings.gateway_url, str(settings.gateway_secret), str(settings.gateway_socket),
+        ]  # fmt: skip
+        rollout = await rig.submit(a_task(runs("sleep 2; echo done > out"), says("done")))
+        async with await anyio.open_process(
+            [sys.executable, "-m", "tests.integration.runner_process", *arguments], stdout=None, stderr=None
+        ) as process:
+            await rig.state(rollout, "running")
+            (sandbox,) = await sandboxes_of(process.pid)
+            process.kill()
+            await process.wait()
+        assert sandbox.exists()
+        rig.start_runner()
+        rig.start_verifier()
+        assert await rig.verdict(rollout) == 1.0
+        first, second = await rig.attempts(rollout)
+        assert first.failure_class is None and second.failure_class == "completed"
+        assert not sandbox.exists()
+
+
+async def sandboxes_of(pid: int) -> list[Path]:
+    """Wait for the sandboxes that a process owns; returns their directories."""
+    from sandboxes.owner import records
+    from sandboxes.reap import default_root
+
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            root = default_root()
+            found = [root / r.id for r in records(root) if r.owner.pid == pid] if root.is_dir() else []
+            if found:
+                return found
+            await anyio.sleep(0.02)
