@@ -93,6 +93,16 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """What a session is doing: calls in flight, calls so far, and the seconds that finished calls have spent queueing. All zero for
+    one that is not in the gateway's memory: closed, or not spoken to since the gateway started."""
+
+    in_flight: int
+    calls: int
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A parsed tool call. `arguments` is a mapping; `id` encodes the step and must be replayed as tool_call_id."""
 
@@ -247,6 +257,11 @@ class GatewayAdmin(_Client):
     async def abort(self, *, rollout: int, attempt: int, epoch: int) -> Seal:
         """As `seal`, for an attempt that will not report: the session is closed instead of sealed."""
         return await self._end("abort", rollout, attempt, epoch)
+
+    async def activity(self, *, rollout: int, attempt: int, epoch: int) -> Activity:
+        """Whether a harness waits for the policy at this moment: only then is its silence not a stall."""
+        key = {"rollout": rollout, "attempt": attempt, "epoch": epoch}
+        return msgspec.convert(await self._post("/admin/sessions/activity", key), Activity)
 
     async def _end(self, how: str, rollout: int, attempt: int, epoch: int) -> Seal:
         key = {"rollout": rollout, "attempt": attempt, "epoch": epoch}

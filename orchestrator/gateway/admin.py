@@ -93,6 +93,7 @@ class AdminRoutes:
             web.post("/admin/sessions", self._guarded(self._open)),
             web.post("/admin/sessions/seal", self._guarded(self._seal)),
             web.post("/admin/sessions/abort", self._guarded(self._abort)),
+            web.post("/admin/sessions/activity", self._guarded(self._activity)),
             web.get("/admin/servers", self._guarded(self._servers)),
             web.get("/metrics", self._get_metrics),
         ]
@@ -140,6 +141,10 @@ class AdminRoutes:
     async def _abort(self, request: web.Request) -> Any:
         lease = _convert(await read_json(request), _Lease)
         return await self._book.end(lease.rollout, lease.attempt, lease.epoch, "closed")
+
+    async def _activity(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        return self._book.activity(lease.rollout, lease.attempt, lease.epoch)
 
     async def _servers(self, request: web.Request) -> Any:
         return {

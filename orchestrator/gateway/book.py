@@ -13,7 +13,7 @@ from orchestrator.gateway.rebuild import load_forest
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.sessions import Session, Terms, new_token, token_hash
 from orchestrator.gateway.store import SessionStore, StoredSession
-from orchestrator.gateway_client import Seal
+from orchestrator.gateway_client import Activity, Seal
 
 
 class SessionBook:
@@ -91,6 +91,13 @@ class SessionBook:
         seal = await self._close(session, state)
         await self._store.end(session, seal, state)
         return seal
+
+    def activity(self, rollout: int, attempt: int, epoch: int) -> Activity:
+        """What the session of a lease epoch is doing, as far as this process knows it."""
+        session = self._current(rollout, attempt, epoch)
+        if session is None:
+            return Activity(0, 0, 0.0)
+        return Activity(len(session.calls), session.requests, session.queued_s)
 
     async def _close(self, session: Session, state: str) -> Seal:
         """Cancel what is in flight; from here on nothing commits."""
