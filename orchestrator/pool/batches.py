@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import func, insert, select, update
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import PolicyPublished
@@ -195,7 +196,7 @@ async def _newest_rewards(connection: AsyncConnection, group_id: int) -> Sequenc
     return (
         await connection.execute(
             select(rewards)
-            .distinct(rewards.c.rollout_id)
+            .ext(distinct_on(rewards.c.rollout_id))
             .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
             .where(rollouts.c.group_id == group_id, rewards.c.advantage.is_not(None))
             .order_by(rewards.c.rollout_id, rewards.c.revision.desc())

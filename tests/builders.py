@@ -1,0 +1,281 @@
+"""Whole groups in the data pool, written through its own functions as a real run would write them: no table is touched directly.
+
+    run = await make_run(engine, Config(...))
+    first, second = await accepted(engine, run, ["a", "b"], size=4)
+    await dispatch(engine, run)                       # they get seq 0 and 1
+    await finish(engine, run, second, Author(seed=1), performances=[1, 0, 0, 1])   # steps, results, verdicts, rewards: ready
+
+Ids are random. Behavior logprobs come from `Author.score`: random ones, or a model's own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.events import (
+    RolloutFinished,
+    StepMark,
+    StepRecorded,
+    TestResult,
+    VerdictReached,
+    VersionSpan,
+)
+from orchestrator.contracts.ids import (
+    Ids,
+    Logprobs,
+    b64,
+    chain_sha,
+    ids_to_bytes,
+    logprobs_to_bytes,
+    prompt_sha,
+    row_sha,
+    sha256,
+    trajectory_digest,
+)
+from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
+from orchestrator.flow.reward import reward_group
+from orchestrator.pool import groups as pool_groups
+from orchestrator.pool import leases, results, submissions
+from orchestrator.pool.dispatch import dispatch_train
+from orchestrator.pool.ingest import Fate, decode_step, ingest
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.runs import Run, ensure_run
+from orchestrator.pool.steps import canonical
+from orchestrator.pool.submissions import NewGroup
+from orchestrator.pool.tables import groups, rollouts
+from orchestrator.rewards.settings import RewardSettings
+
+OWNER = "builder"
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+
+
+@dataclass(slots=True)
+class Author:
+    """Writes trajectories: `turns` steps that continue one another, then one that rewrites the history behind the prompt.
+
+    `score(full, state_len)` gives the behavior logprobs of full[state_len:], float32. Every token is of policy version `version`.
+    """
+
+    seed: int = 0
+    vocab: int = 259
+    turns: int = 2
+    version: int = 0
+    score: Callable[[Ids, int], Logprobs] | None = None
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    def ids(self, low: int, high: int) -> Ids:
+        """Between `low` and `high` random ids."""
+        return self.rng.integers(0, self.vocab, self.rng.integers(low, high + 1)).astype(np.int32)
+
+    def trajectory(self, lease: Lease, run: str, prompt: Ids) -> list[StepRecorded]:
+        """The steps of one attempt in idx order."""
+        written = _Attempt(lease, run, prompt, self)
+        for turn in range(self.turns):
+            parent = turn - 1 if turn else None
+            keep = len(written.fulls[-1]) if turn else len(prompt)
+            kind = StepKind.CONTINUES if turn else StepKind.ROOT
+            written.add(kind, parent, keep, self.ids(3, 6) if turn else self.ids(0, 0), self.ids(4, 9))
+        written.add(StepKind.REWRITES, self.turns - 1, len(prompt), self.ids(3, 6), self.ids(4, 9))
+        return written.events
+
+    def logprobs(self, full: Ids, state_len: int) -> Logprobs:
+        """Behavior logprobs of full[state_len:]."""
+        if self.score is not None:
+            return self.score(full, state_len)
+        return -np.abs(self.rng.normal(2.0, 1.0, len(full) - state_len)).astype(np.float32)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    lease: Lease
+    run: str
+    prompt: Ids
+    author: Author
+    fulls: list[Ids] = field(default_factory=list)
+    chains: list[bytes] = field(default_factory=list)
+    events: list[StepRecorded] = field(default_factory=list)
+
+    def add(self, kind: StepKind, parent: int | None, keep: int, delta: Ids, action: Ids) -> None:
+        idx = len(self.events)
+        base = self.prompt if parent is None else self.fulls[parent]
+        full = np.concatenate([base[:keep], delta, action]).astype(np.int32)
+        state_len = keep + len(delta)
+        prompt = ids_to_bytes(self.prompt)
+        raw_delta, raw_action = ids_to_bytes(delta), ids_to_bytes(action)
+        raw_logprobs = logprobs_to_bytes(self.author.logprobs(full, state_len))
+        chain = chain_sha(
+            prompt_sha(prompt) if parent is None else self.chains[parent], keep, raw_delta, raw_action
+        )
+        span = VersionSpan(self.author.version, 0, len(action))
+        self.fulls.append(full)
+        self.chains.append(chain)
+        self.events.append(
+            StepRecorded(
+                run=self.run,
+                rollout=self.lease.rollout_id,
+                attempt=self.lease.attempt,
+                epoch=self.lease.epoch,
+                idx=idx,
+                kind=kind,
+                parent=parent,
+                root=0,
+                keep_len=keep,
+                state_len=state_len,
+                full_len=len(full),
+                delta=b64(raw_delta),
+                action=b64(raw_action),
+                logprobs=b64(raw_logprobs),
+                spans=[span],
+                chain_sha=chain.hex(),
+                row_sha=row_sha(
+                    chain, raw_logprobs, [(span.version, span.start, span.end)], canonical(SAMPLING)
+                ).hex(),
+                sampling=SAMPLING,
+                finish="stop",
+                parse="ok",
+                prompt=b64(prompt) if parent is None else None,
+                prompt_sha=prompt_sha(prompt).hex() if parent is None else None,
+                appended=[{"role": "user", "content": "go on"}],
+                reply={"role": "assistant", "content": "done"},
+            )
+        )
+
+
+async def make_run(engine: AsyncEngine, config: Config) -> Run:
+    """The run's row, queue and partition."""
+    async with engine.begin() as connection:
+        return await ensure_run(connection, config.run.name, config.to_json())
+
+
+async def accepted(
+    engine: AsyncEngine,
+    run: Run,
+    names: Sequence[str],
+    *,
+    domain: str = "coding",
+    size: int = 4,
+    purpose: Purpose = Purpose.TRAIN,
+    pinned_version: int | None = None,
+) -> list[int]:
+    """Accept one submission per name; returns their group ids."""
+    made: list[int] = []
+    async with engine.begin() as connection:
+        for name in names:
+            new = NewGroup(
+                submission=name,
+                task_sha=sha256(name.encode()),
+                task_name=name,
+                domain=domain,
+                settings={},
+                body={"files": {}},
+                purpose=purpose,
+                scaffold="shell",
+                size=size,
+                seed=len(made),
+                pinned_version=pinned_version,
+            )
+            await submissions.accept(connection, run.run_id, new)
+            found = await connection.scalar(
+                select(groups.c.group_id).where(groups.c.run_id == run.run_id, groups.c.submission == name)
+            )
+            assert found is not None
+            made.append(found)
+    return made
+
+
+async def dispatch(engine: AsyncEngine, run: Run) -> None:
+    """Dispatch every accepted training group, whatever admission would say: domain by domain, oldest first."""
+    async with engine.begin() as connection:
+        await dispatch_train(
+            connection,
+            run.run_id,
+            lambda view: [
+                domain for domain, waiting in sorted(view.accepted.items()) for _ in range(waiting)
+            ],
+        )
+
+
+async def finish(
+    engine: AsyncEngine,
+    run: Run,
+    group_id: int,
+    author: Author,
+    *,
+    performances: Sequence[float] = (1.0, 0.0, 0.0, 0.0),
+    marked: Sequence[int] = (),
+) -> None:
+    """Run every rollout of a dispatched group to its end; the group becomes ready. `marked` step indices have train weight 0."""
+    prompt = author.ids(8, 14)
+    async with engine.begin() as connection:
+        rows = await connection.scalars(
+            select(rollouts.c.rollout_id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
+        )
+        for rollout_id, performance in zip(rows.all(), performances, strict=True):
+            await _finish_rollout(connection, run, rollout_id, author, prompt, performance, marked)
+        group = await pool_groups.terminal_group(connection, run.run_id, group_id)
+        assert group is not None
+        rewarded = reward_group(group, [member.member for member in group.members], RewardSettings())
+        await pool_groups.write_rewards(connection, run.run_id, rewarded.rewards)
+        assert await pool_groups.conclude(connection, group_id, GroupState.READY, None)
+
+
+async def ready_groups(
+    engine: AsyncEngine, run: Run, names: Sequence[str], author: Author, *, domain: str = "coding"
+) -> list[int]:
+    """Groups of 4 rollouts, accepted, dispatched and ready, one per name; performances differ inside each."""
+    made = await accepted(engine, run, names, domain=domain)
+    await dispatch(engine, run)
+    for group_id in made:
+        await finish(engine, run, group_id, author)
+    return made
+
+
+async def _finish_rollout(
+    connection: AsyncConnection,
+    run: Run,
+    rollout_id: int,
+    author: Author,
+    prompt: Ids,
+    performance: float,
+    marked: Sequence[int],
+) -> None:
+    lease = await leases.lease(connection, rollout_id, 1, OWNER, 60.0)
+    assert lease is not None
+    written = author.trajectory(lease, run.name, prompt)
+    ingested = await ingest(connection, run.run_id, [decode_step(event) for event in written])
+    assert set(ingested.fates) == {Fate.NEW}
+    announced = RolloutFinished(
+        run=run.name,
+        rollout=rollout_id,
+        attempt=lease.attempt,
+        epoch=lease.epoch,
+        failure_class=FailureClass.COMPLETED,
+        steps=len(written),
+        last_idx=len(written) - 1,
+        digest=trajectory_digest([bytes.fromhex(event.chain_sha) for event in written]).hex(),
+        marks=[StepMark(idx, "auxiliary") for idx in marked],
+        agent_s=2.0,
+    )
+    assert await results.report(connection, run.run_id, announced)
+    [arrived] = await results.reported(connection, [rollout_id])
+    assert arrived.arrived == arrived.announced and arrived.digest_matches
+    epoch = await results.finish(connection, rollout_id, lease.epoch, arrived.failure_class)
+    assert epoch is not None
+    assert await leases.lease(connection, rollout_id, epoch, OWNER, 60.0, before=RolloutState.FINISHED)
+    reached = VerdictReached(
+        run=run.name,
+        rollout=rollout_id,
+        attempt=lease.attempt,
+        epoch=epoch,
+        failure_class=FailureClass.COMPLETED,
+        reward=performance,
+        tests=[TestResult("test_answer", performance == 1.0)],
+    )
+    assert await results.verdict(connection, run.run_id, reached)

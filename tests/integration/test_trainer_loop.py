@@ -1,0 +1,377 @@
+"""The trainer against a real data pool: claim, train, save, commit; deaths between any two of them; bad batches; ends."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import torch
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.ids import Ids, Logprobs
+from orchestrator.contracts.states import Purpose
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.policies import PolicyVersion, newest_version, progress
+from orchestrator.pool.runs import Run, begin_end, close_intake
+from orchestrator.pool.steps import trajectories
+from orchestrator.pool.tables import batch_items, batches, groups, outbox, policy_versions, train_steps
+from tests.builders import Author, accepted, dispatch, finish, make_run, ready_groups
+from trainer.benchmarks.random_model import write_random_model
+from trainer.checkpoint import list_checkpoints, open_checkpoint
+from trainer.loop import Halted, TrainerSettings, run_trainer, train_batches
+from trainer.model import load_model
+from trainer.phases import Nothing, Trainer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+SUBJECT = "policy.test"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 with a byte-level tokenizer of 259 ids."""
+    directory = tmp_path_factory.mktemp("model")
+    return write_random_model(
+        directory, vocab_size=259, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24
+    )
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One run in its own database. `engine` is the orchestrator's, `trainers` has the trainer's role."""
+
+    url: str
+    engine: AsyncEngine
+    trainers: AsyncEngine
+    policies: Path
+    model: Path
+
+    async def run(self, **sections: dict[str, Any]) -> Run:
+        queue = {"batch_groups": 2, "capacity": 8, "window_fraction": 0.3} | sections.pop("queue", {})
+        trainer = {"parts": 2, "lr": 1e-3} | sections.pop("trainer", {})
+        config = Config.model_validate(
+            {
+                "run": {"name": "test"},
+                "policy": {"model": str(self.model)},
+                "queue": queue,
+                "trainer": trainer,
+            }
+            | sections
+        )
+        return await make_run(self.engine, config)
+
+    async def trainer(self, run: Run) -> Trainer:
+        """A trainer as a fresh process would be: nothing but rows and files."""
+        trainer = Trainer(self.trainers, run, self.policies / run.name, SUBJECT)
+        await trainer.resume()
+        return trainer
+
+    async def newest(self, run: Run) -> PolicyVersion:
+        async with self.engine.connect() as connection:
+            found = await newest_version(connection, run.run_id)
+        assert found is not None
+        return found
+
+    async def rows(self, query: Any) -> list[Any]:
+        async with self.engine.connect() as connection:
+            return list((await connection.execute(query)).all())
+
+
+@pytest.fixture
+async def pool(database_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Pool]:
+    async with (
+        open_engine(database_url) as engine,
+        open_engine(database_url, Role.TRAINER, size=2) as trainers,
+    ):
+        yield Pool(database_url, engine, trainers, tmp_path / "policies", model)
+
+
+def scored_by(model: Path) -> Author:
+    """An author whose behavior logprobs are the model's own, by plain Hugging Face code: what is trained is then on-policy."""
+    network: Any = load_model(model, backend=None).eval()
+
+    def score(full: Ids, state_len: int) -> Logprobs:
+        with torch.no_grad():
+            logits = network(input_ids=torch.from_numpy(full)[None].long(), use_cache=False).logits[0]
+        logp = logits.log_softmax(-1)[state_len - 1 : -1]
+        targets = torch.from_numpy(full[state_len:]).long()
+        return np.asarray(logp.gather(1, targets[:, None])[:, 0].numpy(), np.float32)
+
+    return Author(score=score)
+
+
+async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcement(pool: Pool) -> None:
+    run = await pool.run()
+    author = scored_by(pool.model)
+    [first] = await ready_groups(pool.engine, run, ["a"], author, domain="coding")
+    [second] = await accepted(pool.engine, run, ["b"], domain="agent")
+    await dispatch(pool.engine, run)
+    await finish(pool.engine, run, second, author, performances=[1, 1, 0, 0], marked=[1])
+    trainer = await pool.trainer(run)
+    await train_batches(trainer, 2)
+
+    versions = await pool.rows(select(policy_versions).order_by(policy_versions.c.version))
+    assert [(v.version, v.parent, v.batch_no) for v in versions] == [(0, None, None), (1, 0, 0)]
+    for row in versions:
+        assert open_checkpoint(Path(row.path)).manifest_sha == row.manifest_sha
+    state = open_checkpoint(Path(versions[1].path)).state
+    assert (state.version, state.batch_no, state.train_steps) == (1, 0, 2)
+    announced = await pool.rows(select(outbox).order_by(outbox.c.outbox_id))
+    assert [(row.subject, row.body["version"], row.body["manifest_sha"]) for row in announced] == [
+        (SUBJECT, v.version, v.manifest_sha) for v in versions
+    ]
+    assert [row.state for row in await pool.rows(select(groups.c.state))] == ["trained", "trained"]
+    async with pool.engine.connect() as connection:
+        done = await progress(connection, run.run_id)
+        stored = await trajectories(connection, run.run_id, [(rollout, 1) for rollout in range(1, 9)])
+    assert (done.committed_batches, done.train_steps) == (1, 2)
+
+    metrics = [row.metrics for row in await pool.rows(select(train_steps).order_by(train_steps.c.train_step))]
+    for part, group, rollouts in zip(metrics, (first, second), (range(1, 5), range(5, 9)), strict=True):
+        steps = [step for rollout in rollouts for step in stored[rollout] if not step.marked]
+        assert len(steps) == (12 if group == first else 8)
+        ids = [tuple(step.full.tolist()) for step in steps]
+        prefixes = {full[:end] for full in ids for end in range(1, len(full) + 1)}
+        assert part["tokens_naive"] == sum(map(len, ids)) and part["tokens_merged"] == len(prefixes)
+        assert part["merge_ratio"] == sum(map(len, ids)) / len(prefixes) > 2
+        assert part["action_tokens"] == sum(len(step.action) for step in steps)
+        assert part["staleness"] == {"0": part["action_tokens"]}
+    on_policy = metrics[
+        0
+    ]  # the second train step already has other weights than those that were sampled from
+    assert on_policy["max_abs_dlogprob"] < 1e-4 and on_policy["clip_fraction"] == 0
+    assert on_policy["ess"] == pytest.approx(1, abs=1e-4) and on_policy["gradient_norm"] > 0
+    assert metrics[1]["max_abs_dlogprob"] > 1e-4
+    assert metrics[0]["domains"].keys() == {"coding"} and metrics[0]["performance"] == 0.25
+    assert metrics[1]["domains"]["agent"] | {"reward": 0} == {
+        "token_share": 1.0, "rollouts": 4, "reward": 0, "performance": 0.5,
+    }  # fmt: skip
+    assert metrics[0]["wall_s"] > 0 and metrics[0]["cpu_s"] > 0
+
+
+async def test_groups_are_claimed_in_windowed_order(pool: Pool) -> None:
+    run = await pool.run()  # N = 8 and f = 0.3: a window of 2
+    trainer = await pool.trainer(run)
+    made = await accepted(pool.engine, run, list("abcde"))
+    await dispatch(pool.engine, run)
+    author = Author()
+
+    async def in_batches() -> list[tuple[int, int]]:
+        query = (
+            select(batches.c.batch_no, groups.c.seq)
+            .select_from(batches.join(batch_items).join(groups))
+            .order_by(batches.c.batch_no, batch_items.c.pos)
+        )
+        return [tuple(row) for row in await pool.rows(query)]
+
+    await finish(pool.engine, run, made[2], author)
+    assert await trainer.claim() is Nothing.YET
+    assert await in_batches() == []  # seq 2 is beyond the window of the head 0
+    await finish(pool.engine, run, made[1], author)
+    assert await trainer.claim() is Nothing.YET
+    assert await in_batches() == [(0, 1)]  # inside; the head does not move
+    await finish(pool.engine, run, made[0], author)
+    batch = await trainer.claim()
+    assert not isinstance(batch, Nothing) and batch.taken == 2
+    assert await in_batches() == [(0, 1), (0, 0)]
+    assert await trainer.claim() == batch  # until it is committed
+
+
+async def test_a_death_between_any_two_phases_repeats_the_batch_with_the_same_result(pool: Pool) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    outcomes: list[tuple[str, Any]] = []
+    for phases in range(5):  # how many phases this trainer lives through; the fourth is the commit
+        trainer = await pool.trainer(run)
+        batch = await trainer.claim()
+        if phases == 4:
+            assert batch is Nothing.YET
+            break
+        assert not isinstance(batch, Nothing)
+        outcomes.append(("digest", batch.digest))
+        if phases == 0:
+            continue
+        reports = await trainer.train(batch, await trainer.read(batch))
+        outcomes.append(("losses", tuple(report["loss"] for report in reports)))
+        if phases == 1:
+            continue
+        new = await trainer.save(batch)
+        outcomes.append(("weights", new.manifest_sha))
+        if phases == 3:
+            assert await trainer.commit(batch, new, reports)
+            assert await trainer.commit(batch, new, reports)  # the answer got lost: committed once
+    assert len(outcomes) == 4 + 3 + 2 and len(set(outcomes)) == 3
+    newest = await pool.newest(run)
+    assert (newest.version, newest.manifest_sha) == (1, outcomes[-1][1])
+    assert len(await pool.rows(select(train_steps))) == 2
+    # Two batches in one life and in two lives give the same weights: optimizer moments survive too.
+    await ready_groups(pool.engine, run, ["c", "d"], Author(seed=1, version=1))
+    shas = []
+    for survivor in (trainer, await pool.trainer(run)):
+        batch = await survivor.claim()
+        assert not isinstance(batch, Nothing)
+        await survivor.train(batch, await survivor.read(batch))
+        shas.append((await survivor.save(batch)).manifest_sha)
+    assert shas[0] == shas[1] != newest.manifest_sha
+
+
+async def test_the_control_trains_on_permuted_advantages_the_same_ones_every_time(pool: Pool) -> None:
+    run = await pool.run(trainer={"permute_advantages": True, "parts": 1})
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    trainer = await pool.trainer(run)
+    batch = await trainer.claim()
+    assert not isinstance(batch, Nothing)
+    [control] = await trainer.read(batch)
+    [again] = await (await pool.trainer(run)).read(batch)
+    trainer.config = trainer.config.model_copy(
+        update={"trainer": trainer.config.trainer.model_copy(update={"permute_advantages": False})}
+    )
+    [plain] = await trainer.read(batch)
+
+    def of(part: Any) -> list[float]:
+        return [float(sample.advantage[0]) for sample in part.samples if sample.step == 0]
+
+    assert of(control) == of(again) != of(plain)
+    assert sorted(of(control)) == sorted(of(plain)) and len(set(of(plain))) > 1
+
+
+async def test_a_batch_that_cannot_be_trained_is_quarantined_and_the_third_in_a_row_halts(pool: Pool) -> None:
+    run = await pool.run(queue={"batch_groups": 1})
+    nan = Author(score=lambda full, state_len: np.full(len(full) - state_len, np.nan, np.float32))
+    trainer = await pool.trainer(run)
+    await ready_groups(pool.engine, run, ["bad 1", "bad 2"], nan)
+    await ready_groups(pool.engine, run, ["good"], Author())
+    await train_batches(trainer, 1)
+    newest = await pool.newest(run)
+    assert (newest.version, newest.batch_no) == (1, 0)
+    query = select(groups.c.submission, groups.c.state, groups.c.reason).order_by(groups.c.group_id)
+    assert [tuple(row) for row in await pool.rows(query)] == [
+        ("bad 1", "filtered", "quarantined"),
+        ("bad 2", "filtered", "quarantined"),
+        ("good", "trained", None),
+    ]
+    await ready_groups(pool.engine, run, ["bad 3", "bad 4", "bad 5", "fine"], nan)
+    for _ in range(2):  # a restart does not forget
+        with pytest.raises(Halted, match="the last 3 batches had to be quarantined"):
+            await train_batches(await pool.trainer(run))
+    assert await pool.newest(run) == newest
+    assert [row.state for row in await pool.rows(query)][-1] == "ready"
+
+
+async def test_checkpoints_are_pruned_but_for_the_newest_the_first_the_served_and_the_pinned(
+    pool: Pool,
+) -> None:
+    run = await pool.run(queue={"batch_groups": 1}, trainer={"keep_checkpoints": 1, "parts": 1})
+    trainer = await pool.trainer(run)
+    for version in range(5):
+        await ready_groups(pool.engine, run, [f"g{version}"], Author(seed=version, version=version))
+        if version == 2:
+            await accepted(pool.engine, run, ["eval"], purpose=Purpose.EVAL, pinned_version=1)
+            async with pool.engine.begin() as connection:
+                await connection.execute(
+                    text("INSERT INTO rollout_servers (run_id, url, version) VALUES (:run, 'http://x', 2)"),
+                    {"run": run.run_id},
+                )
+        await train_batches(trainer, 1)
+        if version == 0:
+            assert [path.name[-1] for path in list_checkpoints(trainer.root)] == ["1", "0"]
+            (trainer.root / "version-000001").rename(trainer.root / "kept")
+            (trainer.root / "kept").rename(trainer.root / "version-000001")
+        if version == 1:  # 1 was pruned before anyone pinned it; make it again as a stand-in for a pinned one
+            assert [path.name[-1] for path in list_checkpoints(trainer.root)] == ["2", "0"]
+            (trainer.root / "version-000001").mkdir()
+    assert [path.name[-1] for path in list_checkpoints(trainer.root)] == ["5", "2", "1", "0"]
+
+
+async def test_a_stage_ends_after_its_batches_and_an_ending_run_after_its_closed_batch(pool: Pool) -> None:
+    run = await pool.run(stage={"end_batches": 1})
+    made = await ready_groups(pool.engine, run, list("abcd"), Author())
+    trainer = await pool.trainer(run)
+    await train_batches(trainer)
+    states = select(groups.c.state).order_by(groups.c.group_id)
+    assert [row.state for row in await pool.rows(states)] == ["trained"] * 2 + ["ready"] * 2
+    assert len(made) == 4 and await trainer.claim() is Nothing.EVER
+
+
+async def test_an_ending_run_still_commits_its_closed_batch(pool: Pool) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, list("abc"), Author())
+    trainer = await pool.trainer(run)
+    assert not isinstance(await trainer.claim(), Nothing)
+    async with pool.engine.begin() as connection:
+        assert await begin_end(connection, run.run_id, "test")
+    await train_batches(await pool.trainer(run))
+    assert (await pool.newest(run)).version == 1
+
+
+async def test_the_last_batch_closes_short_and_the_process_ends_with_the_run(pool: Pool) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, list("abc"), Author())
+    async with pool.engine.begin() as connection:
+        assert await close_intake(connection, run.run_id)
+    settings = TrainerSettings(run.name, pool.url, pool.policies, SUBJECT)
+    with anyio.fail_after(30):
+        await run_trainer(settings)
+    sizes = await pool.rows(select(batches.c.size).order_by(batches.c.batch_no))
+    assert [row.size for row in sizes] == [2, 1]
+
+
+async def start_trainer(pool: Pool) -> Process:
+    command = [
+        sys.executable, "-m", "trainer", "--run", "test", "--policies", str(pool.policies), "--subject", SUBJECT
+    ]  # fmt: skip
+    environment = {**os.environ, "DATABASE_URL": pool.url, "OMP_NUM_THREADS": "1"}
+    return await anyio.open_process(command, env=environment, stdout=None)
+
+
+async def until(process: Process, event: str) -> list[str]:
+    """The events of its log up to `event`."""
+    assert process.stderr is not None
+    lines = BufferedByteReceiveStream(process.stderr)
+    seen: list[str] = []
+    with anyio.fail_after(60):
+        while event not in seen:
+            line = await lines.receive_until(b"\n", 1 << 20)
+            seen.append(json.loads(line)["event"] if line.startswith(b"{") else line.decode())
+    return seen
+
+
+async def test_a_killed_process_repeats_its_batch_and_a_terminated_one_ends_with_status_0(pool: Pool) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    reference = await pool.trainer(run)
+    batch = await reference.claim()
+    assert not isinstance(batch, Nothing)
+    await reference.train(batch, await reference.read(batch))
+    expected = (
+        await reference.save(batch)
+    ).manifest_sha  # never committed: a left-over for those that follow
+
+    async with await start_trainer(pool) as killed:
+        assert await until(killed, "train_step.done")
+        killed.send_signal(signal.SIGKILL)
+        assert await killed.wait() == -signal.SIGKILL
+    async with await start_trainer(pool) as process:
+        await until(process, "batch.claimed" if (await pool.newest(run)).version == 0 else "trainer.resumed")
+        with anyio.fail_after(20):
+            while (await pool.newest(run)).version == 0:
+                await anyio.sleep(0.02)
+        await ready_groups(pool.engine, run, ["c", "d"], Author(seed=1))
+        await until(process, "batch.claimed")
+        with anyio.fail_after(2):
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    first = await pool.rows(select(policy_versions).where(policy_versions.c.version == 1))
+    assert first[0].manifest_sha == expected
+    assert len(await pool.rows(select(train_steps).where(train_steps.c.batch_id == batch.batch_id))) == 2
