@@ -5,7 +5,7 @@ import sys
 import typer
 
 from orchestrator.bus.base import BusError
-from orchestrator.cli import pool, processes, runs, tasks
+from orchestrator.cli import pool, processes, runs, sft, tasks
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 
@@ -20,6 +20,12 @@ processes.register(app)
 runs.register(app)
 pool.register(app)
 app.add_typer(tasks.app, name="tasks", help="Publish, check and generate tasks.")
+app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
+
+
+def _ended(error: BaseException) -> SystemExit:
+    print(f"penstock: {error}", file=sys.stderr)
+    return SystemExit(1)
 
 
 def main() -> None:
@@ -28,7 +34,14 @@ def main() -> None:
     try:
         app()
     except (PenstockError, BusError, ValueError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise _ended(error) from None
+    except ExceptionGroup as errors:  # of the tasks of a process: the first reason is enough
+        known, others = errors.split((PenstockError, BusError, ValueError))
+        if known is None or others is not None:
+            raise
+        first: BaseException = known
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise _ended(first) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,9 +1,8 @@
-"""One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier; trainer and sft as subprocesses."""
+"""One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier, trainer."""
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -141,8 +140,6 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
     for command in (orchestrator, gateway, runner, verifier, trainer):
         app.command()(command)
-    passed = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(context_settings=passed, add_help_option=False)(sft)
 
 
 def trainer(
@@ -162,13 +159,3 @@ def trainer(
     env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
     # The process becomes the trainer: its signals and its exit status are the trainer's own.
     os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)
-
-
-def sft(context: typer.Context) -> None:
-    """Supervised training on recorded trajectories: penstock sft --help"""
-    _torch("trainer.sft", context.args)
-
-
-def _torch(module: str, arguments: list[str]) -> None:
-    env = {"OMP_NUM_THREADS": "1", **os.environ}
-    raise typer.Exit(subprocess.run([sys.executable, "-m", module, *arguments], env=env).returncode)

@@ -1,0 +1,169 @@
+"""penstock sft: record demonstrations, export recorded trajectories, train on them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+import typer
+from rich.console import Console
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.home import Home
+
+app = typer.Typer(no_args_is_help=True)
+err = Console(stderr=True)
+
+OutOption = Annotated[Path, typer.Option("--out", help="File of demonstrations to write (safetensors).")]
+
+
+@app.command()
+def record(
+    out: OutOption,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many demonstrations.")] = 4000,
+    seed: Annotated[int, typer.Option(help="Seed of tasks, skills and choices.")] = 0,
+    scaffold: Annotated[
+        str, typer.Option(help="Shares of scaffolds, such as shell=0.85,mini-swe-agent=0.15.")
+    ] = "shell=1",
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="Record on this running stack (default: one of its own)."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory of the tokenizer (default: a new random policy).")
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Concurrent rollouts of its own stack.")] = 16,
+    sandbox: Annotated[str, typer.Option(help="Sandbox provider of its own stack.")] = "bubblewrap",
+    as_json: JsonOption = False,
+) -> None:
+    """Play scripted demonstrations of the built-in suite through the gateway, and export them: penstock sft record --out demos.st"""
+    from orchestrator.recording import Progress, connected, with_own_stack
+    from orchestrator.tasks.suite.record import demonstrations
+
+    if config is not None and model is not None:
+        raise ValueError(
+            "--model goes with a stack of its own: the one named by --config has a policy already"
+        )
+    drawn = demonstrations(count, seed, read_shares(scaffold))
+    label = f"demonstrations-{seed}"
+
+    def tick(progress: Progress) -> None:
+        if err.is_terminal:
+            err.print(f"\r\x1b[2Krecorded {progress.ended} of {count}", end="", highlight=False)
+
+    async def work(home: Home) -> dict[str, object]:
+        async with connected(home) as studio:
+            done = await studio.record(drawn, label, tick)
+        if err.is_terminal:
+            err.print("\r\x1b[2K", end="")
+        wanted = ["--label", label, "--purpose", "record"]
+        exported = await anyio.to_thread.run_sync(export_from, home, out, wanted)
+        return {
+            "seconds": round(done.seconds, 1),
+            "meant_to_succeed": done.good / done.count,
+            "not_scored": done.count - done.progress.scored,
+            **exported,
+        }
+
+    with tempfile.TemporaryDirectory(prefix="penstock-policy-") as scratch:
+        if config is not None:
+            said = anyio.run(partial(work, Home.at(config)))
+        else:
+            if model is None:
+                model = Path(scratch) / "policy"
+                torch_process("trainer.policy", ["--out", str(model), "--seed", "0"])
+            verify_slots = max(2, slots // 2)
+            said = anyio.run(
+                partial(with_own_stack, model, work, slots=slots, verify_slots=verify_slots, sandbox=sandbox)
+            )
+    if as_json:
+        typer.echo(json.dumps(said))
+    else:
+        typer.echo(
+            f"{said['demonstrations']} demonstrations of {said['rollouts']} rollouts in {said['seconds']} s, "
+            f"{said['success']:.1%} successful, {said['tokens']} tokens ({said['action_tokens']} sampled) "
+            f"in {out} ({said['bytes']} bytes); {said['not_scored']} were not scored"
+        )
+
+
+@app.command()
+def export(
+    out: OutOption,
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    label: Annotated[str, typer.Option(help="Only what was submitted under this label.")] = "",
+    purpose: Annotated[str, typer.Option(help="Only train, eval or record.")] = "",
+    domain: Annotated[str, typer.Option(help="Only this domain.")] = "",
+    scaffold: Annotated[str, typer.Option(help="Only this scaffold.")] = "",
+    min_performance: Annotated[
+        float | None, typer.Option(help="Only rollouts that did at least as well, in [0, 1].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Export recorded trajectories from the data pool, for example for rejection sampling: penstock sft export --out good.st --min-performance 1"""
+    given = {"--label": label, "--purpose": purpose, "--domain": domain, "--scaffold": scaffold}
+    options = [part for option, value in given.items() if value for part in (option, value)]
+    if min_performance is not None:
+        options += ["--min-performance", str(min_performance)]
+    said = export_from(Home.at(config, tuple(overrides or ())), out, options)
+    if as_json:
+        typer.echo(json.dumps(said))
+        return
+    typer.echo(
+        f"{said['demonstrations']} demonstrations of {said['rollouts']} rollouts, {said['success']:.1%} successful, "
+        f"{said['tokens']} tokens ({said['action_tokens']} sampled) in {out} ({said['bytes']} bytes)"
+    )
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
+)
+def train(context: typer.Context) -> None:
+    """Train a policy on a file of demonstrations: penstock sft train --corpus demos.st --model policy --out trained"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    os.execve(sys.executable, [sys.executable, "-m", "trainer.sft", *context.args], environment)
+
+
+def read_shares(given: str) -> dict[str, float]:
+    """`a=0.85,b=0.15` as numbers; `a` alone is a=1. ValueError names what is not of that form."""
+    shares: dict[str, float] = {}
+    for part in given.split(","):
+        name, separator, share = part.strip().partition("=")
+        try:
+            shares[name] = float(share) if separator else 1.0
+        except ValueError:
+            raise ValueError(f"--scaffold {part!r} is not of the form name=share") from None
+    return shares
+
+
+def export_from(home: Home, out: Path, options: Sequence[str]) -> dict[str, object]:
+    """Run the exporter on a run's data pool; returns its result."""
+    config = home.connected()
+    arguments = ["--run", config.run.name, "--model", config.policy.model, "--out", str(out), *options]
+    said = torch_process(
+        "trainer.sft.export", arguments, environment={"DATABASE_URL": config.services.database_url}
+    )
+    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def torch_process(module: str, arguments: Sequence[str], *, environment: dict[str, str] | None = None) -> str:
+    """What `python -m module` prints. PenstockError with its last line when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise PenstockError(f"python -m {module} failed: {lines[-1]}")
+    return done.stdout

@@ -1,0 +1,115 @@
+"""`python -m trainer.sft.export --run NAME --model DIR --out FILE`: recorded trajectories of one run as a file of demonstrations.
+
+Reads the data pool at $DATABASE_URL and nothing else; the options select by label, purpose, domain, scaffold and performance. The last
+line printed is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import anyio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.states import Purpose
+from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.recorded import Selection, recorded
+from orchestrator.pool.runs import get_run
+from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.samples import demonstrations_of
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What the file holds. `success` is the mean performance of the rollouts, `scaffolds` counts them."""
+
+    rollouts: int
+    demonstrations: int
+    tokens: int
+    action_tokens: int
+    longest: int
+    success: float
+    scaffolds: dict[str, int]
+    bytes: int
+
+
+async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, out: Path) -> Exported:
+    """Write `out` whole or not at all. ValueError when nothing matches; ConfigurationError for an unknown run."""
+    tokenizer = tokenizer_digest(model)
+    samples: list[tuple[list[int], list[bool]]] = []
+    scaffolds: dict[str, int] = {}
+    performances: list[float] = []
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+        await check_revision(connection)
+        found = await get_run(connection, run)
+        async for rollout in recorded(connection, found.run_id, wanted):
+            samples += demonstrations_of(rollout.steps)
+            scaffolds[rollout.scaffold] = scaffolds.get(rollout.scaffold, 0) + 1
+            performances.append(rollout.performance)
+    if not samples:
+        raise ValueError(f"run {run!r} has no verified rollout that matches: ask for less, or record some")
+    demonstrations = Demonstrations.of(samples, tokenizer=tokenizer)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = out.with_name(f".{out.name}.{os.getpid()}")
+    demonstrations.save(scratch)
+    os.replace(scratch, out)
+    return Exported(
+        rollouts=len(performances),
+        demonstrations=len(demonstrations),
+        tokens=len(demonstrations.ids),
+        action_tokens=int(demonstrations.action.sum()),
+        longest=max(len(ids) for ids, _ in samples),
+        success=sum(performances) / len(performances),
+        scaffolds=scaffolds,
+        bytes=out.stat().st_size,
+    )
+
+
+def main() -> int:
+    """Parse, export, and say what is wrong in one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.sft.export", description=__doc__)
+    parser.add_argument("--run", required=True, help="the run's name in the data pool")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="model directory whose tokenizer the run used"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file of demonstrations to write")
+    parser.add_argument("--label", help="only what was submitted under this label")
+    parser.add_argument("--purpose", choices=[*Purpose], help="only train, eval or record")
+    parser.add_argument("--domain", help="only this domain")
+    parser.add_argument("--scaffold", help="only this scaffold")
+    parser.add_argument(
+        "--min-performance", type=float, help="only rollouts with at least this performance, 0–1"
+    )
+    options = parser.parse_args()
+    url = os.environ.get("DATABASE_URL", "")
+    if not url:
+        parser.error("DATABASE_URL is not set")
+    wanted = Selection(
+        options.label,
+        Purpose(options.purpose) if options.purpose else None,
+        options.domain,
+        options.scaffold,
+        options.min_performance,
+    )
+
+    async def work() -> Exported:
+        async with open_engine(url, Role.READER, size=1, name="penstock-sft-export") as engine:
+            return await export(engine, options.run, wanted, options.model, options.out)
+
+    try:
+        print(json.dumps(asdict(anyio.run(work))))
+    except (PenstockError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
