@@ -4,22 +4,28 @@
 |---|---|---|
 | what `handle` commits, then acks | the stream | the sender |
 | nothing while Postgres is away: unacked messages stay on the stream, which fills and pushes back | Postgres | its return |
+
+A message whose content cannot be used is kept as a dead letter with the reason. One that Postgres itself refuses (a number out of range, a
+broken constraint) is found by handling its batch again one by one; the others of the batch lose nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import Delivery
 from orchestrator.bus.subjects import Consumer
+from orchestrator.contracts.errors import MessageError
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
+from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import dead_letters
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import of_content, sentence, transact
 
 log = get(__name__)
 
-# Handles deliveries inside one transaction; returns the reason for each one that can never be used.
+# Handles deliveries inside one transaction, which may run several times; returns the reason for each one that can never be used.
 Handle = Callable[[AsyncConnection, Sequence[Delivery]], Awaitable[Mapping[int, str]]]
 
 
@@ -34,27 +40,46 @@ async def consume(
     """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked."""
     async with flow.bus.subscribe(consumer, batch=batch) as arriving:
         while True:
-            deliveries = await arriving.take(batch)
+            await process(flow, handle, await arriving.take(batch), after)
 
-            async def work(
-                connection: AsyncConnection, deliveries: Sequence[Delivery] = deliveries
-            ) -> Mapping[int, str]:
-                refused = await handle(connection, deliveries)
-                for i, reason in refused.items():
-                    await _keep(connection, flow.run_id, deliveries[i], reason)
-                return refused
 
-            refused = await transact(flow.engine, work)
-            if after is not None:
-                await after()
-            for i, delivery in enumerate(deliveries):
-                if i in refused:
-                    log.warning(
-                        "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=refused[i]
-                    )
-                    await flow.bus.dead_letter(delivery, refused[i])
-                else:
-                    await delivery.ack()
+async def process(
+    flow: Flow,
+    handle: Handle,
+    deliveries: Sequence[Delivery],
+    after: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Handle, commit, run `after`, settle: all of `deliveries` at once, or one by one when the content of one is at fault."""
+
+    async def work(connection: AsyncConnection) -> Mapping[int, str]:
+        refused = await handle(connection, deliveries)
+        for i, reason in refused.items():
+            await _keep(connection, flow.run_id, deliveries[i], reason)
+        return refused
+
+    try:
+        refused = await transact(flow.engine, work)
+    except (DBAPIError, MessageError, ValueError) as error:
+        if isinstance(error, DBAPIError) and not of_content(error):
+            raise
+        if len(deliveries) > 1:
+            for delivery in deliveries:
+                await process(flow, handle, [delivery], after)
+            return
+        reason = sentence(error) if isinstance(error, DBAPIError) else str(error)
+        await transact(flow.engine, lambda c: _keep(c, flow.run_id, deliveries[0], reason))
+        refused = {0: reason}
+    else:
+        if after is not None:
+            await after()
+    for i, delivery in enumerate(deliveries):
+        if i in refused:
+            log.warning(
+                "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=refused[i]
+            )
+            await flow.bus.dead_letter(delivery, refused[i])
+        else:
+            await delivery.ack()
 
 
 async def _keep(connection: AsyncConnection, run_id: int | None, delivery: Delivery, reason: str) -> None:
@@ -63,9 +88,9 @@ async def _keep(connection: AsyncConnection, run_id: int | None, delivery: Deliv
             run_id=run_id,
             stream=delivery.stream,
             subject=delivery.subject,
-            schema=delivery.schema,
-            msg_id=delivery.msg_id,
-            reason=reason,
+            schema=clean(delivery.schema) if delivery.schema else None,
+            msg_id=clean(delivery.msg_id) if delivery.msg_id else None,
+            reason=clean(reason),
             deliveries=delivery.deliveries,
             body=delivery.body,
         )

@@ -17,27 +17,33 @@ T = TypeVar("T")
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
-# SQLSTATE classes that say "try again": connection, resources (disk full, too many connections), operator intervention,
-# and transaction rollback (deadlock, serialisation).
-PASSING = ("08", "53", "57", "40")
+# SQLSTATE classes that say "try again": connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
+# connections), operator intervention (shutdown, starting up), system (input or output error).
+PASSING = ("08", "40", "53", "57", "58")
+CONTENT = ("22", "23")  # data exception, constraint violation
+
+
+def _state(error: BaseException) -> str:
+    """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty when Postgres did not give one."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(getattr(cause, "sqlstate", None) or "")
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same transaction may succeed later."""
-    if isinstance(error, (OSError, PoolTimeout, TimeoutError, asyncpg.InterfaceError)):
+    """Whether the same transaction may succeed later: the server or the way to it is at fault."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    if isinstance(error, DBAPIError):
-        state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-        return error.connection_invalidated or (str(state)[:2] in PASSING if state else passing_cause(error))
-    if isinstance(error, asyncpg.PostgresError):
-        return str(error.sqlstate)[:2] in PASSING
-    return False
+    return isinstance(error, (OSError, PoolTimeout)) or _state(error)[:2] in PASSING
 
 
-def passing_cause(error: DBAPIError) -> bool:
-    """SQLAlchemy wraps the driver's error twice; look at what it stands for."""
-    cause = error.orig.__cause__ if error.orig is not None else None
-    return cause is not None and passing(cause)
+def of_content(error: DBAPIError) -> bool:
+    """Whether the values that were to be written are at fault, so that the same transaction fails for ever."""
+    return _state(error)[:2] in CONTENT
+
+
+def sentence(error: DBAPIError) -> str:
+    """What Postgres (or the driver) says, as one line without the statement."""
+    return str(error.orig).partition("\n")[0].rpartition("'>: ")[2] or type(error.orig).__name__
 
 
 async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -51,20 +57,13 @@ async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaita
         try:
             async with engine.begin() as connection:
                 return await work(connection)
-        except (
-            OSError,
-            PoolTimeout,
-            TimeoutError,
-            DBAPIError,
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-        ) as error:
+        except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if not passing(error):
                 raise
             log.warning(
                 "pool.retry",
                 error=type(error).__name__,
-                detail=str(error).splitlines()[0][:200],
+                detail=str(error).partition("\n")[0][:200],
                 wait_s=round(wait, 2),
             )
         await anyio.sleep(wait * random.uniform(0.5, 1.5))
