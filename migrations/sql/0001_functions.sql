@@ -53,6 +53,27 @@ $$
 --;
 COMMENT ON FUNCTION step_logprobs(int, bigint, int, int) IS 'Behavior logprobs of one step''s action.'
 --;
+CREATE FUNCTION chain_of(above bytea, keep_len int, delta bytea, action bytea) RETURNS bytea LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT sha256(above || substr(n, 4, 1) || substr(n, 3, 1) || substr(n, 2, 1) || substr(n, 1, 1) || delta || action)
+  FROM (SELECT int4send(keep_len) AS n) big_endian
+$$
+--;
+COMMENT ON FUNCTION chain_of(bytea, int, bytea, bytea) IS 'The chain_sha that a step must have; above = the parent''s chain_sha, or the prompt''s sha256, or 32 zero bytes.'
+--;
+CREATE FUNCTION broken_steps(run int, rollout bigint, att int) RETURNS TABLE (idx int) LANGUAGE sql STABLE PARALLEL SAFE AS $$
+  SELECT s.idx
+    FROM steps s
+    LEFT JOIN steps p ON p.run_id = run AND p.rollout_id = rollout AND p.attempt = att AND p.idx = s.parent_idx
+    LEFT JOIN prompts q ON q.run_id = run AND q.sha = s.prompt_sha
+   WHERE s.run_id = run AND s.rollout_id = rollout AND s.attempt = att
+     AND (s.keep_len > coalesce(p.full_len, q.n, 0)
+          OR s.chain_sha IS DISTINCT FROM chain_of(
+               CASE WHEN s.parent_idx IS NOT NULL THEN p.chain_sha WHEN s.prompt_sha IS NOT NULL THEN q.sha
+                    ELSE decode(repeat('00', 32), 'hex') END, s.keep_len, s.delta, s.action))
+$$
+--;
+COMMENT ON FUNCTION broken_steps(int, bigint, int) IS 'Steps of an attempt whose parent or prompt is missing or too short, or whose chain_sha does not follow from it. None in a complete attempt.'
+--;
 CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION '% of % is refused: its rows are immutable', TG_OP, TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
@@ -70,6 +91,16 @@ CREATE TRIGGER verdicts_immutable BEFORE UPDATE OR DELETE ON verdicts FOR EACH R
 CREATE TRIGGER rewards_immutable BEFORE UPDATE OR DELETE ON rewards FOR EACH ROW EXECUTE FUNCTION refuse_change()
 --;
 CREATE TRIGGER transitions_immutable BEFORE UPDATE OR DELETE ON transitions FOR EACH ROW EXECUTE FUNCTION refuse_change()
+--;
+CREATE TRIGGER messages_immutable BEFORE UPDATE OR DELETE ON messages FOR EACH ROW EXECUTE FUNCTION refuse_change()
+--;
+DO $$
+DECLARE kept text;
+BEGIN
+  FOREACH kept IN ARRAY ARRAY['steps', 'step_marks', 'prompts', 'verdicts', 'rewards', 'transitions', 'messages'] LOOP
+    EXECUTE format('CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON %I EXECUTE FUNCTION refuse_change()', kept);
+  END LOOP;
+END $$
 --;
 CREATE FUNCTION open_partition(run int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -89,3 +120,7 @@ CREATE FUNCTION count_event(run int, counter text, amount bigint DEFAULT 1) RETU
   INSERT INTO counters(run_id, name, value) VALUES (run, counter, amount)
   ON CONFLICT (run_id, name) DO UPDATE SET value = counters.value + excluded.value
 $$
+--;
+COMMENT ON FUNCTION count_event(int, text, bigint) IS 'Adds to a counter of the run.'
+--;
+COMMENT ON FUNCTION refuse_change() IS 'The trigger of append-only tables.'

@@ -676,6 +676,8 @@ def downgrade() -> None:
         "step_logprobs(int, bigint, int, int)",
         "step_ids(int, bigint, int, int)",
         "step_full(int, bigint, int, int)",
+        "broken_steps(int, bigint, int)",
+        "chain_of(bytea, int, bytea, bytea)",
         "f4(bytea)",
         "i4(bytea)",
         "open_partition(int)",

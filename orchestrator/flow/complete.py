@@ -12,7 +12,7 @@ from orchestrator.bus import subjects
 from orchestrator.contracts.events import VerifyAssigned
 from orchestrator.contracts.states import FailureClass, FilterReason, GroupState, Purpose, RolloutState
 from orchestrator.flow.context import Flow
-from orchestrator.flow.dispatcher import assign
+from orchestrator.flow.dispatcher import assignment
 from orchestrator.flow.reward import reward_group
 from orchestrator.log import get
 from orchestrator.pool import groups as pool_groups
@@ -29,7 +29,8 @@ RETRIED = frozenset({FailureClass.INFRA_FAILURE})
 
 
 async def complete_reported(connection: AsyncConnection, flow: Flow, rollout_ids: Sequence[int]) -> None:
-    """Move every given rollout that is reported and whose steps are all in; wait for the others."""
+    """Move every given rollout that is reported and whose steps are all in; wait for the others. May end groups."""
+    await history.lock_run(connection, flow.run_id)
     for found in await results.reported(connection, rollout_ids):
         await _complete(connection, flow, found)
 
@@ -86,10 +87,19 @@ async def assign_verification(
     delay_s: float = 0.0,
 ) -> None:
     """Owe the verifier runners an assignment for this epoch."""
-    pool = subjects.POOL_DEFAULT if purpose == Purpose.TRAIN else subjects.POOL_EVAL
-    event = VerifyAssigned(run=flow.run, rollout=rollout_id, attempt=attempt, epoch=epoch)
-    await owe(connection, flow.run_id, subjects.work_verify(flow.run, pool), event, delay_s=delay_s)
+    subject, event = verification(flow, rollout_id, attempt, epoch, purpose)
+    await owe(connection, flow.run_id, subject, event, delay_s=delay_s)
     flow.signals.outbox.set()
+
+
+def verification(
+    flow: Flow, rollout_id: int, attempt: int, epoch: int, purpose: str
+) -> tuple[str, VerifyAssigned]:
+    """The subject and message that assign a verification."""
+    pool = subjects.POOL_DEFAULT if purpose == Purpose.TRAIN else subjects.POOL_EVAL
+    return subjects.work_verify(flow.run, pool), VerifyAssigned(
+        run=flow.run, rollout=rollout_id, attempt=attempt, epoch=epoch
+    )
 
 
 async def run_again(
@@ -105,7 +115,7 @@ async def run_again(
     if attempt >= flow.config.queue.max_attempts:
         lost = f"{attempt} attempts failed; the last one: {reason}"
         if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, lost):
-            await conclude_group(connection, flow, await group_of(connection, rollout_id))
+            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
         return
     delay_s = flow.config.rollout.retry_delay_s * 2 ** (attempt - 1)
     retried = await leases.retry(connection, rollout_id, before, epoch, reason=reason, delay_s=delay_s)
@@ -113,13 +123,9 @@ async def run_again(
         return
     log.info("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
     pool = await leases.pool_of(connection, rollout_id)
-    await assign(connection, flow, Assignment(rollout_id, retried[0], retried[1], pool), delay_s=delay_s)
+    subject, event = assignment(flow, Assignment(rollout_id, retried[0], retried[1], pool))
+    await owe(connection, flow.run_id, subject, event, delay_s=delay_s)
     flow.signals.outbox.set()
-
-
-async def group_of(connection: AsyncConnection, rollout_id: int) -> int:
-    """The group that a rollout belongs to."""
-    return await leases.group_of(connection, rollout_id)
 
 
 async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int) -> None:
@@ -152,9 +158,7 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
 
 
 def _wrong_version(pinned: int | None, member: pool_groups.GroupMember) -> bool:
-    return pinned is not None and any(
-        version != pinned for step in member.steps for version, _, _ in step.spans
-    )
+    return pinned is not None and any(step.versions - {pinned} for step in member.steps)
 
 
 def reward_settings(flow: Flow) -> RewardSettings:

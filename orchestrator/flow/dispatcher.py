@@ -12,7 +12,7 @@ from orchestrator.config import Config
 from orchestrator.contracts.events import RolloutAssigned
 from orchestrator.flow.context import Flow
 from orchestrator.pool.dispatch import Assignment, QueueView, dispatch_other, dispatch_train
-from orchestrator.pool.outbox import owe
+from orchestrator.pool.outbox import owe_all
 from orchestrator.pool.transact import transact
 from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
 
@@ -36,6 +36,14 @@ def queue_settings(config: Config) -> QueueSettings:
 
 async def dispatcher(flow: Flow) -> None:
     """Dispatch until cancelled."""
+    while True:
+        if await transact(flow.engine, lambda connection: dispatch(connection, flow)):
+            flow.signals.outbox.set()
+        await flow.signals.work.wait(PERIOD_S)
+
+
+async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
+    """Dispatch what admission allows now; returns how many rollouts."""
     settings = queue_settings(flow.config)
 
     def choose(view: QueueView) -> list[str]:
@@ -44,26 +52,14 @@ async def dispatcher(flow: Flow) -> None:
             return []
         return choose_domains(shares, view.served, view.accepted, dispatchable(view.counts, settings))
 
-    async def once(connection: AsyncConnection) -> int:
-        assigned = await dispatch_train(connection, flow.run_id, choose)
-        assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots)
-        for assignment in assigned:
-            await assign(connection, flow, assignment)
-        return len(assigned)
-
-    while True:
-        if await transact(flow.engine, once):
-            flow.signals.outbox.set()
-        await flow.signals.work.wait(PERIOD_S)
+    assigned = await dispatch_train(connection, flow.run_id, choose, settings.running_rollouts)
+    assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots)
+    await owe_all(connection, flow.run_id, [assignment(flow, one) for one in assigned])
+    return len(assigned)
 
 
-async def assign(
-    connection: AsyncConnection, flow: Flow, assignment: Assignment, *, delay_s: float = 0.0
-) -> None:
-    """Owe the runners an assignment for the rollout's current epoch."""
-    event = RolloutAssigned(
-        run=flow.run, rollout=assignment.rollout_id, attempt=assignment.attempt, epoch=assignment.epoch
-    )
-    await owe(
-        connection, flow.run_id, subjects.work_rollout(flow.run, assignment.pool), event, delay_s=delay_s
+def assignment(flow: Flow, given: Assignment) -> tuple[str, RolloutAssigned]:
+    """The subject and message that assign a rollout."""
+    return subjects.work_rollout(flow.run, given.pool), RolloutAssigned(
+        run=flow.run, rollout=given.rollout_id, attempt=given.attempt, epoch=given.epoch
     )

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,47 +15,78 @@ from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, decode
 from orchestrator.contracts.states import FailureClass, RolloutState
-from orchestrator.flow.complete import assign_verification, complete_reported, conclude_group, group_of
+from orchestrator.flow.complete import assign_verification, complete_reported, conclude_group
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
-from orchestrator.pool import leases, results
-from orchestrator.pool.steps import Decoded, decode_step, ingest
+from orchestrator.pool import history, leases, results
+from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest
+from orchestrator.pool.transact import transact
+
+E = TypeVar("E", StepRecorded, RolloutFinished, VerdictReached)
+
+# How a runner may say that an attempt ended, and a verifier runner that a verification did.
+ROLLOUT_ENDS = frozenset(FailureClass) - {FailureClass.VERIFIER_FAILURE, FailureClass.POISON}
+VERIFICATION_ENDS = frozenset(
+    {FailureClass.COMPLETED, FailureClass.VERIFIER_FAILURE, FailureClass.INFRA_FAILURE}
+)
+
+
+def _read(flow: Flow, delivery: Delivery, expected: type[E]) -> E:
+    event = decode(delivery.body, delivery.schema, expected)
+    if event.run != flow.run:
+        raise MessageError(
+            f"{expected.__name__} names run {event.run!r} but came on the subject of {flow.run!r}"
+        )
+    return event
+
+
+def _failure(name: str, allowed: frozenset[FailureClass]) -> FailureClass:
+    if name not in allowed:
+        raise MessageError(
+            f"failure_class is {name!r}, it must be one of: {', '.join(c for c in FailureClass if c in allowed)}"
+        )
+    return FailureClass(name)
 
 
 async def ingest_steps(flow: Flow) -> None:
-    """Steps, in batches."""
+    """Steps, in batches. A rollout whose result came first is completed in a transaction of its own, before the ack."""
+    waiting: set[int] = set()
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
+        waiting.clear()
         refused: dict[int, str] = {}
         arrived: dict[int, Decoded] = {}
         for i, delivery in enumerate(deliveries):
             try:
-                arrived[i] = decode_step(decode(delivery.body, delivery.schema, StepRecorded))
+                arrived[i] = decode_step(_read(flow, delivery, StepRecorded))
             except MessageError as error:
                 refused[i] = str(error)
         done = await ingest(connection, flow.run_id, list(arrived.values()))
-        for i, step in arrived.items():
-            if step.key in done.conflicts:
+        for (i, step), fate in zip(arrived.items(), done.fates, strict=True):
+            if fate is Fate.CONFLICTING:
                 refused[i] = f"step {step.key} is stored with other content: steps never change"
-        if done.waiting:
-            await complete_reported(connection, flow, sorted(done.waiting))
+        waiting.update(done.waiting)
         return refused
 
-    await consume(flow, subjects.consume_steps(flow.run), handle, batch=64)
+    async def complete() -> None:
+        if waiting:
+            await transact(flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)))
+
+    await consume(flow, subjects.consume_steps(flow.run), handle, batch=64, after=complete)
 
 
 async def ingest_results(flow: Flow) -> None:
     """Rollout results."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
+        await history.lock_run(connection, flow.run_id)
         refused: dict[int, str] = {}
         moved = []
         for i, delivery in enumerate(deliveries):
             try:
-                event = decode(delivery.body, delivery.schema, RolloutFinished)
-                FailureClass(event.failure_class)
-                bytes.fromhex(event.digest)
-            except (MessageError, ValueError) as error:
+                event = _read(flow, delivery, RolloutFinished)
+                _failure(event.failure_class, ROLLOUT_ENDS)
+            except MessageError as error:
                 refused[i] = str(error)
                 continue
             if await results.report(connection, flow.run_id, event):
@@ -70,27 +102,30 @@ async def ingest_verdicts(flow: Flow) -> None:
     """Verdicts: a reward, or a verifier failure that is tried again."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
+        await history.lock_run(connection, flow.run_id)
         refused: dict[int, str] = {}
         for i, delivery in enumerate(deliveries):
             try:
-                event = decode(delivery.body, delivery.schema, VerdictReached)
-                failure = FailureClass(event.failure_class)
-            except (MessageError, ValueError) as error:
+                event = _read(flow, delivery, VerdictReached)
+                failure = _failure(event.failure_class, VERIFICATION_ENDS)
+                if failure is FailureClass.COMPLETED and not _in_range(event.reward):
+                    raise MessageError(f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]")
+            except MessageError as error:
                 refused[i] = str(error)
                 continue
-            if failure is FailureClass.COMPLETED:
-                if event.reward is None or not 0.0 <= event.reward <= 1.0:
-                    refused[i] = f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]"
-                    continue
-                if await results.verdict(connection, flow.run_id, event):
-                    await conclude_group(connection, flow, await group_of(connection, event.rollout))
-            else:
+            if failure is not FailureClass.COMPLETED:
                 await verify_again(
                     connection, flow, event.rollout, event.attempt, event.epoch, event.reason or failure
                 )
+            elif await results.verdict(connection, flow.run_id, event):
+                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
         return refused
 
     await consume(flow, subjects.consume_results_verdict(flow.run), handle, batch=16)
+
+
+def _in_range(reward: float | None) -> bool:
+    return reward is not None and 0.0 <= reward <= 1.0
 
 
 async def verify_again(
@@ -98,8 +133,11 @@ async def verify_again(
 ) -> None:
     """Another verification of the same artifacts; with the tries used up the member is lost, and never rewarded."""
     delay_s = flow.config.rollout.retry_delay_s
-    again = await results.verify_again(connection, rollout_id, epoch, reason=reason, delay_s=delay_s)
+    again = await results.verify_again(
+        connection, flow.run_id, rollout_id, epoch, reason=reason, delay_s=delay_s
+    )
     if again is None:
+        await history.count(connection, flow.run_id, "verdicts_stale")
         return
     tries, new_epoch = again
     if tries >= flow.config.queue.max_attempts:
@@ -107,7 +145,7 @@ async def verify_again(
         if await leases.lose(
             connection, rollout_id, RolloutState.FINISHED, new_epoch, FailureClass.VERIFIER_FAILURE, lost
         ):
-            await conclude_group(connection, flow, await group_of(connection, rollout_id))
+            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
         return
     purpose = await leases.purpose_of(connection, rollout_id)
     await assign_verification(

@@ -22,6 +22,7 @@ from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.states import Purpose
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
+from orchestrator.pool.clean import clean
 from orchestrator.pool.runs import Run, find_run, intake_open
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
 from orchestrator.tasks.harbor import Task
@@ -87,7 +88,9 @@ class Intake:
             return answer, str(error) if answer.new else None
 
     def _group(self, run: Run, domain: str, submission: str, event: TaskSubmitted) -> NewGroup:
-        config = self._configs.setdefault(run.run_id, Config.from_json(run.config))
+        config = self._configs.get(run.run_id)
+        if config is None:
+            config = self._configs[run.run_id] = Config.from_json(run.config)
         task = Task.from_message(event.task)
         try:
             purpose = Purpose(event.purpose)
@@ -115,6 +118,10 @@ class Intake:
             raise MessageError(
                 f"group_size is {size}, but only {config.rollout.slots} rollouts run at once: it would never start"
             )
+        if event.version is not None and (purpose is Purpose.TRAIN or not 0 <= event.version < 2**31):
+            raise MessageError(
+                f"version is {event.version}: only eval and record groups pin a policy version, from 0 on"
+            )
         return NewGroup(
             submission=submission,
             task_sha=bytes.fromhex(task.content_hash),
@@ -126,7 +133,7 @@ class Intake:
             scaffold=scaffold,
             size=size,
             seed=int.from_bytes(digest[:8], "big") >> 2,
-            label=event.label,
+            label=clean(event.label) if event.label else None,
             pinned_version=event.version,
             sampling=event.sampling if purpose is not Purpose.TRAIN else None,
             pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,

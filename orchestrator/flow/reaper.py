@@ -5,10 +5,7 @@
 | new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
 """
 
-from datetime import timedelta
-
 import anyio
-from sqlalchemy import func, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import RolloutState
@@ -16,68 +13,45 @@ from orchestrator.flow.complete import complete_reported, run_again
 from orchestrator.flow.context import Flow
 from orchestrator.flow.ingest import verify_again
 from orchestrator.pool import history, leases
-from orchestrator.pool.tables import rollouts
+from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
 
 
 async def reaper(flow: Flow) -> None:
     """Reap until cancelled."""
     ttl_s = flow.config.rollout.lease_ttl_s
-    period_s = min(1.0, ttl_s / 10)
+    last: float | None = None  # when a look was committed
 
-    async def grace(connection: AsyncConnection) -> None:
-        # Holders could not renew while Postgres (or we) were away.
-        await connection.execute(
-            update(rollouts)
-            .where(
-                rollouts.c.run_id == flow.run_id,
-                rollouts.c.lease_until < func.clock_timestamp() + timedelta(seconds=ttl_s),
-            )
-            .values(lease_until=func.clock_timestamp() + timedelta(seconds=ttl_s))
-        )
+    async def look(connection: AsyncConnection) -> None:
+        # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
+        if last is None or anyio.current_time() - last > ttl_s / 2:
+            await leases.grace(connection, flow.run_id, ttl_s)
+        else:
+            await reap(connection, flow)
 
-    async def once(connection: AsyncConnection) -> None:
-        for lease in await leases.expired(connection, flow.run_id):
-            await history.count(connection, flow.run_id, "leases_expired")
-            match lease.state:
-                case RolloutState.RUNNING:
-                    await run_again(
-                        connection,
-                        flow,
-                        lease.rollout_id,
-                        lease.attempt,
-                        lease.epoch,
-                        lease.state,
-                        "the runner's lease ran out",
-                    )
-                case RolloutState.REPORTED:
-                    await complete_reported(connection, flow, [lease.rollout_id])
-                    await run_again(
-                        connection,
-                        flow,
-                        lease.rollout_id,
-                        lease.attempt,
-                        lease.epoch,
-                        lease.state,
-                        "announced steps never arrived",
-                    )
-                case RolloutState.VERIFYING:
-                    await verify_again(
-                        connection,
-                        flow,
-                        lease.rollout_id,
-                        lease.attempt,
-                        lease.epoch,
-                        "the verifier runner's lease ran out",
-                    )
-
-    await transact(flow.engine, grace)
-    last = anyio.current_time()
     while True:
-        await anyio.sleep(period_s)
-        if (
-            anyio.current_time() - last > ttl_s / 2
-        ):  # a transaction (or this loop) hung that long: so did the holders
-            await transact(flow.engine, grace)
-        await transact(flow.engine, once)
+        await transact(flow.engine, look)
         last = anyio.current_time()
+        await anyio.sleep(min(1.0, ttl_s / 10))
+
+
+async def reap(connection: AsyncConnection, flow: Flow) -> None:
+    """Take every lease back that has run out."""
+    await history.lock_run(connection, flow.run_id)
+    for lease in await leases.expired(connection, flow.run_id):
+        await history.count(connection, flow.run_id, "leases_expired")
+        await _take_back(connection, flow, lease)
+
+
+async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+    match lease.state:
+        case RolloutState.RUNNING:
+            reason = "the runner's lease ran out"
+        case RolloutState.REPORTED:
+            await complete_reported(connection, flow, [lease.rollout_id])
+            reason = "announced steps never arrived"  # a no-op if they did after all
+        case _:
+            reason = "the verifier runner's lease ran out"
+            await verify_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason)
+            return
+    await run_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, lease.state, reason)

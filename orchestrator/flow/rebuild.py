@@ -7,74 +7,78 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
-from orchestrator.contracts.events import PolicyPublished
+from orchestrator.contracts.events import Event, PolicyPublished
 from orchestrator.contracts.states import RolloutState
-from orchestrator.flow.complete import assign_verification
+from orchestrator.flow.complete import verification
 from orchestrator.flow.context import Flow
-from orchestrator.flow.dispatcher import assign
+from orchestrator.flow.dispatcher import assignment
 from orchestrator.log import get
 from orchestrator.pool.dispatch import Assignment
-from orchestrator.pool.outbox import owe
+from orchestrator.pool.outbox import owe_all
 from orchestrator.pool.policies import newest_version
 from orchestrator.pool.tables import groups, rollouts
 from orchestrator.pool.transact import transact
 
 log = get(__name__)
 
+REBUILT = ("WORK", "POLICY")
+
 
 async def rebuild(flow: Flow, stream: str) -> int:
     """Owe again what `stream` must hold; returns how many messages. A copy too many is a stale epoch or an old revision: a no-op."""
 
     async def work(connection: AsyncConnection) -> int:
-        rows = (
-            await connection.execute(
-                select(
-                    rollouts.c.rollout_id,
-                    rollouts.c.attempt,
-                    rollouts.c.lease_epoch,
-                    rollouts.c.pool,
-                    rollouts.c.state,
-                    groups.c.purpose,
-                )
-                .join(groups, groups.c.group_id == rollouts.c.group_id)
-                .where(
-                    rollouts.c.run_id == flow.run_id,
-                    rollouts.c.state.in_([RolloutState.QUEUED, RolloutState.FINISHED]),
-                )
-                .order_by(rollouts.c.rollout_id)
-            )
-        ).all()
-        for row in rows:
-            if row.state == RolloutState.QUEUED:
-                await assign(
-                    connection, flow, Assignment(row.rollout_id, row.attempt, row.lease_epoch, row.pool)
-                )
-            else:
-                await assign_verification(
-                    connection, flow, row.rollout_id, row.attempt, row.lease_epoch, row.purpose
-                )
-        return len(rows)
+        match stream:
+            case "WORK":
+                messages = await _work(connection, flow)
+            case "POLICY":
+                messages = await _policy(connection, flow)
+            case _:
+                messages = []
+        await owe_all(connection, flow.run_id, messages)
+        return len(messages)
 
-    async def policy(connection: AsyncConnection) -> int:
-        newest = await newest_version(connection, flow.run_id)
-        if newest is None:
-            return 0
-        event = PolicyPublished(
-            run=flow.run,
-            version=newest.version,
-            path=newest.path,
-            manifest_sha=newest.manifest_sha,
-            batch_no=newest.batch_no,
-            revision=newest.version,
-        )
-        await owe(connection, flow.run_id, subjects.policy(flow.run), event, revision=newest.version)
-        return 1
-
-    rebuilt = 0
-    if stream == "WORK":
-        rebuilt = await transact(flow.engine, work)
-    elif stream == "POLICY":
-        rebuilt = await transact(flow.engine, policy)
+    rebuilt = await transact(flow.engine, work)
     flow.signals.outbox.set()
     log.info("stream.rebuilt", stream=stream, messages=rebuilt)
     return rebuilt
+
+
+async def _work(connection: AsyncConnection, flow: Flow) -> list[tuple[str, Event]]:
+    rows = await connection.execute(
+        select(
+            rollouts.c.rollout_id,
+            rollouts.c.attempt,
+            rollouts.c.lease_epoch,
+            rollouts.c.pool,
+            rollouts.c.state,
+            groups.c.purpose,
+        )
+        .join(groups, groups.c.group_id == rollouts.c.group_id)
+        .where(
+            rollouts.c.run_id == flow.run_id,
+            rollouts.c.state.in_([RolloutState.QUEUED, RolloutState.FINISHED]),
+        )
+        .order_by(rollouts.c.rollout_id)
+    )
+    return [
+        assignment(flow, Assignment(row.rollout_id, row.attempt, row.lease_epoch, row.pool))
+        if row.state == RolloutState.QUEUED
+        else verification(flow, row.rollout_id, row.attempt, row.lease_epoch, row.purpose)
+        for row in rows
+    ]
+
+
+async def _policy(connection: AsyncConnection, flow: Flow) -> list[tuple[str, Event]]:
+    newest = await newest_version(connection, flow.run_id)
+    if newest is None:
+        return []
+    event = PolicyPublished(
+        run=flow.run,
+        version=newest.version,
+        path=newest.path,
+        manifest_sha=newest.manifest_sha,
+        batch_no=newest.batch_no,
+        revision=newest.version,
+    )
+    return [(subjects.policy(flow.run), event)]

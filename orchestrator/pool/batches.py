@@ -332,7 +332,7 @@ async def commit(
     subject: str,
 ) -> bool:
     """CLOSED → COMMITTED with everything that follows; False when it is committed already (a replayed commit)."""
-    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    await history.lock_run(connection, run_id)
     moved = await history.move_batch(
         connection,
         batch.batch_id,

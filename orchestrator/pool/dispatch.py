@@ -12,6 +12,9 @@ from orchestrator.pool.tables import batches, groups, queue, rollouts
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
+SERVED_WITHIN = (
+    10_000  # shares of domains hold over this many latest positions, so that counting them stays cheap
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
         .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose == Purpose.TRAIN)
     )
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
-    served = {d: n for d, n in await connection.execute(by_domain.where(in_run, groups.c.seq.is_not(None)))}
+    recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
+    served = {d: n for d, n in await connection.execute(recent)}
     waiting = by_domain.where(
         in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
     )
@@ -72,40 +76,53 @@ async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
 
 
 async def dispatch_train(
-    connection: AsyncConnection, run_id: int, choose: Callable[[QueueView], list[str]]
+    connection: AsyncConnection,
+    run_id: int,
+    choose: Callable[[QueueView], list[str]],
+    running_rollouts: int | None = None,
 ) -> list[Assignment]:
-    """Dispatch one accepted train group for each domain that `choose` names, in order; each gets the next seq."""
+    """Dispatch one accepted train group for each domain that `choose` names, in order; each gets the next seq.
+
+    The first group that would exceed the bound of `running_rollouts` holds back the others, so that small ones cannot starve it.
+    """
     view = await lock_queue(connection, run_id)
     if not view.admission_open:
         return []
     assignments: list[Assignment] = []
-    seq = view.counts.dispatched
+    seq, running = view.counts.dispatched, view.counts.running_rollouts
     for domain in choose(view):
-        group_id = await connection.scalar(
-            select(groups.c.group_id)
-            .where(
-                groups.c.run_id == run_id,
-                groups.c.domain == domain,
-                groups.c.state == GroupState.ACCEPTED,
-                groups.c.purpose == Purpose.TRAIN,
+        oldest = (
+            await connection.execute(
+                select(groups.c.group_id, groups.c.size)
+                .where(
+                    groups.c.run_id == run_id,
+                    groups.c.domain == domain,
+                    groups.c.state == GroupState.ACCEPTED,
+                    groups.c.purpose == Purpose.TRAIN,
+                )
+                .order_by(groups.c.group_id)
+                .limit(1)
             )
-            .order_by(groups.c.group_id)
-            .limit(1)
+        ).one()
+        running += oldest.size
+        if running_rollouts is not None and running > running_rollouts:
+            break
+        moved = await history.move_group(
+            connection, oldest.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED, values={"seq": seq}
         )
-        if group_id is None:
-            continue
-        if await history.move_group(
-            connection, group_id, GroupState.ACCEPTED, GroupState.DISPATCHED, values={"seq": seq}
-        ):
-            seq += 1
-            assignments += await _queue_members(connection, group_id)
-    await connection.execute(update(queue).where(queue.c.run_id == run_id).values(next_seq=seq))
+        assert moved, (
+            "the queue row is locked: nobody else dispatches, and a run that ends takes the lock too"
+        )
+        seq += 1
+        assignments += await _queue_members(connection, oldest.group_id)
+    if assignments:
+        await connection.execute(update(queue).where(queue.c.run_id == run_id).values(next_seq=seq))
     return assignments
 
 
 async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -> list[Assignment]:
     """Dispatch accepted eval and record groups, oldest first, while at most `slots` of their rollouts are busy."""
-    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    await history.lock_run(connection, run_id)
     busy = await connection.scalar(
         select(func.count())
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
@@ -124,11 +141,9 @@ async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -
         .limit(max(0, room))
     )
     for row in rows.all():
-        if room < row.size and assignments:
-            break
-        if room > 0 and await history.move_group(
-            connection, row.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED
-        ):
+        if room < row.size and room < slots:
+            break  # a group of more than `slots` runs alone
+        if await history.move_group(connection, row.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED):
             assignments += await _queue_members(connection, row.group_id)
             room -= row.size
     return assignments

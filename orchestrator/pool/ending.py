@@ -20,7 +20,7 @@ from orchestrator.pool.tables import batches, groups, queue, rollouts
 
 async def filter_open(connection: AsyncConnection, run_id: int) -> int:
     """Void the open batch, cancel open rollouts, filter every open training group; returns how many groups."""
-    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    await history.lock_run(connection, run_id)
     open_batch = await connection.scalar(
         select(batches.c.batch_id).where(batches.c.run_id == run_id, batches.c.state == BatchState.OPEN)
     )
@@ -43,6 +43,7 @@ async def filter_open(connection: AsyncConnection, run_id: int) -> int:
             select(rollouts.c.rollout_id, rollouts.c.state)
             .where(rollouts.c.group_id == row.group_id, rollouts.c.state.not_in(ROLLOUT_TERMINAL))
             .order_by(rollouts.c.rollout_id)
+            .with_for_update()
         )
         for member in members.all():
             await lose(

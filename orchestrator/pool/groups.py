@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.pool import history
-from orchestrator.pool.steps import StoredStep, trajectories
-from orchestrator.pool.tables import attempts, groups, queue, rewards, rollouts, tasks, verdicts
+from orchestrator.pool.history import lock_run
+from orchestrator.pool.steps import StepReading, readings
+from orchestrator.pool.tables import attempts, groups, rewards, rollouts, tasks, verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class GroupMember:
     verdict_revision: int | None
     agent_s: float
     queued_s: float
-    steps: Sequence[StoredStep]
+    steps: Sequence[StepReading]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
     The queue row comes first, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock two
     last members that end at once would each see the other unfinished, and the group would hang.
     """
-    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    await lock_run(connection, run_id)
     group = (
         await connection.execute(
             select(
@@ -95,7 +96,7 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
     if any(RolloutState(row.state) not in ROLLOUT_TERMINAL for row in rows):
         return None
     verified = [(row.rollout_id, row.attempt) for row in rows if row.state == RolloutState.VERIFIED]
-    recorded = await trajectories(connection, run_id, verified)
+    recorded = await readings(connection, run_id, verified)
     members = [
         GroupMember(
             row.rollout_id,

@@ -1,16 +1,23 @@
 """State changes: compare-and-set on the from-state with a history row in the same transaction. Zero rows = lost race = no-op.
 
-Lock order, everywhere: queue row → group rows by id → rollout rows by id.
+Lock order, everywhere: queue row → group rows by id → rollout rows by id. Whatever may end a group therefore begins with `lock_run`, and the
+history of a run's queue is in commit order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, GroupState, RolloutState, check
-from orchestrator.pool.tables import batches, groups, rollouts, transitions
+from orchestrator.pool.clean import clean
+from orchestrator.pool.tables import batches, groups, queue, rollouts, transitions
+
+
+async def lock_run(connection: AsyncConnection, run_id: int) -> None:
+    """Lock the run's queue row until the end of the transaction."""
+    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
 
 
 async def _record(
@@ -34,7 +41,7 @@ async def _record(
             from_state=before,
             to_state=after,
             epoch=epoch,
-            reason=reason,
+            reason=clean(reason) if reason is not None else None,
         )
     )
 
@@ -45,6 +52,16 @@ async def born(
     """Write the first history row of an entity that this transaction inserted."""
     await _record(
         connection, run_id=run_id, kind=kind, entity_id=entity_id, before=None, after=state, **details
+    )
+
+
+async def born_all(
+    connection: AsyncConnection, run_id: int, kind: str, entity_ids: Sequence[int], state: str
+) -> None:
+    """`born` for several entities."""
+    await connection.execute(
+        insert(transitions),
+        [{"run_id": run_id, "kind": kind, "entity_id": id, "to_state": state} for id in entity_ids],
     )
 
 
@@ -69,7 +86,7 @@ async def move_group(
         case GroupState.TRAINED | GroupState.SCORED | GroupState.FILTERED | GroupState.DEAD:
             stamps["ended"] = func.clock_timestamp()
     if reason is not None:
-        stamps["reason"] = reason
+        stamps["reason"] = clean(reason)
     row = (
         await connection.execute(
             update(groups)
@@ -99,15 +116,25 @@ async def move_rollout(
     before: RolloutState,
     after: RolloutState,
     *,
+    run_id: int | None = None,
+    attempt: int | None = None,
     epoch: int | None = None,
     reason: str | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Move a rollout if it is still in `before` (and at lease `epoch`, when given); False = lost race or stale epoch."""
+    """Move a rollout if it is still in `before`; False = lost race or stale epoch.
+
+    `run_id`, `attempt` and `epoch`, where given, must be the row's too: what a message claims about itself is a condition.
+    """
     check(before, after)
     condition = (rollouts.c.rollout_id == rollout_id) & (rollouts.c.state == before)
-    if epoch is not None:
-        condition &= rollouts.c.lease_epoch == epoch
+    for column, value in (
+        (rollouts.c.run_id, run_id),
+        (rollouts.c.attempt, attempt),
+        (rollouts.c.lease_epoch, epoch),
+    ):
+        if value is not None:
+            condition &= column == value
     row = (
         await connection.execute(
             update(rollouts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -112,10 +112,13 @@ async def heartbeat(
         return set()
     rows = await connection.execute(
         text(
+            "WITH held AS (SELECT r.rollout_id FROM rollouts r "
+            "JOIN unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS k(id, epoch) "
+            "ON r.rollout_id = k.id AND r.lease_epoch = k.epoch "
+            "WHERE r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
+            "ORDER BY r.rollout_id FOR UPDATE OF r) "
             "UPDATE rollouts r SET lease_until = clock_timestamp() + make_interval(secs => :ttl) "
-            "FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS held(id, epoch) "
-            "WHERE r.rollout_id = held.id AND r.lease_epoch = held.epoch AND r.lease_owner = :owner "
-            "AND r.state IN ('running', 'verifying') RETURNING r.rollout_id"
+            "FROM held WHERE r.rollout_id = held.rollout_id RETURNING r.rollout_id"
         ),
         {"ttl": ttl_s, "ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
     )
@@ -202,6 +205,21 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
         .with_for_update(skip_locked=True)
     )
     return [Expired(r.run_id, r.rollout_id, r.attempt, r.lease_epoch, RolloutState(r.state)) for r in rows]
+
+
+async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
+    """Give every lease at least one full time to live: its holder could not renew while Postgres, or the reaper, was away."""
+    until = func.clock_timestamp() + timedelta(seconds=ttl_s)
+    short = (
+        select(rollouts.c.rollout_id)
+        .where(rollouts.c.run_id == run_id, rollouts.c.lease_until < until)
+        .order_by(rollouts.c.rollout_id)
+        .with_for_update()
+        .cte("short")
+    )
+    await connection.execute(
+        update(rollouts).where(rollouts.c.rollout_id == short.c.rollout_id).values(lease_until=until)
+    )
 
 
 async def group_of(connection: AsyncConnection, rollout_id: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
-from sqlalchemy import delete, func, insert, or_, select
+from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import Event
@@ -46,24 +46,45 @@ async def owe(
     delay_s: float = 0.0,
 ) -> None:
     """Insert `event` for `subject`; it may be published after `delay_s` seconds."""
-    later = func.clock_timestamp() + timedelta(seconds=delay_s) if delay_s > 0 else None
+    await owe_all(connection, run_id, [(subject, event)], revision=revision, delay_s=delay_s)
+
+
+async def owe_all(
+    connection: AsyncConnection,
+    run_id: int,
+    messages: Sequence[tuple[str, Event]],
+    *,
+    revision: int = 0,
+    delay_s: float = 0.0,
+) -> None:
+    """`owe` for many (subject, event) pairs: 100,000 take seconds."""
+    if not messages:
+        return
+    now = await connection.scalar(select(func.clock_timestamp())) if delay_s > 0 else None
     await connection.execute(
-        insert(outbox).values(
-            run_id=run_id,
-            subject=subject,
-            schema=event.schema(),
-            body=msgspec.to_builtins(event),
-            revision=revision,
-            not_before=later,
-        )
+        insert(outbox),
+        [
+            {
+                "run_id": run_id,
+                "subject": subject,
+                "schema": event.schema(),
+                "body": msgspec.to_builtins(event),
+                "revision": revision,
+                "not_before": now + timedelta(seconds=delay_s) if now else None,
+            }
+            for subject, event in messages
+        ],
     )
 
 
-async def due(connection: AsyncConnection, limit: int = 256) -> Sequence[Owed]:
-    """Lock and return up to `limit` rows that may be published now, oldest first, skipping what another relay holds."""
+async def due(connection: AsyncConnection, run_id: int, limit: int = 256) -> Sequence[Owed]:
+    """Lock and return up to `limit` rows of a run that may be published now, oldest first, skipping what another relay holds."""
     rows = await connection.execute(
         select(outbox)
-        .where(or_(outbox.c.not_before.is_(None), outbox.c.not_before <= func.clock_timestamp()))
+        .where(
+            outbox.c.run_id == run_id,
+            or_(outbox.c.not_before.is_(None), outbox.c.not_before <= func.clock_timestamp()),
+        )
         .order_by(outbox.c.outbox_id)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -80,6 +101,13 @@ async def due(connection: AsyncConnection, limit: int = 256) -> Sequence[Owed]:
         )
         for row in rows
     ]
+
+
+async def postpone(connection: AsyncConnection, ids: Sequence[int], delay_s: float) -> None:
+    """Try again later: rows that the bus refuses must not stand before those that it takes."""
+    if ids:
+        later = func.clock_timestamp() + timedelta(seconds=delay_s)
+        await connection.execute(update(outbox).where(outbox.c.outbox_id.in_(ids)).values(not_before=later))
 
 
 async def settle(connection: AsyncConnection, ids: Sequence[int]) -> None:

@@ -4,13 +4,14 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FilterReason
+from orchestrator.pool import history
 from orchestrator.pool.batches import drop
-from orchestrator.pool.tables import batch_items, batches, groups, queue
+from orchestrator.pool.tables import batch_items, batches, groups
 
 
 async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int) -> bool:
     """Void a closed batch that cannot be trained: its groups become filtered(quarantined). False when it is no longer closed."""
-    await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
+    await history.lock_run(connection, run_id)
     state = await connection.scalar(select(batches.c.state).where(batches.c.batch_id == batch_id))
     if state != BatchState.CLOSED:
         return False

@@ -28,6 +28,8 @@ from orchestrator.pool.tables import (
     verdicts,
 )
 
+ARRIVAL = timedelta(seconds=60)  # how long announced steps may take to arrive after the result
+
 
 async def report(connection: AsyncConnection, run_id: int, event: RolloutFinished) -> bool:
     """RUNNING → REPORTED with everything that the runner announced; False (counted) for a stale epoch or a repeat."""
@@ -36,10 +38,12 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         event.rollout,
         RolloutState.RUNNING,
         RolloutState.REPORTED,
+        run_id=run_id,
+        attempt=event.attempt,
         epoch=event.epoch,
         reason=event.failure_class,
         # The lease of a reported rollout is the orchestrator's: it expires when the announced steps never arrive.
-        values={"lease_owner": None, "lease_until": func.clock_timestamp() + timedelta(seconds=60)},
+        values={"lease_owner": None, "lease_until": func.clock_timestamp() + ARRIVAL},
     )
     if not moved:
         await history.count(connection, run_id, "results_stale")
@@ -67,13 +71,18 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
     if event.marks:
         await connection.execute(
             insert(step_marks).on_conflict_do_nothing(),
-            [keys | {"idx": mark.idx, "reason": mark.reason} for mark in event.marks],
+            [keys | {"idx": mark.idx, "reason": clean(mark.reason)} for mark in event.marks],
         )
     if event.artifacts:
         await connection.execute(
             insert(artifacts).on_conflict_do_nothing(),
             [
-                keys | {"path": f.path, "mode": f.mode, "body": unb64(f.body) if f.body is not None else None}
+                keys
+                | {
+                    "path": clean(f.path),
+                    "mode": f.mode,
+                    "body": unb64(f.body) if f.body is not None else None,
+                }
                 for f in event.artifacts
             ],
         )
@@ -106,13 +115,11 @@ class Reported:
     attempt: int
     epoch: int
     purpose: str
-    pinned_version: int | None
     failure_class: FailureClass
     reason: str | None
     announced: int
     arrived: int
-    digest_matches: bool
-    versions: tuple[int, int] | None  # lowest and highest policy version of its tokens
+    digest_matches: bool  # of all steps together; and each is what its parent, delta and action make it
 
 
 async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> list[Reported]:
@@ -125,7 +132,6 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
             rollouts.c.attempt,
             rollouts.c.lease_epoch,
             groups.c.purpose,
-            groups.c.pinned_version,
             attempts.c.failure_class,
             attempts.c.reason,
             attempts.c.steps,
@@ -149,8 +155,6 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
                     func.sha256(
                         func.coalesce(text("string_agg(chain_sha, ''::bytea ORDER BY idx)"), b"")
                     ).label("digest"),
-                    func.min(steps.c.v_lo).label("lo"),
-                    func.max(steps.c.v_hi).label("hi"),
                 ).where(
                     steps.c.run_id == row.run_id,
                     steps.c.rollout_id == row.rollout_id,
@@ -158,12 +162,17 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
                 )
             )
         ).one()
+        matches = row.digest == arrived.digest if arrived.n else row.digest in (None, arrived.digest)
+        if matches:
+            matches = not await connection.scalar(
+                select(func.count()).select_from(
+                    func.broken_steps(row.run_id, row.rollout_id, row.attempt).alias()
+                )
+            )
         found.append(
             Reported(
-                row.rollout_id, row.group_id, row.attempt, row.lease_epoch, row.purpose, row.pinned_version,
-                FailureClass(row.failure_class), row.reason, row.steps or 0, arrived.n,
-                row.digest is None or row.digest == arrived.digest,
-                (arrived.lo, arrived.hi) if arrived.n else None,
+                row.rollout_id, row.group_id, row.attempt, row.lease_epoch, row.purpose,
+                FailureClass(row.failure_class), row.reason, row.steps or 0, arrived.n, matches,
             )
         )  # fmt: skip
     return found
@@ -191,7 +200,7 @@ async def finish(
 
 
 async def verify_again(
-    connection: AsyncConnection, rollout_id: int, epoch: int, *, reason: str, delay_s: float
+    connection: AsyncConnection, run_id: int, rollout_id: int, epoch: int, *, reason: str, delay_s: float
 ) -> tuple[int, int] | None:
     """VERIFYING → FINISHED under a new epoch: (tries so far, new epoch), or None when the race was lost."""
     moved = await history.move_rollout(
@@ -199,6 +208,7 @@ async def verify_again(
         rollout_id,
         RolloutState.VERIFYING,
         RolloutState.FINISHED,
+        run_id=run_id,
         epoch=epoch,
         reason=reason,
         values={
@@ -225,6 +235,8 @@ async def verdict(connection: AsyncConnection, run_id: int, event: VerdictReache
         event.rollout,
         RolloutState.VERIFYING,
         RolloutState.VERIFIED,
+        run_id=run_id,
+        attempt=event.attempt,
         epoch=event.epoch,
         values={"lease_owner": None, "lease_until": None},
     )
@@ -245,7 +257,9 @@ async def verdict(connection: AsyncConnection, run_id: int, event: VerdictReache
             attempt=event.attempt,
             epoch=event.epoch,
             reward=event.reward,
-            tests=[{"name": t.name, "passed": t.passed, "message": clean(t.message)} for t in event.tests],
+            tests=[
+                {"name": clean(t.name), "passed": t.passed, "message": clean(t.message)} for t in event.tests
+            ],
             exit_code=event.exit_code,
             log=clean(event.log),
             verify_s=event.verify_s,

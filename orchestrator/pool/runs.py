@@ -68,8 +68,12 @@ async def close_intake(connection: AsyncConnection, run_id: int) -> bool:
 
 
 async def intake_open(connection: AsyncConnection, run_id: int) -> bool:
-    """Whether new submissions are accepted."""
-    return bool(await connection.scalar(select(queue.c.intake_open).where(queue.c.run_id == run_id)))
+    """Whether new submissions are accepted. It stays so until the end of the transaction: the queue row is share-locked."""
+    return bool(
+        await connection.scalar(
+            select(queue.c.intake_open).where(queue.c.run_id == run_id).with_for_update(read=True)
+        )
+    )
 
 
 async def first_dispatch_age(connection: AsyncConnection, run_id: int) -> float:

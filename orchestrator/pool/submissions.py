@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState, Purpose, RolloutState
 from orchestrator.pool import history
+from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import groups, rollouts, submissions, tasks
 
 MAX_SEED = 2**62
@@ -68,6 +69,7 @@ async def _claim_name(
 
 async def reject(connection: AsyncConnection, run_id: int, submission: str, reason: str) -> Answer:
     """Record that a submission is refused, unless it was answered before."""
+    reason = clean(reason)
     if await _claim_name(connection, run_id, submission, "rejected", reason):
         return Answer(submission, "rejected", reason, new=True)
     known = await answered(connection, run_id, submission)
@@ -132,6 +134,5 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
         )
         .returning(rollouts.c.rollout_id)
     )
-    for row in rows:
-        await history.born(connection, run_id, "rollout", row.rollout_id, RolloutState.WAITING)
+    await history.born_all(connection, run_id, "rollout", rows.scalars().all(), RolloutState.WAITING)
     return Answer(new.submission, "accepted", "", new=True)

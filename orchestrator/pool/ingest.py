@@ -1,0 +1,286 @@
+"""Ingest: what gateways record, into the tree of deltas. Steps are immutable.
+
+One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a different row under the same key is a conflict. Messages come in any
+order, so a parent may be missing for a while: `broken_steps` looks at whole trajectories once they are complete.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.events import StepRecorded
+from orchestrator.contracts.ids import NO_PARENT, chain_sha, prompt_sha, row_sha, sha256, unb64
+from orchestrator.contracts.states import RolloutState, StepKind
+from orchestrator.pool import history
+from orchestrator.pool.clean import clean, clean_json
+from orchestrator.pool.steps import canonical
+from orchestrator.pool.tables import messages, prompts, rollouts, sampling, steps
+
+Key = tuple[int, int, int]  # rollout, attempt, idx
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A checked step message with its binary parts."""
+
+    event: StepRecorded
+    delta: bytes
+    action: bytes
+    logprobs: bytes
+    prompt: bytes | None
+    prompt_digest: bytes | None
+    chain: bytes
+    row: bytes
+    request_digest: bytes | None
+
+    @property
+    def key(self) -> Key:
+        return self.event.rollout, self.event.attempt, self.event.idx
+
+
+def decode_step(event: StepRecorded) -> Decoded:
+    """Check lengths, lineage, spans and digests. Raises MessageError naming everything that does not fit."""
+    name = f"step {event.rollout}:{event.attempt}:{event.idx}"
+    try:
+        StepKind(event.kind)
+        step = Decoded(
+            event,
+            delta=unb64(event.delta),
+            action=unb64(event.action),
+            logprobs=unb64(event.logprobs),
+            prompt=unb64(event.prompt) if event.prompt is not None else None,
+            prompt_digest=bytes.fromhex(event.prompt_sha) if event.prompt_sha else None,
+            chain=bytes.fromhex(event.chain_sha),
+            row=bytes.fromhex(event.row_sha),
+            request_digest=bytes.fromhex(event.request_digest) or None,
+        )
+    except ValueError as error:
+        raise MessageError(f"{name}: {error}") from error
+    if problems := [*_wrong_lengths(step), *_wrong_lineage(step), *_wrong_digests(step)]:
+        raise MessageError(f"{name}: " + "; ".join(problems))
+    return step
+
+
+def _wrong_lengths(step: Decoded) -> Iterable[str]:
+    event = step.event
+    if not 0 <= event.keep_len <= event.state_len <= event.full_len:
+        yield "keep_len, state_len and full_len must ascend from 0"
+    if len(step.delta) != 4 * (event.state_len - event.keep_len):
+        yield "delta does not hold state_len - keep_len ids"
+    n = event.full_len - event.state_len
+    if len(step.action) != 4 * n or len(step.logprobs) != 4 * n:
+        yield "action and logprobs do not hold full_len - state_len values"
+    end = 0
+    for span in event.spans:
+        if span.start != end or span.end <= span.start:
+            yield "version spans do not tile the action"
+            return
+        end = span.end
+    if end != n:
+        yield "version spans do not cover the action"
+
+
+def _wrong_lineage(step: Decoded) -> Iterable[str]:
+    event = step.event
+    if event.kind == StepKind.ROOT:
+        if event.parent is not None or event.root != event.idx:
+            yield "a root has no parent and is its own root"
+        if (step.prompt is None) != (step.prompt_digest is None):
+            yield "a root carries its prompt and the prompt's digest, or neither"
+        if event.keep_len > len(step.prompt or b"") // 4:
+            yield "keep_len is longer than the prompt"
+    else:
+        if event.parent is None or not 0 <= event.root <= event.parent < event.idx:
+            yield "a step that is no root has an earlier parent and root"
+        if step.prompt is not None or step.prompt_digest is not None:
+            yield "only a root has a prompt"
+
+
+def _wrong_digests(step: Decoded) -> Iterable[str]:
+    event = step.event
+    if step.prompt is not None and step.prompt_digest != prompt_sha(step.prompt):
+        yield "prompt_sha is not the digest of the prompt"
+    if event.kind == StepKind.ROOT and event.keep_len >= 0:
+        above = step.prompt_digest if step.prompt_digest and len(step.prompt_digest) == 32 else NO_PARENT
+        if step.chain != chain_sha(above, event.keep_len, step.delta, step.action):
+            yield "chain_sha is not the digest of the root"
+    spans = [(span.version, span.start, span.end) for span in event.spans]
+    if len(step.chain) != 32 or step.row != row_sha(
+        step.chain, step.logprobs, spans, canonical(event.sampling)
+    ):
+        yield "row_sha is not the digest of the row"
+
+
+class Fate(StrEnum):
+    """What became of one arrived step."""
+
+    NEW = "new"
+    REPEATED = "repeated"  # it is stored already: a no-op
+    STALE = "stale"  # its lease epoch is over: refused
+    CONFLICTING = "conflicting"  # another row has its key: refused, steps never change
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """`fates` in order of arrival. `waiting`: rollouts of these steps whose result came before."""
+
+    fates: Sequence[Fate]
+    waiting: frozenset[int]
+
+
+async def ingest(connection: AsyncConnection, run_id: int, arrived: Sequence[Decoded]) -> Ingested:
+    """Write steps of one run. Whatever is not new is counted, never silent.
+
+    The rollouts are share-locked: no epoch can change between the check and the commit.
+    """
+    owners = {
+        row.rollout_id: row
+        for row in await connection.execute(
+            select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.lease_epoch, rollouts.c.state)
+            .where(
+                rollouts.c.run_id == run_id,
+                rollouts.c.rollout_id.in_({step.event.rollout for step in arrived}),
+            )
+            .order_by(rollouts.c.rollout_id)
+            .with_for_update(read=True)
+        )
+    }
+
+    def current(step: Decoded) -> bool:
+        owner = owners.get(step.event.rollout)
+        held = (owner.attempt, owner.lease_epoch) if owner else None
+        return held == (step.event.attempt, step.event.epoch)
+
+    first: dict[Key, Decoded] = {}
+    for step in arrived:
+        if current(step):
+            first.setdefault(step.key, step)
+    new = await _write(connection, run_id, list(first.values())) if first else set()
+    known = await _row_shas(connection, run_id, {step.key for step in arrived} - new)
+
+    def fate(step: Decoded) -> Fate:
+        if step.key in new and step is first[step.key]:
+            return Fate.NEW
+        stored = first[step.key].row if step.key in new else known.get(step.key)
+        if stored == step.row:
+            return Fate.REPEATED
+        return Fate.CONFLICTING if stored is not None and current(step) else Fate.STALE
+
+    fates = [fate(step) for step in arrived]
+    for one in (Fate.STALE, Fate.CONFLICTING, Fate.REPEATED):
+        if amount := fates.count(one):
+            await history.count(connection, run_id, f"steps_{one}", amount)
+    waiting = {id for id, row in owners.items() if row.state == RolloutState.REPORTED}
+    return Ingested(fates, frozenset(waiting))
+
+
+async def _row_shas(connection: AsyncConnection, run_id: int, keys: Iterable[Key]) -> dict[Key, bytes]:
+    wanted = sorted(keys)
+    if not wanted:
+        return {}
+    rows = await connection.execute(
+        select(steps.c.rollout_id, steps.c.attempt, steps.c.idx, steps.c.row_sha).where(
+            steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt, steps.c.idx).in_(wanted)
+        )
+    )
+    return {(row.rollout_id, row.attempt, row.idx): row.row_sha for row in rows}
+
+
+async def _sampling_ids(
+    connection: AsyncConnection, run_id: int, batch: Iterable[Decoded]
+) -> dict[bytes, int]:
+    wanted = {sha256(canonical(step.event.sampling)): step.event.sampling for step in batch}
+    query = select(sampling.c.sha, sampling.c.sampling_id).where(
+        sampling.c.run_id == run_id, sampling.c.sha.in_(wanted)
+    )
+    known = {row.sha: row.sampling_id for row in await connection.execute(query)}
+    missing = sorted(set(wanted) - set(known))
+    if missing:
+        await connection.execute(
+            insert(sampling).on_conflict_do_nothing(),
+            [{"run_id": run_id, "sha": sha, "params": wanted[sha]} for sha in missing],
+        )
+        known = {row.sha: row.sampling_id for row in await connection.execute(query)}
+    return known
+
+
+async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded]) -> set[Key]:
+    roots = {
+        step.prompt_digest: step.prompt for step in batch if step.prompt is not None and step.prompt_digest
+    }
+    if roots:
+        await connection.execute(
+            insert(prompts).on_conflict_do_nothing(),
+            [
+                {"run_id": run_id, "sha": sha, "n": len(ids) // 4, "ids": ids}
+                for sha, ids in sorted(roots.items())
+            ],
+        )
+    sampling_ids = await _sampling_ids(connection, run_id, batch)
+    rows = await connection.execute(
+        insert(steps)
+        .values([_row(run_id, step, sampling_ids[sha256(canonical(step.event.sampling))]) for step in batch])
+        .on_conflict_do_nothing()
+        .returning(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
+    )
+    new = {(row.rollout_id, row.attempt, row.idx) for row in rows}
+    written = [step for step in batch if step.key in new]
+    if written:
+        await connection.execute(
+            insert(messages).on_conflict_do_nothing(),
+            [
+                {
+                    "run_id": run_id,
+                    "rollout_id": step.event.rollout,
+                    "attempt": step.event.attempt,
+                    "idx": step.event.idx,
+                    "appended": clean_json(step.event.appended),
+                    "reply": clean_json(step.event.reply),
+                }
+                for step in written
+            ],
+        )
+    return new
+
+
+def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
+    event = step.event
+    versions = [span.version for span in event.spans] or [0]
+    return {
+        "run_id": run_id,
+        "rollout_id": event.rollout,
+        "attempt": event.attempt,
+        "idx": event.idx,
+        "epoch": event.epoch,
+        "kind": event.kind,
+        "parent_idx": event.parent,
+        "root_idx": event.root,
+        "prompt_sha": step.prompt_digest,
+        "keep_len": event.keep_len,
+        "state_len": event.state_len,
+        "full_len": event.full_len,
+        "v_lo": min(versions),
+        "v_hi": max(versions),
+        "spans": [x for span in event.spans for x in (span.version, span.start, span.end)],
+        "sampling_id": sampling_id,
+        "agent": clean(event.agent),
+        "finish": clean(event.finish),
+        "parse": clean(event.parse),
+        "t_queue": event.timings.queue,
+        "t_first": event.timings.first_byte,
+        "t_gen": event.timings.generation,
+        "t_gap": event.timings.gap,
+        "request_digest": step.request_digest,
+        "branch_reason": clean(event.branch_reason) if event.branch_reason else None,
+        "chain_sha": step.chain,
+        "row_sha": step.row,
+        "delta": step.delta,
+        "action": step.action,
+        "logprobs": step.logprobs,
+    }
