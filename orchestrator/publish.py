@@ -1,17 +1,20 @@
 """Publishing tasks and waiting until each is accepted or rejected. What is not answered is published again: the same id is a no-op."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 import anyio
 import msgspec
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import Bus, Outgoing, StreamFull
+from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import sha256
 
 RESEND_S = 5.0
 WINDOW = 256
+FULL_WAIT_S = 0.2
 
 
 async def publish_tasks(
@@ -20,6 +23,7 @@ async def publish_tasks(
     """Publish (domain, event) pairs; returns {submission: (status, reason)} of all that were answered within `timeout_s`.
 
     Blocks while the stream is full (back-pressure). Submissions without an id get sha256 of their body.
+    Raises BusError when the bus does not take a message at all.
     """
     open_tasks: dict[str, Outgoing] = {}
     for domain, event in tasks:
@@ -29,40 +33,68 @@ async def publish_tasks(
             subjects.tasks(run, domain), f"{run}:{submission}", event.schema(), body
         )
     answers: dict[str, tuple[str, str]] = {}
-    wanted = set(open_tasks)
-    done = anyio.Event()
-    if not wanted:
+    if not open_tasks:
         return answers
-    async with bus.listen(f"accepted.{subjects.check_name('run', run)}.>") as notices:
+    async with bus.listen(subjects.every_answer(run)) as notices:
         with anyio.move_on_after(timeout_s):
-            async with anyio.create_task_group() as group:
-
-                async def hear() -> None:
-                    async for notice in notices:
-                        try:
-                            answer = msgspec.json.decode(notice.body, type=SubmissionAnswered)
-                        except msgspec.MsgspecError:
-                            continue  # not ours: core subjects are open to anyone
-                        if answer.submission in wanted:
-                            answers[answer.submission] = (answer.status, answer.reason)
-                            if len(answers) == len(wanted):
-                                done.set()
-
-                group.start_soon(hear)
-                first = True
-                while not done.is_set():
-                    pending = [m for s, m in open_tasks.items() if s not in answers]
-                    for i in range(0, len(pending), WINDOW):
-                        page = pending[i : i + WINDOW]
-                        if not first:  # the window of message ids must not hide a message that got lost
-                            page = [Outgoing(m.subject, f"{m.msg_id}:again", m.schema, m.body) for m in page]
-                        for result in await bus.publish_many(page):
-                            if isinstance(result, StreamFull):
-                                await anyio.sleep(0.2)
-                            elif isinstance(result, Exception):
-                                raise result
-                    first = False
-                    with anyio.move_on_after(RESEND_S):
-                        await done.wait()
-                group.cancel_scope.cancel()
+            refused = await _until_answered(bus, notices, open_tasks, answers)
+            if refused is not None:
+                raise refused
     return answers
+
+
+async def _until_answered(
+    bus: Bus,
+    notices: AsyncIterator[Notice],
+    open_tasks: Mapping[str, Outgoing],
+    answers: dict[str, tuple[str, str]],
+) -> BusError | None:
+    """Fill `answers`; returns why the bus does not take a message at all."""
+    done = anyio.Event()
+
+    async def hear() -> None:
+        async for notice in notices:
+            try:
+                answer = msgspec.json.decode(notice.body, type=SubmissionAnswered)
+            except msgspec.MsgspecError:
+                continue  # not ours: core subjects are open to anyone
+            if answer.submission in open_tasks:
+                answers[answer.submission] = (answer.status, answer.reason)
+                if len(answers) == len(open_tasks):
+                    done.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hear)
+        for turn in itertools.count():
+            # A new id each time: what de-duplicates messages must not keep the answer from being given again.
+            pending = [
+                replace(message, msg_id=f"{message.msg_id}:{turn}") if turn else message
+                for submission, message in open_tasks.items()
+                if submission not in answers
+            ]
+            refused = await _publish(bus, pending, done)
+            if refused is None:
+                with anyio.move_on_after(RESEND_S):
+                    await done.wait()
+            if refused is not None or done.is_set():
+                group.cancel_scope.cancel()
+                return refused
+    return None
+
+
+async def _publish(bus: Bus, messages: Sequence[Outgoing], done: anyio.Event) -> BusError | None:
+    """Publish page by page, waiting while the stream is full."""
+    waiting = list(messages)
+    while waiting and not done.is_set():
+        page, waiting = waiting[:WINDOW], waiting[WINDOW:]
+        full = []
+        for message, result in zip(page, await bus.publish_many(page), strict=True):
+            if isinstance(result, StreamFull):
+                full.append(message)
+            elif isinstance(result, BusError):
+                return result
+        if full:
+            waiting = full + waiting
+            with anyio.move_on_after(FULL_WAIT_S):
+                await done.wait()
+    return None

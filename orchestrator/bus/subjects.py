@@ -173,6 +173,11 @@ def accepted(run: str, submission: str) -> str:
     return f"accepted.{check_name('run', run)}.{check_submission(submission)}"
 
 
+def every_answer(run: str) -> str:
+    """The pattern of all notices of one run."""
+    return f"accepted.{check_name('run', run)}.>"
+
+
 # --- reading subjects -----------------------------------------------------------------------------------------
 
 

@@ -7,13 +7,13 @@ import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.home import Home
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.transact import sentence
 
 
 async def query(url: str, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -23,9 +23,9 @@ async def query(url: str, statement: str) -> tuple[list[str], list[tuple[Any, ..
         engine.connect() as connection,
     ):
         try:
-            result = await connection.execute(text(statement.replace(":", r"\:")))
+            result = await connection.exec_driver_sql(statement)
         except DBAPIError as error:
-            raise PenstockError(str(error.orig).splitlines()[0].split(": ", 1)[-1]) from None
+            raise PenstockError(sentence(error)) from None
         if not result.returns_rows:
             return [], []
         return list(result.keys()), [tuple(row) for row in result]
