@@ -46,12 +46,14 @@ from orchestrator.log import get
 from orchestrator.pool import history
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.transact import transact
+from orchestrator.rewards.speed import agent_seconds
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import SandboxSpec
 
 log = get(__name__)
 
 SCRIPT = "record/script.json"
+TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy told; the attempt's own clocks come before that
 CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
 LONGEST_ANSWER = 400_000
 
@@ -148,7 +150,8 @@ class RolloutRunner:
 
             async def work() -> Outcome:
                 if scaffold.manifest.kind == "black":
-                    return await run_black(black, view, box, session, clocks, limits)
+                    activity = partial(self._admin.activity, **key_of(lease))
+                    return await run_black(black, view, box, session, clocks, limits, activity)
                 async with NativeLlm(self._gateway_url, session.token) as native:
                     return await run_white(scaffold, view, box, native, clocks, limits, record.tool_calls)
 
@@ -166,7 +169,7 @@ class RolloutRunner:
             asked.timeout_sec, config.rollout.timeout_s, scaffold.manifest.timeout_s or asked.timeout_sec
         )
         turns = asked.max_turns or config.stage.max_turns
-        return AgentLimits(turns, config.stage.max_context, tool_timeout_s=timeout_s, timeout_s=timeout_s)
+        return AgentLimits(turns, config.stage.max_context, min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
 
     async def _open_session(self, lease: Lease, task: Task, limits: AgentLimits) -> OpenSession:
         try:
@@ -191,7 +194,7 @@ class RolloutRunner:
         if not record.opened:
             return outcome, None
         try:
-            seal = await self._admin.seal(rollout=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch)
+            seal = await self._admin.seal(**key_of(lease))
         except PenstockError as error:
             log.warning("session.unsealed", error=str(error))
             if outcome.infra:
@@ -210,7 +213,7 @@ class RolloutRunner:
             return
         try:
             with anyio.move_on_after(CLOSE_S):
-                await self._admin.abort(rollout=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch)
+                await self._admin.abort(**key_of(lease))
         except PenstockError as error:
             log.info("session.left_open", error=str(error))
 
@@ -239,7 +242,7 @@ class RolloutRunner:
             artifacts=[] if outcome.infra else record.artifacts,
             tool_calls=record.tool_calls,
             log=outcome.log,
-            agent_s=max(0.0, wall_s - waited),
+            agent_s=agent_seconds(wall_s, waited),
             queued_s=record.queued_s + waited,
             scaffold=lease.scaffold,
             scaffold_version=manifest.version if manifest else "",
@@ -259,10 +262,16 @@ class RolloutRunner:
         )
 
 
+def key_of(lease: Lease) -> dict[str, int]:
+    """How the gateway's admin API names the session of a lease."""
+    return {"rollout": lease.rollout_id, "attempt": lease.attempt, "epoch": lease.epoch}
+
+
 def sampling_of(lease: Lease) -> dict[str, Any]:
-    """What a session's sampling differs in from the run's configuration. Evaluations repeat: they carry the rollout's seed."""
-    seed = {"seed": lease.seed} if lease.purpose == Purpose.EVAL else {}
-    return {**lease.sampling, **seed}
+    """What a session's sampling differs in from the run's configuration: evaluation is repeatable, and may have its own parameters."""
+    if lease.purpose == Purpose.TRAIN:
+        return {}
+    return {"seed": lease.seed, **lease.sampling}
 
 
 def script_of(task: Task) -> list[dict[str, Any]] | None:
