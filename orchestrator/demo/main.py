@@ -165,6 +165,10 @@ def main(
         typer.Option("--control", help="Permute the advantages within each batch: nothing may be learned."),
     ] = False,
     minutes: Annotated[float, typer.Option(help="How long the loop runs, evaluations apart.")] = 4.8,
+    start: Annotated[
+        Path | None,
+        typer.Option("--policy", help="Start from this Hugging Face directory instead of the demo's policy."),
+    ] = None,
     sandbox: Annotated[
         str, typer.Option(help="Sandbox provider: bubblewrap, or local WITHOUT isolation.")
     ] = "bubblewrap",
@@ -174,7 +178,7 @@ def main(
     console = Console(stderr=as_json)
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))
     started = time.monotonic()
-    model = policy.make(VAR / "policy", seed, console)
+    model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
     policy_s = time.monotonic() - started
     suite = draw_suite(seed)
     scaffolds = {name: share for name, share in SCAFFOLDS.items() if name in names("scaffolds")}
