@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trainer.policy.tokenizer import load_tokenizer
-from trainer.sft.batches import Batch, copy_batch, demonstration_batches
+from trainer.sft.batches import Batch, demonstration_batches
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 
 
@@ -28,17 +28,14 @@ from trainer.sft.corpus import Demonstrations, tokenizer_digest
 class Settings:
     """How to train. The defaults make a policy from a random one in about 100 CPU-seconds."""
 
-    steps: int = 1_000  # train steps, the copy auxiliary's included
-    rows: int = 16  # demonstrations in a batch
-    learning_rate: float = 3e-3
+    steps: int = 1_600  # train steps
+    rows: int = 8  # demonstrations in a batch
+    learning_rate: float = 2e-3
     weight_decay: float = 0.01
     clip: float = 1.0  # norm of the gradient
     warm_up: int = 30  # steps of linear rise
     constant: float = 0.4  # share of the steps after which the rate falls linearly to `last_rate`
     last_rate: float = 0.05  # of `learning_rate`
-    copy_rows: int = 48
-    copy_first: int = 60  # the first steps, all of them copy auxiliary
-    copy_every: int = 8  # afterwards one step in this many; 0 = never
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows < 1:
@@ -51,21 +48,15 @@ class Settings:
         fall = max(0.0, (step / self.steps - self.constant) / (1 - self.constant))
         return self.learning_rate * (1 - (1 - self.last_rate) * fall)
 
-    def copies(self, step: int) -> bool:
-        """Whether train step `step` is one of the copy auxiliary."""
-        if not self.copy_every:
-            return False
-        return step < min(self.copy_first, self.steps // 2) or step % self.copy_every == self.copy_every - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out. Losses are means over the last tenth of the demonstration steps; `nll` is per action token, in nats."""
+    """What came out. Losses are means over the last tenth of the steps; `nll` is per action token, in nats."""
 
     steps: int
     demonstrations: int
     tokens: int  # forwarded, padding included
-    loss_first: float  # weighted loss of the first demonstration step
+    loss_first: float  # weighted loss of the first step
     loss: float  # weighted loss
     nll: float  # unweighted, action tokens only
     accuracy: float  # share of action tokens that greedy decoding would have produced
@@ -89,13 +80,12 @@ def train(
     """
     settings = settings or Settings()
     corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
-    words = word_mask(load_tokenizer(model))
     network = _load(model)
     if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
         raise ValueError(f"a demonstration is longer than the context of {model}")
-    random = np.random.default_rng(seed)
-    batches = demonstration_batches(corpus, words, rows=settings.rows, random=random)
-    result = _loop(network, batches, words, random, settings, len(corpus), progress)
+    words = word_mask(load_tokenizer(model))
+    batches = demonstration_batches(corpus, words, rows=settings.rows, random=np.random.default_rng(seed))
+    result = _loop(network, batches, settings, len(corpus), progress)
     _save(network, model, out)
     (out / "sft.json").write_text(
         json.dumps({"seed": seed, **asdict(settings), **asdict(result)}, indent=2) + "\n", encoding="utf-8"
@@ -112,8 +102,6 @@ def word_mask(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
 def _loop(
     network: Any,
     batches: Iterator[Batch],
-    words: npt.NDArray[np.bool_],
-    random: np.random.Generator,
     settings: Settings,
     demonstrations: int,
     progress: Callable[[str], None],
@@ -125,8 +113,7 @@ def _loop(
     history: list[tuple[float, float, float]] = []
     tokens, cpu, wall = 0, time.process_time(), time.perf_counter()
     for step in range(settings.steps):
-        copying = settings.copies(step)
-        batch = copy_batch(words, rows=settings.copy_rows, random=random) if copying else next(batches)
+        batch = next(batches)
         optimizer.param_groups[0]["lr"] = settings.rate(step)
         loss, nll, accuracy = _losses(network, batch)
         if not torch.isfinite(loss):
@@ -136,19 +123,18 @@ def _loop(
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
         optimizer.step()
         tokens += batch.tokens
-        if not copying:
-            history.append((loss.item(), nll, accuracy))
+        history.append((loss.item(), nll, accuracy))
         if (step + 1) % 100 == 0 or step + 1 == settings.steps:
             progress(
-                f"sft {step + 1}/{settings.steps}  {'copy ' if copying else ''}loss {loss.item():.3f}  "
+                f"sft {step + 1}/{settings.steps}  loss {loss.item():.3f}  "
                 f"accuracy {accuracy:.3f}  {tokens / (time.perf_counter() - wall):,.0f} tok/s"
             )
-    tail = np.mean(history[-max(1, len(history) // 10) :], axis=0) if history else np.full(3, np.nan)
+    tail = np.mean(history[-max(1, len(history) // 10) :], axis=0)
     return Result(
         steps=settings.steps,
         demonstrations=demonstrations,
         tokens=tokens,
-        loss_first=history[0][0] if history else float("nan"),
+        loss_first=history[0][0],
         loss=float(tail[0]),
         nll=float(tail[1]),
         accuracy=float(tail[2]),

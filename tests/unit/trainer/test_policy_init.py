@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -34,14 +35,21 @@ def test_hugging_face_loads_the_directory_as_it_was_meant(tmp_path: Path) -> Non
     assert all(torch.equal(state[name], torch.from_numpy(value)) for name, value in expected.items())
 
 
-def test_the_last_layers_start_as_copying_heads() -> None:
+def test_the_last_layer_starts_out_writing_back_what_it_attends_to() -> None:
     shape = Shape()
     weights = initial_weights(shape, 400, 0)
     name = f"model.layers.{shape.layers - 1}.self_attn."
-    value = weights[name + "v_proj.weight"].reshape(shape.kv_heads, shape.head_dim, shape.hidden)
-    output = weights[name + "o_proj.weight"].reshape(shape.hidden, shape.heads, shape.head_dim)
-    for head in range(shape.heads):
-        assert (0.5 * value[head // 2] == output[:, head].T).all()
+    value, output = weights[name + "v_proj.weight"], weights[name + "o_proj.weight"]
+    assert np.allclose(value @ value.T, np.eye(len(value)), atol=1e-5)
+    read = value[: shape.head_dim].T @ np.arange(shape.head_dim, dtype=np.float32)
+    assert np.allclose(output[:, : shape.head_dim] @ (value[: shape.head_dim] @ read), read, atol=1e-4)
+
+
+def test_every_other_writer_into_the_residual_stream_starts_at_zero() -> None:
+    weights = initial_weights(Shape(), 400, 0)
+    last = f"model.layers.{Shape().layers - 1}.self_attn.o_proj.weight"
+    writers = {name for name in weights if name.endswith(("o_proj.weight", "down_proj.weight"))}
+    assert all((weights[name] == 0).all() == (name != last) for name in writers)
 
 
 def test_the_configuration_names_the_renderer(tmp_path: Path) -> None:

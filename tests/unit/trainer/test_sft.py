@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from trainer.policy.init import Shape, make_policy
 from trainer.policy.tokenizer import load_tokenizer
-from trainer.sft.batches import copy_batch, demonstration_batches, loss_weights
+from trainer.sft.batches import demonstration_batches, loss_weights
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.train import Settings, train, word_mask
 
@@ -89,14 +89,6 @@ def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstration
     assert all((batch.weight[batch.action] >= 1).all() for batch in epoch)
 
 
-def test_the_copy_auxiliary_asks_for_a_repeat_only(model: Path) -> None:
-    batch = copy_batch(word_mask(load_tokenizer(model)), rows=6, random=np.random.default_rng(0))
-    for ids, weight in zip(batch.ids, batch.weight, strict=True):
-        repeat = ids[weight > 0]
-        assert 8 <= len(repeat) <= 14
-        assert np.array_equal(repeat, ids[: len(repeat)])
-
-
 def test_the_rate_rises_stays_and_falls() -> None:
     settings = Settings(steps=1000, learning_rate=1.0)
     assert settings.rate(0) == pytest.approx(1 / 30)
@@ -109,7 +101,7 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     model: Path, toy_file: Path, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    settings = Settings(steps=60, rows=8, learning_rate=1e-2, warm_up=5, copy_first=0)
+    settings = Settings(steps=60, rows=8, learning_rate=1e-2, warm_up=5)
     lines: list[str] = []
     result = train(toy_file, model, tmp_path / "a", seed=3, settings=settings, progress=lines.append)
     assert result.loss < 0.5 * result.loss_first
