@@ -22,10 +22,8 @@ GRANT INSERT, UPDATE ON attempts TO penstock_runner
 --;
 GRANT INSERT ON transitions TO penstock_runner, penstock_trainer
 --;
-GRANT INSERT ON train_steps, batch_rollouts, outbox TO penstock_trainer
+GRANT INSERT ON train_steps, batch_rollouts, policy_versions, outbox TO penstock_trainer
 --;
-GRANT INSERT, UPDATE ON batches, batch_items, policy_versions TO penstock_trainer
+GRANT INSERT, UPDATE ON batches, batch_items TO penstock_trainer
 --;
-GRANT UPDATE ON groups, queue, runs TO penstock_trainer
---;
-GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO penstock_gateway, penstock_runner, penstock_trainer
+GRANT UPDATE ON groups, queue TO penstock_trainer

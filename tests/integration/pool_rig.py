@@ -1,0 +1,217 @@
+"""What the tests of the data pool share: an engine on the test's database, random trees of steps, and a row in every table."""
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import pytest
+from sqlalchemy import func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.events import StepRecorded, VersionSpan
+from orchestrator.contracts.ids import (
+    NO_PARENT,
+    Ids,
+    b64,
+    chain_sha,
+    ids_to_bytes,
+    logprobs_to_bytes,
+    prompt_sha,
+    row_sha,
+    unb64,
+)
+from orchestrator.contracts.states import GroupState, Purpose, StepKind
+from orchestrator.pool import batches, leases, tables
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.runs import Run
+from orchestrator.pool.steps import canonical
+from orchestrator.scheduling.policies import queue_policy
+from tests import builders
+
+OWNER = "test"
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    async with open_engine(database_url, name="test") as engine:
+        yield engine
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """One step of a random tree: the message and what folding it must give."""
+
+    event: StepRecorded
+    full: Ids
+    logprobs: np.ndarray
+
+
+@dataclass(slots=True)
+class Tree:
+    """Random attempts: roots with and without a prompt, continuations, rewrites of any earlier step, actions of several versions."""
+
+    seed: int
+    vocab: int = 150_000
+    dice: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+
+    def grow(self, run: str, lease: Lease, steps: int) -> list[Grown]:
+        grown: list[Grown] = []
+        while len(grown) < steps:
+            grown.append(self._step(run, lease, grown))
+        return grown
+
+    def _ids(self, low: int, high: int) -> Ids:
+        n = self.dice.randint(low, high)
+        return np.array([self.dice.randrange(self.vocab) for _ in range(n)], dtype=np.int32)
+
+    def _step(self, run: str, lease: Lease, grown: list[Grown]) -> Grown:
+        idx = len(grown)
+        kind = self.dice.choice(list(StepKind)) if grown else StepKind.ROOT
+        above = self.dice.choice(grown) if kind is not StepKind.ROOT else None
+        prompt = None if above or self.dice.random() < 0.2 else self._ids(1, 40)
+        base = above.full if above else prompt if prompt is not None else self._ids(0, 0)
+        keep = len(base) if kind is StepKind.CONTINUES else self.dice.randint(0, len(base))
+        delta, action = self._ids(0, 12), self._ids(0, 20)
+        logprobs = -np.array([self.dice.expovariate(1.0) for _ in action], dtype=np.float32)
+        cut = self.dice.randint(0, len(action))
+        versions = [(3, 0, cut), (4, cut, len(action))]
+        spans = [(v, a, b) for v, a, b in versions if b > a]
+        raw_prompt = ids_to_bytes(prompt) if prompt is not None else None
+        chain = chain_sha(
+            bytes.fromhex(above.event.chain_sha) if above else prompt_sha(raw_prompt) if raw_prompt else NO_PARENT,
+            keep, ids_to_bytes(delta), ids_to_bytes(action),
+        )  # fmt: skip
+        sampling = {"temperature": self.dice.choice([1.0, 0.7]), "top_p": 1.0, "top_k": -1}
+        full = np.concatenate([base[:keep], delta, action]).astype(np.int32)
+        event = StepRecorded(
+            run=run,
+            rollout=lease.rollout_id,
+            attempt=lease.attempt,
+            epoch=lease.epoch,
+            idx=idx,
+            kind=kind,
+            parent=above.event.idx if above else None,
+            root=above.event.root if above else idx,
+            keep_len=keep,
+            state_len=keep + len(delta),
+            full_len=len(full),
+            delta=b64(ids_to_bytes(delta)),
+            action=b64(ids_to_bytes(action)),
+            logprobs=b64(logprobs_to_bytes(logprobs)),
+            spans=[VersionSpan(*span) for span in spans],
+            chain_sha=chain.hex(),
+            row_sha=row_sha(chain, logprobs_to_bytes(logprobs), spans, canonical(sampling)).hex(),
+            sampling=sampling,
+            finish="stop",
+            parse="ok",
+            prompt=b64(raw_prompt) if raw_prompt else None,
+            prompt_sha=prompt_sha(raw_prompt).hex() if raw_prompt else None,
+            appended=[{"role": "user", "content": f"turn {idx}"}],
+            reply={"content": f"reply {idx}"},
+        )
+        return Grown(event, full, logprobs)
+
+
+def resealed(event: StepRecorded, **changes: object) -> StepRecorded:
+    """`event` with other content and the row digest that belongs to it."""
+    changed = msgspec.structs.replace(event, **changes)
+    spans = [(span.version, span.start, span.end) for span in changed.spans]
+    digest = row_sha(
+        bytes.fromhex(changed.chain_sha), unb64(changed.logprobs), spans, canonical(changed.sampling)
+    )
+    return msgspec.structs.replace(changed, row_sha=digest.hex())
+
+
+async def running(engine: AsyncEngine, run: Run, members: int = 2, name: str = "task") -> list[Lease]:
+    """A dispatched training group whose rollouts are all leased by `OWNER`."""
+    [group_id] = await builders.accepted(engine, run, [name], size=members)
+    await builders.dispatch(engine, run)
+    async with engine.begin() as connection:
+        return [
+            lease for id in await rollouts_of(connection, group_id) if (lease := await take(connection, id))
+        ]
+
+
+async def take(connection: AsyncConnection, rollout_id: int, ttl_s: float = 60.0) -> Lease | None:
+    """The first lease of a rollout."""
+    return await leases.lease(connection, rollout_id, 1, OWNER, ttl_s)
+
+
+async def rollouts_of(connection: AsyncConnection, group_id: int) -> list[int]:
+    query = select(tables.rollouts.c.rollout_id).where(tables.rollouts.c.group_id == group_id)
+    return list((await connection.scalars(query.order_by(tables.rollouts.c.member))).all())
+
+
+async def group_state(engine: AsyncEngine, group_id: int) -> tuple[GroupState, str | None]:
+    async with engine.connect() as connection:
+        query = select(tables.groups.c.state, tables.groups.c.reason).where(
+            tables.groups.c.group_id == group_id
+        )
+        state, reason = (await connection.execute(query)).one()
+        return GroupState(state), reason
+
+
+async def rollout_row(engine: AsyncEngine, rollout_id: int):  # type: ignore[no-untyped-def]
+    async with engine.connect() as connection:
+        query = select(tables.rollouts).where(tables.rollouts.c.rollout_id == rollout_id)
+        return (await connection.execute(query)).one()
+
+
+async def counter(engine: AsyncEngine, run: Run, name: str) -> int:
+    """A counter of the run; 0 when nothing was counted."""
+    async with engine.connect() as connection:
+        found = await connection.scalar(
+            select(tables.counters.c.value).where(
+                tables.counters.c.run_id == run.run_id, tables.counters.c.name == name
+            )
+        )
+        return int(found or 0)
+
+
+def small(name: str = "run", **queue: object) -> Config:
+    """A configuration with P = 2, N = 6, W = 1."""
+    settings = {"batch_groups": 2, "group_size": 2, "capacity": 6, **queue}
+    return Config.model_validate({"run": {"name": name}, "queue": settings})
+
+
+async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Run:
+    """A run with a committed batch, and whatever that leaves empty."""
+    run = await builders.make_run(engine, small(name))
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    await builders.accepted(engine, run, ["e"], purpose=Purpose.EVAL)
+    async with engine.begin() as connection:
+        await batches.publish(
+            connection, run.run_id, run.name, NewVersion(0, None, "/v0", "00"), "policy.x", None
+        )
+        batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+        assert batch is not None and batch.digest is not None
+        new = replace(NewVersion(1, 0, "/v1", "11"))
+        assert await batches.commit(connection, run.run_id, run.name, batch, new, [{"loss": 0.5}], "policy.x")
+        rollout_id = await connection.scalar(
+            select(func.min(tables.rollouts.c.rollout_id)).where(tables.rollouts.c.run_id == run.run_id)
+        )
+        key = {"run_id": run.run_id, "rollout_id": rollout_id, "attempt": 1}
+        for table, values in {
+            tables.sessions: {**key, "epoch": 1, "token_hash": run.name.encode().ljust(32), "budget": {},
+                              "expires": func.now()},
+            tables.rollout_servers: {"run_id": run.run_id, "url": "http://127.0.0.1:1"},
+            tables.artifacts: {**key, "path": "answer.txt", "mode": 0o644, "body": b"7"},
+            tables.tool_calls: {**key, "idx": 0, "call": 0, "name": "bash"},
+            tables.step_marks: {**key, "idx": 0, "reason": "auxiliary"},
+            tables.dead_letters: {"run_id": run.run_id, "stream": "TASKS", "subject": "tasks.x.y", "reason": "why",
+                                  "deliveries": 1, "body": b"{}"},
+            tables.counters: {"run_id": run.run_id, "name": "steps_stale", "value": 1},
+        }.items():  # fmt: skip
+            await connection.execute(insert(table).values(**values))
+        for table in tables.metadata.sorted_tables:
+            found = await connection.scalar(select(func.count()).select_from(table))
+            assert found, f"{table.name} is empty"
+    return run

@@ -1,0 +1,228 @@
+"""The migrations give what the code declares, run both ways over full tables, and guard what must never change."""
+
+from collections.abc import AsyncIterator
+
+import anyio.to_thread
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, insert, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from orchestrator.contracts.states import RolloutState
+from orchestrator.pool import batches, history, leases
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.engine import Role, open_engine, sqlalchemy_url
+from orchestrator.pool.tables import metadata, rollout_servers, sessions
+from orchestrator.scheduling.policies import queue_policy
+from tests import builders
+from tests.integration.pool_rig import a_row_in_every_table, engine, rollouts_of, small
+from tests.services import alembic_config, upgrade_to_head
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+IMMUTABLE = ["steps", "step_marks", "prompts", "messages", "verdicts", "rewards", "transitions"]
+
+# Everything that Postgres knows about the tables of a database, as text, but for partitions.
+CATALOG = """
+WITH t AS (SELECT c.oid, c.relname, c.reloptions, c.relkind FROM pg_class c
+            WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+              AND c.relname <> 'alembic_version')
+SELECT relname || ' ' || coalesce(reloptions::text, '') || relkind::text || coalesce(pg_get_partkeydef(oid), '')
+       || obj_description(oid, 'pg_class') FROM t
+UNION ALL
+SELECT concat_ws(' ', relname, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attgenerated,
+                 pg_get_expr(adbin, adrelid))
+  FROM t JOIN pg_attribute a ON a.attrelid = t.oid AND attnum > 0 AND NOT attisdropped
+  LEFT JOIN pg_attrdef d ON d.adrelid = t.oid AND d.adnum = attnum
+UNION ALL
+SELECT concat_ws(' ', relname, conname, pg_get_constraintdef(k.oid)) FROM t JOIN pg_constraint k ON k.conrelid = t.oid
+UNION ALL
+SELECT pg_get_indexdef(indexrelid) FROM t JOIN pg_index ON indrelid = t.oid
+"""
+
+
+async def catalog(url: str) -> set[str]:
+    owner = create_async_engine(sqlalchemy_url(url))
+    try:
+        async with owner.connect() as connection:
+            return set((await connection.scalars(text(CATALOG))).all())
+    finally:
+        await owner.dispose()
+
+
+def _differences(connection: Connection) -> list[object]:
+    options = {
+        "include_name": lambda name, kind, parents: not (kind == "table" and name.startswith("steps_"))
+    }
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)  # type: ignore[no-any-return]
+
+
+async def test_the_migrated_schema_is_the_declared_one(database_url: str, empty_database_url: str) -> None:
+    async with open_engine(database_url) as migrated, migrated.connect() as connection:
+        assert await connection.run_sync(_differences) == []
+    declared = create_async_engine(sqlalchemy_url(empty_database_url))
+    async with declared.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await declared.dispose()
+    assert await catalog(database_url) == await catalog(empty_database_url)
+
+
+async def test_it_goes_down_over_full_tables_and_up_again(empty_database_url: str) -> None:
+    await anyio.to_thread.run_sync(upgrade_to_head, empty_database_url)
+    before = await catalog(empty_database_url)
+    async with open_engine(empty_database_url) as engine:
+        await a_row_in_every_table(engine)
+    config = alembic_config(empty_database_url)
+    await anyio.to_thread.run_sync(command.downgrade, config, "base")
+    async with open_engine(empty_database_url) as engine, engine.connect() as connection:
+        left = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname !~ '^alembic'"
+        assert (await connection.scalars(text(left))).all() == []
+        functions = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        assert (await connection.scalars(text(functions))).all() == []
+    await anyio.to_thread.run_sync(command.upgrade, config, "head")
+    assert await catalog(empty_database_url) == before
+    async with open_engine(empty_database_url) as engine:
+        await a_row_in_every_table(engine)
+
+
+async def test_every_run_has_a_partition_of_steps_that_can_be_detached_and_dropped(
+    engine: AsyncEngine,
+) -> None:
+    first, second = await a_row_in_every_table(engine, "one"), await a_row_in_every_table(engine, "two")
+    async with engine.begin() as connection:
+        for run in (first, second):
+            found = await connection.scalar(text(f"SELECT count(*) FROM steps_{run.run_id}"))
+            assert found == await connection.scalar(
+                text("SELECT count(*) FROM steps WHERE run_id = :r"), {"r": run.run_id}
+            )
+        stored = "SELECT attname FROM pg_attribute WHERE attrelid = CAST(:t AS regclass) AND attstorage = 'e'"
+        raw = await connection.scalars(text(stored), {"t": f"steps_{first.run_id}"})
+        assert set(raw) == {"delta", "action", "logprobs"}
+        await connection.execute(text(f"ALTER TABLE steps DETACH PARTITION steps_{first.run_id}"))
+        await connection.execute(text(f"DROP TABLE steps_{first.run_id}"))
+        kept = await connection.scalars(text("SELECT DISTINCT run_id FROM steps"))
+        assert kept.all() == [second.run_id]
+
+
+async def refused(engine: AsyncEngine, statement: str, state: str) -> None:
+    with pytest.raises(DBAPIError) as caught:
+        async with engine.begin() as connection:
+            await connection.execute(text(statement))
+    assert getattr(caught.value.orig, "sqlstate", None) == state, f"{statement}: {caught.value.orig}"
+
+
+async def test_what_is_acknowledged_cannot_be_changed_deleted_or_truncated(engine: AsyncEngine) -> None:
+    run = await a_row_in_every_table(engine)
+    for table in [*IMMUTABLE, f"steps_{run.run_id}"]:
+        for statement in (
+            f"UPDATE {table} SET run_id = run_id",
+            f"DELETE FROM {table}",
+            f"TRUNCATE {table} CASCADE",
+        ):
+            await refused(engine, statement, "23001")
+
+
+async def test_every_table_view_and_function_says_what_it_is(engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        silent = await connection.scalars(
+            text(
+                "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v') "
+                "AND relname <> 'alembic_version' AND obj_description(oid, 'pg_class') IS NULL UNION ALL "
+                "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace "
+                "AND obj_description(oid, 'pg_proc') IS NULL"
+            )
+        )
+        assert silent.all() == []
+
+
+WRITES = {
+    Role.READER: {},
+    Role.GATEWAY: {"sessions": "iu", "rollout_servers": "iu", "counters": "iu"},
+    Role.RUNNER: {"rollouts": "u", "attempts": "iu", "transitions": "i", "counters": "iu"},
+    Role.TRAINER: {
+        "batches": "iu", "batch_items": "iu", "batch_rollouts": "i", "train_steps": "i", "policy_versions": "i",
+        "groups": "u", "queue": "u", "transitions": "i", "outbox": "i", "counters": "iu",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", WRITES)
+async def test_a_role_may_read_everything_and_write_what_its_code_writes(
+    engine: AsyncEngine, role: Role
+) -> None:
+    await a_row_in_every_table(engine)
+    query = """
+        SELECT relname, relkind::text AS kind, has_table_privilege(:role, c.oid, 'SELECT') AS reads, concat(
+            CASE WHEN has_table_privilege(:role, c.oid, 'INSERT') THEN 'i' END,
+            CASE WHEN has_any_column_privilege(:role, c.oid, 'UPDATE') THEN 'u' END,
+            CASE WHEN has_table_privilege(:role, c.oid, 'DELETE') THEN 'd' END,
+            CASE WHEN has_table_privilege(:role, c.oid, 'TRUNCATE') THEN 't' END) AS writes
+        FROM pg_class c WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')
+          AND relname <> 'alembic_version'"""
+    async with engine.connect() as connection:
+        rows = (await connection.execute(text(query), {"role": role.value})).all()
+    assert [row.relname for row in rows if not row.reads] == []
+    assert {row.relname: row.writes for row in rows if row.writes} == WRITES[role]
+
+
+async def test_the_reader_reads_every_view_and_writes_nothing(engine: AsyncEngine, database_url: str) -> None:
+    run = await a_row_in_every_table(engine)
+    async with open_engine(database_url, Role.READER) as reader:
+        async with reader.connect() as connection:
+            views = await connection.scalars(
+                text("SELECT viewname FROM pg_views WHERE schemaname = 'public'")
+            )
+            for view in views.all():
+                query = text(f"SELECT count(*) FROM {view} WHERE run_id = :r")
+                found = await connection.scalar(query, {"r": run.run_id})
+                assert found or view == "window_state", f"{view} is empty"
+        await refused(reader, "INSERT INTO counters VALUES (1, 'x', 1)", "25006")
+        await refused(reader, f"SELECT open_partition({run.run_id + 1})", "25006")
+    async with open_engine(database_url, Role.RUNNER) as runner:
+        await refused(runner, f"SELECT open_partition({run.run_id + 1})", "42501")
+        await refused(runner, "UPDATE groups SET state = 'trained'", "42501")
+
+
+@pytest.fixture
+async def roles(database_url: str) -> AsyncIterator[dict[Role, AsyncEngine]]:
+    async with (
+        open_engine(database_url, Role.RUNNER) as runner,
+        open_engine(database_url, Role.TRAINER) as trainer,
+        open_engine(database_url, Role.GATEWAY) as gateway,
+    ):
+        yield {Role.RUNNER: runner, Role.TRAINER: trainer, Role.GATEWAY: gateway}
+
+
+async def test_each_process_can_do_its_work_with_its_role(
+    engine: AsyncEngine, roles: dict[Role, AsyncEngine]
+) -> None:
+    run = await builders.make_run(engine, small())
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    [group_id] = await builders.accepted(engine, run, ["c"])
+    await builders.dispatch(engine, run)
+    async with roles[Role.RUNNER].begin() as runner:
+        rollout_id = (await rollouts_of(runner, group_id))[0]
+        held = await leases.lease(runner, rollout_id, 1, "r", 30.0)
+        assert held is not None and await leases.heartbeat(runner, "r", {rollout_id: 1}, 30.0) == {rollout_id}
+        assert not await leases.lease(runner, rollout_id, 1, "r", 30.0, before=RolloutState.FINISHED)
+        assert not await settled(runner, run.run_id, [MessageKey(rollout_id, 1, 0, "step")])
+        await history.count(runner, run.run_id, "assignments_stale")
+    async with roles[Role.TRAINER].begin() as trainer:
+        await batches.publish(
+            trainer, run.run_id, run.name, NewVersion(0, None, "/v0", "00"), "policy.x", None
+        )
+        batch = await batches.take(trainer, run.run_id, queue_policy("windowed", 6, 0.3), 2, 1)
+        assert batch is not None
+        assert await batches.commit(
+            trainer, run.run_id, run.name, batch, NewVersion(1, 0, "/v1", "11"), [{"loss": 1.0}], "policy.x"
+        )
+    async with roles[Role.GATEWAY].begin() as gateway:
+        session = {"run_id": run.run_id, "rollout_id": rollout_id, "attempt": 1, "epoch": 1, "budget": {}}
+        await gateway.execute(insert(sessions).values(**session, token_hash=b"h", expires=text("now()")))
+        await gateway.execute(text("UPDATE sessions SET state = 'sealed'"))
+        await gateway.execute(insert(rollout_servers).values(run_id=run.run_id, url="http://127.0.0.1:9"))
