@@ -1,0 +1,161 @@
+"""mini-swe-agent, the program of that name from PyPI, with its own loop, inside the sandbox.
+
+    host                                   inside, without network
+    ops/setup_mini → <venv>/mini    ─bind→ /opt/mini                       the program and what it needs, byte-compiled
+    inside/*                        ─copy→ /home/agent/.mini               the three places where it may be extended:
+                                             start.py                        its command line
+                                             penstock_model.py               --model-class: the gateway's socket
+                                             penstock_bash.py                --environment-class: commands as in `shell`
+                                             mini.yaml, attempt.yaml         its configuration: templates; task and limits
+    harvest                         ←read─ /home/agent/.mini/trajectory.json
+
+The policy ends an attempt, and answers, with the program's own marker::
+
+    echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 'the answer'
+
+What the command prints after the marker is the final message; `done` where a task wants no answer. Anything but a call of `bash` is a fault
+of the policy.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from sandboxes.base import ExecResult, File, KilledBy, PathRefused, Sandbox
+from scaffolds.base import AgentLimits, BlackBoxDefaults, Endpoint, Fault, Launch, TaskView
+from scaffolds.declare import scaffold
+
+VERSION: Final = "2.4.6"
+PYTHON: Final = "/usr/bin/python3"
+PROGRAM: Final = "/opt/mini"
+PLACE: Final = "/home/agent/.mini"
+TRAJECTORY: Final = f"{PLACE}/trajectory.json"
+SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "
+
+_INSIDE: Final = Path(__file__).with_name("inside")
+_LONGEST_TRAJECTORY: Final = 64 << 20
+_FIRST_REPLY: Final = b"(step 1,"  # printed by the program above its first answer
+
+
+@scaffold(name="mini-swe-agent", version=VERSION, wire="chat")
+class MiniSweAgent(BlackBoxDefaults):
+    """See the module. Derive from it and set `config` to use other templates."""
+
+    config: ClassVar[Path] = _INSIDE / "mini.yaml"
+
+    def __init__(self) -> None:
+        self._status = ""
+        self._detail = ""
+
+    def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
+        attempt = {
+            "run": {"task": task.instruction},
+            "agent": {"step_limit": limits.turns, "wall_time_limit_seconds": math.ceil(limits.timeout_s)},
+            "environment": {"timeout": math.ceil(limits.tool_timeout_s)},
+        }
+        return {
+            **{f"{PLACE}/{path.name}": File(path.read_bytes()) for path in sorted(_INSIDE.glob("*.py"))},
+            f"{PLACE}/mini.yaml": File(self.config.read_bytes()),
+            f"{PLACE}/attempt.yaml": File(as_yaml(attempt).encode()),
+        }
+
+    def binds(self) -> Mapping[Path, str]:
+        return {program(): PROGRAM}
+
+    def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
+        settings = ("-c", f"{PLACE}/mini.yaml", "-c", f"{PLACE}/attempt.yaml", "-o", TRAJECTORY)
+        classes = (
+            "--model-class",
+            "penstock_model.GatewayModel",
+            "--environment-class",
+            "penstock_bash.Bash",
+        )
+        command = ("--yolo", "--exit-immediately", "--model", "policy", *classes, *settings)
+        return Launch((PYTHON, "-S", f"{PLACE}/start.py", *command), environment(gateway))
+
+    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
+        """The submission; None without one."""
+        try:
+            trajectory = json.loads(await box.get(TRAJECTORY, max_bytes=_LONGEST_TRAJECTORY))
+            info, last = trajectory["info"], trajectory["messages"][-1]
+            self._status, submission = str(info["exit_status"]), str(info["submission"])
+            self._detail = str(last["content"])[:200] if last["role"] == "exit" else ""
+        except (OSError, PathRefused, ValueError, KeyError, IndexError, TypeError, RecursionError):
+            return None  # the program did not come so far, or the policy wrote there: `classify` decides
+        return submission.removesuffix("\n") if self._status == "Submitted" else None
+
+    def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
+        """By the exit status in the trajectory. A program that had answers and died without one was brought down by the policy's commands."""
+        if answer is not None:
+            return None
+        match ended.killed_by:
+            case KilledBy.TIMEOUT:
+                return Fault("timeout", "the program's time ended")
+            case KilledBy.MEMORY | KilledBy.CPU | KilledBy.DISK | KilledBy.OUTPUT:
+                return Fault("policy", f"limit of {ended.killed_by.value} reached")
+            case KilledBy.CALLER:
+                return Fault("infra", "ended from outside")
+        match self._status:
+            case "LimitsExceeded":
+                return Fault("policy", "turns" if self._detail == self._status else self._detail)
+            case "RepeatedFormatError":
+                return Fault("policy", "ill_formed: not a call of bash with a command")
+            case "TimeExceeded":
+                return Fault("timeout", "the program's time ended")
+            case "" if _FIRST_REPLY in ended.stdout:
+                return Fault(
+                    "policy", f"the program did not survive its commands: exit code {ended.exit_code}"
+                )
+            case "":
+                return Fault(
+                    "infra", f"the program did not start: exit code {ended.exit_code}: {_last_line(ended)}"
+                )
+        return Fault("infra", f"{self._status}: {self._detail}")
+
+
+def submission(answer: str) -> str:
+    """The command by which a policy ends with `answer`, which holds no single quote."""
+    return f"{SUBMIT}'{answer}'"
+
+
+def environment(gateway: Endpoint) -> dict[str, str]:
+    """The variables that the program needs. `penstock_bash` keeps them from its commands."""
+    return {
+        "PYTHONPATH": PROGRAM,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONIOENCODING": "utf-8:replace",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_GLOBAL_CONFIG_DIR": f"{PLACE}/global",
+        "TYPER_STANDARD_TRACEBACK": "1",
+        "OPENAI_BASE_URL": gateway.base_url,
+        "OPENAI_API_KEY": gateway.token,
+        "PENSTOCK_GATEWAY_SOCKET": gateway.socket,
+    }
+
+
+def program() -> Path:
+    """Where the program is installed on this machine: `$PENSTOCK_MINI`, else beside this Python's packages. ValueError if nowhere."""
+    place = Path(os.environ.get("PENSTOCK_MINI") or Path(sys.prefix) / "mini")
+    if not (place / "minisweagent").is_dir():
+        raise ValueError(f"mini-swe-agent is not installed in {place}: run ops/setup, or set PENSTOCK_MINI")
+    return place.resolve()
+
+
+def as_yaml(value: Any) -> str:
+    """JSON that every YAML reader takes for the same value: what YAML does not allow in a text, or breaks lines at, is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(
+        "[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda m: f"\\u{ord(m[0]):04x}", text
+    )
+
+
+def _last_line(ended: ExecResult) -> str:
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else "it said nothing"
