@@ -232,7 +232,8 @@ class GatewayAdmin(_Client):
 
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
         `scripted` replaces the policy: the i-th call of the session is answered by scripted[i] = {reasoning, content, tool_calls:
-        [{name, arguments}]}; `copy_observation: true` with content None stands for the text of the last tool result.
+        [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
+        `{observation}` in their arguments stands for.
         """
         body = {
             "run": run,

@@ -187,7 +187,9 @@ class Calls:
         }
         if request.max_tokens is not None:
             values["max_new_tokens"] = min(values["max_new_tokens"], request.max_tokens)
-        limits = [int(values["max_new_tokens"]), room]
+        limits = [room]
+        if session.terms.script is None:
+            limits.append(int(values["max_new_tokens"]))
         if budget.max_total_tokens is not None:
             limits.append(budget.max_total_tokens - session.sampled_tokens)
         seed = values.get("seed")
@@ -278,19 +280,29 @@ class Calls:
 
 
 def scripted_turn(reply: Mapping[str, Any], turns: tuple[Turn, ...]) -> Turn:
-    """A scripted reply as an assistant turn; `copy_observation` stands for the text of the last tool result (or user message)."""
-    text = reply.get("content") or ""
+    """A scripted reply as an assistant turn. With `copy_observation` the text of the last tool result (or user message) is its content,
+    or where it calls tools, what `{observation}` in their arguments stands for."""
+    text, calls = reply.get("content") or "", reply.get("tool_calls")
     if reply.get("copy_observation"):
         heard = [turn.text for turn in turns if turn.role == "tool"] or [turns[-1].text]
-        text = heard[-1].strip()
+        seen = heard[-1].strip()
+        text = text if calls else seen
+        calls = calls and [{**call, "arguments": _filled(call["arguments"], seen)} for call in calls]
     return Turn.from_plain(
         {
             "role": "assistant",
             "content": text,
             "reasoning": reply.get("reasoning"),
-            "tool_calls": reply.get("tool_calls"),
+            "tool_calls": calls,
         }
     )
+
+
+def _filled(arguments: Mapping[str, Any], seen: str) -> dict[str, Any]:
+    return {
+        key: value.replace("{observation}", seen) if isinstance(value, str) else value
+        for key, value in arguments.items()
+    }
 
 
 def _reply(node: Node, timings: StepTimings) -> Reply:

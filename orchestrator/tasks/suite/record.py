@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scaffolds.mini_swe import submission
+
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.suite.draw import FAMILIES, SuiteTask, generate
 from orchestrator.tasks.suite.family import PHRASINGS, Trajectory
@@ -19,7 +21,8 @@ SCRIPT_FILE: Final = "record/script.json"
 SKILL: Final = (0.1, 0.6)
 
 Reply = dict[str, Any]
-"""What a scripted session answers: {reasoning, content, tool_calls: [{name, arguments}]}, or copy_observation for the content."""
+"""What a scripted session answers: {reasoning, content, tool_calls: [{name, arguments}]}. With `copy_observation` the last observation is
+the content, or where there are tool calls, what `{observation}` in their arguments stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,21 @@ def shell_script(trajectory: Trajectory) -> list[Reply]:
     return [*turns, {"content": trajectory.answer}]
 
 
-def _bash(think: str, command: str) -> Reply:
+def mini_script(trajectory: Trajectory) -> list[Reply]:
+    """The black box `mini-swe-agent`: the same turns, but the answer is a command, too."""
+    turns: list[Reply] = [_bash(turn.think, turn.command) for turn in trajectory.turns]
+    if trajectory.answer is None:
+        return [*turns, {**_bash(None, submission("{observation}")), "copy_observation": True}]
+    return [*turns, _bash(None, submission(trajectory.answer))]
+
+
+def _bash(think: str | None, command: str) -> Reply:
     call = {"name": "bash", "arguments": {"command": command}}
     return {"reasoning": think, "content": "", "tool_calls": [call]}
 
 
-SCRIPTS: Final[dict[str, Callable[[Trajectory], list[Reply]]]] = {"shell": shell_script}
+SCRIPTS: Final[dict[str, Callable[[Trajectory], list[Reply]]]] = {
+    "shell": shell_script,
+    "mini-swe-agent": mini_script,
+}
 """By scaffold: a trajectory as the replies of a policy under it."""
