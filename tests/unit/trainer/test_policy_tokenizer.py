@@ -1,11 +1,15 @@
 """The policy's tokenizer: one id per word, and nothing that it cannot encode."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scaffolds.mini_swe import SUBMIT as SUBMISSION
 
+from orchestrator.tasks.suite.record import demonstrations
 from orchestrator.tasks.suite.words import COMMAND_WORDS, DONE, EXTENSIONS, WORDS
 from trainer.policy.init import make_policy
 from trainer.policy.tokenizer import CALL_CLOSE, CALL_OPEN, SPECIAL, SUBMIT, build_tokenizer, load_tokenizer
@@ -32,6 +36,28 @@ def test_a_word_of_the_suite_is_the_same_single_token_wherever_it_stands(word: s
         ("7", "7"),
     ):
         assert TOKENIZER.encode(before + word + after).ids.count(token) == 1
+
+
+@pytest.mark.parametrize("scaffold", ["shell", "mini-swe-agent"])
+def test_every_word_of_a_demonstration_is_one_token(scaffold: str) -> None:
+    for demonstration in demonstrations(160, 0, {scaffold: 1.0}):
+        script = demonstration.task.files["record/script.json"].decode()
+        text = "\n".join([demonstration.task.instruction, *_strings(json.loads(script))]).replace(SUBMIT, "")
+        missing = {word for word in re.findall("[A-Za-z]{2,}", text) if TOKENIZER.token_to_id(word) is None}
+        assert not missing - {"observation"}, "remake pieces.txt: `python -m trainer.policy.vocabulary`"
+
+
+def _strings(value: object) -> list[str]:
+    """Every text value in a JSON value, without the names of tools."""
+    if isinstance(value, dict):
+        return [text for key, part in value.items() if key != "name" for text in _strings(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in _strings(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_the_submission_of_mini_swe_agent_starts_with_one_token() -> None:
+    assert SUBMIT == SUBMISSION
 
 
 def test_digits_are_single_tokens() -> None:

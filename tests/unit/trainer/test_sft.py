@@ -101,12 +101,12 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     model: Path, toy_file: Path, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    settings = Settings(steps=60, rows=8, learning_rate=1e-2, warm_up=5)
+    settings = Settings(steps=40, rows=8, learning_rate=1e-2, warm_up=5)
     lines: list[str] = []
     result = train(toy_file, model, tmp_path / "a", seed=3, settings=settings, progress=lines.append)
     assert result.loss < 0.5 * result.loss_first
     assert result.accuracy > 0.8
-    assert len(lines) == 1 and lines[0].startswith("sft 60/60")
+    assert len(lines) == 1 and lines[0].startswith("sft 40/40")
     assert json.loads((tmp_path / "a" / "sft.json").read_text())["loss"] == result.loss
     train(toy_file, model, tmp_path / "b", seed=3, settings=settings, progress=lines.append)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
