@@ -22,7 +22,7 @@ TOKENS = """select coalesce(sum((length(s.delta) + length(s.action)) / 4), 0)
          + (select coalesce(sum(n), 0) from prompts where run_id = :run) as stored,
        coalesce(sum(s.full_len), 0) as naive, count(*) as steps
   from steps s where s.run_id = :run"""
-MERGE = """select sum((metrics->>'naive_tokens')::bigint)::float / nullif(sum((metrics->>'merged_tokens')::bigint), 0) as merge_ratio,
+MERGE = """select sum((metrics->>'tokens_naive')::bigint)::float / nullif(sum((metrics->>'tokens_merged')::bigint), 0) as merge_ratio,
        count(*) as train_steps
   from train_steps t join batches b on b.batch_id = t.batch_id and b.state = 'committed' where t.run_id = :run"""
 CURVE = """select b.batch_no, avg(w.performance) as reward, count(*) as rollouts
