@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from sqlalchemy import select, true
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import Purpose, RolloutState
@@ -44,7 +45,7 @@ async def recorded(connection: AsyncConnection, run_id: int, wanted: Selection) 
     newest = (
         select(rewards.c.rollout_id, rewards.c.performance, rewards.c.attempt)
         .where(rewards.c.run_id == run_id)
-        .distinct(rewards.c.rollout_id)
+        .ext(distinct_on(rewards.c.rollout_id))
         .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
         .subquery()
     )

@@ -1,0 +1,133 @@
+"""Exporting recorded trajectories from the data pool into a file of demonstrations."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.states import Purpose
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.recorded import Selection
+from orchestrator.pool.runs import Run
+from tests.builders import Author, accepted, dispatch, finish, make_run
+from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.export import Exported, export
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    async with open_engine(database_url, size=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def run(engine: AsyncEngine) -> Run:
+    return await make_run(engine, Config.model_validate({"run": {"name": "test"}}))
+
+
+@pytest.fixture
+async def reader(database_url: str) -> AsyncIterator[AsyncEngine]:
+    async with open_engine(database_url, Role.READER, size=1) as engine:
+        yield engine
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """All that the export wants of a model directory is which tokenizer it has."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+async def exported(
+    reader: AsyncEngine, model: Path, wanted: Selection | None = None
+) -> tuple[Exported, Demonstrations]:
+    file = model.parent / "demonstrations.safetensors"
+    said = await export(reader, "test", wanted or Selection(), model, file)
+    return said, Demonstrations.load(file, tokenizer=tokenizer_digest(model))
+
+
+async def record(
+    engine: AsyncEngine, run: Run, name: str, author: Author, *, marked: tuple[int, ...] = (), good: int = 1
+) -> None:
+    """One group of 4 rollouts of three steps: 0, 1 goes on with 0, 2 rewrites all behind the prompt. `good` of them succeed."""
+    [group] = await accepted(engine, run, [name])
+    await dispatch(engine, run)
+    await finish(engine, run, group, author, performances=[1.0] * good + [0.0] * (4 - good), marked=marked)
+
+
+async def test_a_rollout_gives_one_demonstration_per_leaf_of_its_step_tree(
+    engine: AsyncEngine, reader: AsyncEngine, run: Run, model: Path
+) -> None:
+    class Noting(Author):
+        def trajectory(self, *arguments: object) -> list:  # type: ignore[type-arg]
+            written = super().trajectory(*arguments)  # type: ignore[arg-type]
+            told.append([(step.state_len, step.full_len, step.keep_len) for step in written])
+            return written
+
+    told: list[list[tuple[int, int, int]]] = []
+    await record(engine, run, "one", Noting(seed=1))
+    said, found = await exported(reader, model)
+    assert said.rollouts == 4 and len(found) == 8
+    for rollout, (first, second, rewritten) in enumerate(told):
+        ids, action = found[2 * rollout]
+        assert len(ids) == second[1]
+        expected = np.zeros(second[1], np.uint8)
+        expected[first[0] : first[1]] = expected[second[0] : second[1]] = 1
+        assert (action == expected).all()
+        other, action = found[2 * rollout + 1]
+        assert len(other) == rewritten[1] and (other[: rewritten[2]] == ids[: rewritten[2]]).all()
+        assert action.nonzero()[0].tolist() == list(range(rewritten[0], rewritten[1]))
+    assert said.tokens == len(found.ids) and said.action_tokens == found.action.sum()
+    assert said.longest == np.diff(found.offsets).max()
+
+
+async def test_marked_steps_are_no_actions_and_alone_give_no_demonstration(
+    engine: AsyncEngine, reader: AsyncEngine, run: Run, model: Path
+) -> None:
+    await record(engine, run, "one", Author(seed=1))
+    plain, _ = await exported(reader, model)
+    await record(engine, run, "two", Author(seed=1), marked=(1, 2))
+    both, found = await exported(reader, model)
+    assert (plain.demonstrations, both.demonstrations) == (8, 12)
+    assert both.action_tokens < 2 * plain.action_tokens
+    lengths = [np.flatnonzero(np.diff(found[i][1], prepend=0) == 1).size for i in range(8, 12)]
+    assert lengths == [1, 1, 1, 1]  # of two actions one is left
+
+
+async def test_only_the_selected_rollouts_are_exported(
+    engine: AsyncEngine, reader: AsyncEngine, run: Run, model: Path
+) -> None:
+    await record(engine, run, "one", Author(seed=1), good=1)
+    await record(engine, run, "two", Author(seed=2), good=3)
+    everything, _ = await exported(reader, model)
+    assert (everything.rollouts, everything.success) == (8, 0.5)
+    good, _ = await exported(reader, model, Selection(min_performance=1.0))
+    assert (good.rollouts, good.success) == (4, 1.0)
+    assert (await exported(reader, model, Selection(purpose=Purpose.TRAIN, scaffold="shell")))[
+        0
+    ].rollouts == 8
+    for nothing in (Selection(label="x"), Selection(purpose=Purpose.RECORD), Selection(domain="general")):
+        with pytest.raises(ValueError, match="no verified rollout that matches"):
+            await exported(reader, model, nothing)
+
+
+async def test_a_failed_export_leaves_the_file_as_it_was(
+    engine: AsyncEngine, reader: AsyncEngine, run: Run, model: Path
+) -> None:
+    file = model.parent / "demonstrations.safetensors"
+    file.write_bytes(b"precious")
+    await record(engine, run, "one", Author(seed=1, vocab=1 << 20))
+    with pytest.raises(ValueError, match="16-bit"):
+        await export(reader, "test", Selection(), model, file)
+    with pytest.raises(ConfigurationError, match="there is no run 'other'"):
+        await export(reader, "other", Selection(), model, file)
+    assert file.read_bytes() == b"precious"
+    assert sorted(path.name for path in model.parent.iterdir()) == [file.name, "model"]
