@@ -148,6 +148,7 @@ def trainer(
     train_steps: Annotated[
         int, typer.Option(help="Stop after so many train steps (0: until the run ends).")
     ] = 0,
+    retry: Annotated[bool, typer.Option(help="Go on although the last batches were quarantined.")] = False,
 ) -> None:
     """The trainer: claims batches, trains, publishes versions: penstock trainer -c runs/first --train-steps 10"""
     home = Home.at(config, tuple(overrides or ()))
@@ -156,6 +157,8 @@ def trainer(
     arguments = ["--run", run, "--policies", str(home.policies), "--subject", subjects.policy(run)]
     if train_steps:
         arguments += ["--train-steps", str(train_steps)]
+    if retry:
+        arguments.append("--retry")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
     # The process becomes the trainer: its signals and its exit status are the trainer's own.
     os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)
