@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.config import Config
 from orchestrator.embedded.process_spec import ProcessEvent
 from orchestrator.home import Home, write_template
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.runs import begin_end, get_run
 
 err = Console(stderr=True)
 
@@ -127,7 +130,36 @@ def reconcile(config: ConfigOption = HERE) -> None:
     anyio.run(work)
 
 
+def env(config: ConfigOption = HERE) -> None:
+    """Print the services of a run as shell exports: eval "$(penstock env -c runs/first)" """
+    services = Home.at(config).connected().services
+    typer.echo(
+        f"export DATABASE_URL={shlex.quote(services.database_url)}\nexport NATS_URL={shlex.quote(services.nats_url)}"
+    )
+
+
+def end(
+    config: ConfigOption = HERE,
+    reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "asked by a person",
+) -> None:
+    """End the run: no more intake; what is not trained yet becomes filtered(run_ended). Stopping `penstock up` does not end it."""
+    resolved = Home.at(config).connected()
+
+    async def work() -> bool:
+        async with (
+            open_engine(resolved.services.database_url, size=1) as engine,
+            engine.begin() as connection,
+        ):
+            run = await get_run(connection, resolved.run.name)
+            return await begin_end(connection, run.run_id, reason)
+
+    typer.echo("the run is ending" if anyio.run(work) else "the run was ending already")
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
-    for command in (init, config, up, down, status, doctor, reconcile):
+    for command in (init, config, env, up, down, status, doctor, reconcile):
         app.command()(command)
+    run = typer.Typer(no_args_is_help=True, help="The run itself.")
+    run.command()(end)
+    app.add_typer(run, name="run")
