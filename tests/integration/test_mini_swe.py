@@ -14,8 +14,9 @@ from scaffolds.base import AgentLimits, Fault, Launch, TaskView
 from scaffolds.mini_swe import PLACE, PROGRAM, PYTHON, MiniSweAgent, environment, submission
 from scaffolds.observation import observe
 
-from sandboxes.base import ExecResult, File, SandboxSpec
+from sandboxes.base import GATEWAY_SOCKET, ExecResult, File, Provider, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.local import LocalProvider, NoIsolationWarning
 from tests.integration.scripted_chat import Failure, ScriptedChat, bash, scripted_chat
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -49,13 +50,15 @@ async def play(
     limits: AgentLimits = LIMITS,
     launch: Launch | None = None,
     files: dict[str, File] | None = None,
+    provider: Provider | None = None,
 ) -> Run:
     """Run the scaffold as a runner does."""
     scaffold = MiniSweAgent()
     placed = {**FILES, **scaffold.files(TASK, chat.endpoint, limits), **(files or {})}
     spec = SandboxSpec(placed, scaffold.binds(), chat.socket)
-    async with BubblewrapProvider().open(spec) as box:
-        start = launch or scaffold.launch(TASK, chat.endpoint, limits)
+    async with (provider or BubblewrapProvider()).open(spec) as box:
+        endpoint = replace(chat.endpoint, socket=box.path(GATEWAY_SOCKET))
+        start = launch or scaffold.launch(TASK, endpoint, limits)
         ended = await box.exec(start.argv, timeout_s=limits.timeout_s + 5, env=start.env, cwd=start.cwd)
         answer = await scaffold.harvest(box, ended)
         return Run(ended, answer, scaffold.classify(ended, answer))
@@ -161,6 +164,13 @@ async def test_nothing_submitted_leaves_an_empty_answer_and_is_no_fault(root: Pa
     async with scripted_chat(root, [bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]) as chat:
         run = await play(chat)
     assert (run.answer, run.fault) == ("", None)
+
+
+async def test_it_runs_in_the_sandbox_that_isolates_nothing(root: Path) -> None:
+    async with scripted_chat(root, [bash("cat oak.txt"), bash(submission("elm"))]) as chat:
+        with pytest.warns(NoIsolationWarning):
+            run = await play(chat, provider=LocalProvider())
+    assert (run.answer, tool_results(chat.requests[-1][1])) == ("elm", ["elm\nfig\nplum"])
 
 
 @pytest.mark.parametrize(
