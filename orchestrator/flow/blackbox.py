@@ -1,21 +1,26 @@
 """Running a black box: a program inside the sandbox that reaches the gateway through the bound socket, and nothing else."""
 
+import math
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
 from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskView
 
-from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PolicyFailure
+from orchestrator.bus.feed import beside
+from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.outcome import LOG_BYTES, Outcome
-from orchestrator.gateway_client import OpenSession
+from orchestrator.flow.watched import WatchedBox
+from orchestrator.gateway_client import Activity, OpenSession
 from orchestrator.log import get
 from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
 
 log = get(__name__)
 
 ABORT_S = 5.0
+ASK_S = 1.0  # between two questions to the gateway, and the longest wait for an answer
 HOST = "http://gateway"  # any name: the socket decides where requests go
 
 
@@ -32,11 +37,15 @@ async def run_black(
     session: OpenSession,
     clocks: Clocks,
     limits: AgentLimits,
+    activity: Callable[[], Awaitable[Activity]],
 ) -> Outcome:
-    """One episode under `clocks`. The program's files are placed already. Raises whatever ended it early."""
+    """One episode under `clocks`. `activity` asks the gateway about the session. The program's files are placed already.
+
+    Raises whatever ended it early.
+    """
     gateway = endpoint_of(session, box)
     if (install := scaffold.install()) is not None:
-        installed = await _start(box, install, limits.timeout_s)
+        installed = await _run(box, install, limits.timeout_s)
         if not installed.ok:
             raise InfraFailure(
                 f"the scaffold's install ended with exit code {installed.exit_code}: {_tail(installed)}"
@@ -44,7 +53,9 @@ async def run_black(
 
     launch = scaffold.launch(task, gateway, limits)
     try:
-        ended = await clocks.run(partial(_watched, box, launch, clocks, limits))
+        async with beside(partial(follow, activity, clocks, min(ASK_S, clocks.stall_s / 4))):
+            # Without a limit of its own: the clocks know how much of its time was the platform's.
+            ended = await clocks.run(partial(_run, WatchedBox(box, clocks), launch, math.inf))
     except BaseException:
         with anyio.CancelScope(shield=True), anyio.move_on_after(ABORT_S):
             await scaffold.on_abort(box)
@@ -56,24 +67,25 @@ async def run_black(
     return Outcome(_class(fault), fault.reason, answer, _tail(ended))
 
 
-async def _start(box: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
+async def follow(activity: Callable[[], Awaitable[Activity]], clocks: Clocks, period_s: float) -> None:
+    """Tell the clocks what the gateway sees, until cancelled. While the gateway is silent, whoever may wait for it waits for the platform."""
+    last = Activity(0, 0, 0.0)
+    while True:
+        seen: Activity | None = None
+        with anyio.move_on_after(ASK_S):
+            try:
+                seen = await activity()
+            except PenstockError as error:
+                log.info("gateway.silent", error=str(error))
+        last = seen or last
+        clocks.observed(waiting=seen is None or seen.in_flight > 0, calls=last.calls, queued_s=last.queued_s)
+        await anyio.sleep(period_s)
+
+
+async def _run(box: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
     return await box.exec(
         launch.argv, timeout_s=timeout_s, env=launch.env, cwd=launch.cwd, stdin=launch.stdin
     )
-
-
-async def _watched(box: Sandbox, launch: Launch, clocks: Clocks, limits: AgentLimits) -> ExecResult:
-    # A little later than our own clock, which says what ended it.
-    process = await box.start(
-        launch.argv, timeout_s=limits.timeout_s + 5, env=launch.env, cwd=launch.cwd, stdin=launch.stdin
-    )
-    with clocks.program(process):
-        try:
-            return await process.wait()
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await process.kill()
-            raise
 
 
 def _class(fault: Fault) -> FailureClass:

@@ -4,11 +4,12 @@ The limit counts the agent's time and the generation of its completions, not the
 still, and goes on with what was spent generating. *Stall*: no completion open, no output and no CPU time of any program for `stall_s`
 seconds. While a tool runs that is the agent's doing (`timeout`), else the scaffold hangs (`infra_failure`).
 
-A completion that stays open is the platform's fault as well, and bounded by `completion_s`.
+A completion that stays open is the platform's fault as well, and bounded by `completion_s`. The completions of a white box pass through here;
+those of a black box are known by asking the gateway (`observed`).
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import anyio
 
 from orchestrator.bus.feed import beside
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, RolloutFailure
-from sandboxes.base import WORK, ArtifactLimits, Artifacts, ExecResult, File, Limits, Process, Sandbox
+from sandboxes.base import Process
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Clocks:
 
     def __init__(self, *, timeout_s: float, stall_s: float, completion_s: float) -> None:
         self._timeout_s = timeout_s
-        self._stall_s = stall_s
+        self.stall_s = stall_s
         self._completion_s = completion_s
         self._began = self._moved = time.monotonic()
         self._ended: float | None = None
@@ -47,17 +48,14 @@ class Clocks:
         self._open: set[OpenCompletion] = set()
         self._opened = 0.0  # since when some completion has been open
         self._generated = 0.0  # the longest generation among those that overlap
+        self._asked: float | None = None  # since when a black box has been seen to wait for the policy
+        self._calls, self._queued_s = 0, 0.0
         self._programs: dict[Process, float] = {}  # CPU seconds when something last moved
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since `run` began, until it ended."""
         return (self._ended or time.monotonic()) - self._began
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, as it stands now."""
-        return max(0.0, self._deadline - time.monotonic())
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`. Raises AgentTimeout or InfraFailure when a clock ends it, after `work` has cleaned up."""
@@ -96,33 +94,46 @@ class Clocks:
                 self._deadline += max(0.0, now - self._opened - self._generated)
                 self._moved = now
 
-    @contextmanager
-    def program(self, process: Process) -> Iterator[None]:
-        """Around the life of one program in the sandbox."""
+    def observed(self, *, waiting: bool, calls: int, queued_s: float) -> None:
+        """What the gateway sees of a black box: whether it waits for the policy, how often it has asked, what its calls have queued."""
+        now = time.monotonic()
+        if waiting or self._asked is not None or calls != self._calls:
+            self._moved = now
+        if not waiting:
+            self._asked = None
+        elif self._asked is None or calls != self._calls:
+            self._asked = now
+        self._deadline += max(0.0, queued_s - self._queued_s)
+        self._calls, self._queued_s = calls, queued_s
+
+    def started(self, process: Process) -> None:
+        """A program runs in the sandbox from now on."""
         self._moved = time.monotonic()
         self._programs[process] = process.cpu_s()
-        try:
-            yield
-        finally:
-            del self._programs[process]
+
+    def ended(self, process: Process) -> None:
+        """It does no longer. Telling it twice does nothing."""
+        if self._programs.pop(process, None) is not None:
             self._moved = time.monotonic()
 
     async def _until_over(self) -> RolloutFailure:
         while True:
             now = time.monotonic()
-            if self._open:
-                if now - self._opened >= self._completion_s:
+            since = self._opened if self._open else self._asked
+            if since is not None:
+                if now - since >= self._completion_s:
                     return InfraFailure(f"a completion has been open for {self._completion_s:g} s")
-                wait = self._opened + self._completion_s - now
-            else:
-                if now >= self._deadline:
-                    return AgentTimeout(f"wall clock: the limit of {self._timeout_s:g} s")
-                self._look(now)
-                idle = now - self._moved
-                if idle >= self._stall_s:
-                    return self._stalled()
-                wait = min(self._deadline - now, self._stall_s - idle)
-            await anyio.sleep(min(wait, LOOK_S, self._stall_s / 4))
+                self._moved = now
+            # Of an open completion nobody knows yet whose time it is: what counts is that it began in time.
+            if (now if since is None else since) >= self._deadline:
+                return AgentTimeout(f"wall clock: the limit of {self._timeout_s:g} s")
+            self._look(now)
+            idle = now - self._moved
+            if idle >= self.stall_s:
+                return self._stalled()
+            await anyio.sleep(
+                min(max(0.001, self._deadline - now), self.stall_s - idle, LOOK_S, self.stall_s / 4)
+            )
 
     def _look(self, now: float) -> None:
         cpu = {process: process.cpu_s() for process in self._programs}
@@ -134,65 +145,5 @@ class Clocks:
 
     def _stalled(self) -> RolloutFailure:
         if self._programs:
-            return AgentTimeout(f"stall: a command neither printed nor worked for {self._stall_s:g} s")
-        return InfraFailure(f"stall: the scaffold did nothing for {self._stall_s:g} s")
-
-
-class WatchedBox:
-    """A sandbox whose programs the clocks see; implements `sandboxes.base.Sandbox`. What a white box works in."""
-
-    def __init__(self, box: Sandbox, clocks: Clocks) -> None:
-        self._box = box
-        self._clocks = clocks
-
-    @property
-    def id(self) -> str:
-        return self._box.id
-
-    @property
-    def limits(self) -> Limits:
-        return self._box.limits
-
-    def path(self, inside: str) -> str:
-        return self._box.path(inside)
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
-        stdin: bytes | None = None,
-    ) -> ExecResult:
-        process = await self._box.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-        with self._clocks.program(process):
-            try:
-                return await process.wait()
-            except anyio.get_cancelled_exc_class():
-                with anyio.CancelScope(shield=True):
-                    await process.kill()
-                raise
-
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
-        stdin: bytes | None = None,
-    ) -> Process:
-        return await self._box.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-
-    async def put(self, files: Mapping[str, File]) -> None:
-        await self._box.put(files)
-
-    async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
-        return await self._box.get(path, max_bytes=max_bytes)
-
-    async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
-        return await self._box.changed(limits)
-
-    async def close(self) -> None:
-        await self._box.close()
+            return AgentTimeout(f"stall: a command neither printed nor worked for {self.stall_s:g} s")
+        return InfraFailure(f"stall: the scaffold did nothing for {self.stall_s:g} s")

@@ -6,6 +6,8 @@ a budget: a policy failure, and then no file crosses at all.
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64, unb64
 from sandboxes.base import WORK, ArtifactLimits, Artifacts, File, RefusedReason
@@ -25,8 +27,13 @@ def excess(changed: Artifacts, answer: str | None) -> str | None:
     if len(changed.deleted) + len(changed.added) + len(changed.modified) > LIMITS.files:
         return f"artifacts: more than {LIMITS.files} files differ"
     files = [*changed.added.values(), *changed.modified.values()]
-    total = sum(len(file.data) for file in files) + len((answer or "").encode(errors="replace"))
+    total = sum(len(file.data) for file in files) + answer_bytes(answer)
     return f"artifacts: {total:,} bytes, more than {TOTAL_BYTES:,}" if total > TOTAL_BYTES else None
+
+
+def answer_bytes(answer: str | None) -> int:
+    """How much of a message the answer takes, escapes included."""
+    return 0 if answer is None else len(msgspec.json.encode(answer))
 
 
 def packed(changed: Artifacts) -> list[ArtifactFile]:

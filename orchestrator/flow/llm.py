@@ -14,6 +14,7 @@ from scaffolds.base import Completion as ScaffoldCompletion
 from orchestrator.contracts.events import ToolCallTimed
 from orchestrator.flow.clocks import Clocks
 from orchestrator.gateway_client import Completion, NativeLlm
+from orchestrator.pool.clean import clean
 
 MAX_TOOL_CALLS = 1000  # recorded per attempt: the result must fit one message
 
@@ -75,7 +76,7 @@ class AgentContext:
                     ToolCallTimed(
                         step=reply.step,
                         call=call,
-                        name=name,
+                        name=clean(name)[:100],
                         start=start,
                         end=recorder.clocks.elapsed_s,
                         exit=timer.exit_code,

@@ -10,22 +10,33 @@ from orchestrator.contracts.errors import RolloutFailure, ServiceError
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import BudgetExhausted
 from orchestrator.log import get
+from orchestrator.pool.clean import clean
 from sandboxes.base import SandboxError
 
 log = get(__name__)
 
 LOG_BYTES = 4096
+REASON_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted."""
+    """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted.
+
+    Texts are made fit for a message and for Postgres.
+    """
 
     failure: FailureClass
     reason: str = ""
     answer: str | None = None
     log: str = ""
     scaffold_error: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])
+        object.__setattr__(self, "log", clean(self.log)[-LOG_BYTES:])
+        if self.answer is not None:
+            object.__setattr__(self, "answer", clean(self.answer))
 
     @property
     def infra(self) -> bool:
@@ -56,7 +67,7 @@ def outcome_of(error: Exception) -> Outcome:
     last = traceback.format_exception_only(error)[-1].strip()
     log.error("scaffold.error", error=last, exc_info=error)
     return Outcome(
-        FailureClass.INFRA_FAILURE, f"scaffold: {type(error).__name__}", log=last[-LOG_BYTES:], scaffold_error=True
+        FailureClass.INFRA_FAILURE, f"scaffold: {type(error).__name__}", log=last, scaffold_error=True
     )  # fmt: skip
 
 

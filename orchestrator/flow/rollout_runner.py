@@ -37,7 +37,7 @@ from orchestrator.contracts.states import FailureClass, Purpose
 from orchestrator.flow.assignments import Assignments
 from orchestrator.flow.blackbox import endpoint_of, run_black
 from orchestrator.flow.clocks import Clocks
-from orchestrator.flow.crossing import LIMITS, applied, excess, packed
+from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, packed
 from orchestrator.flow.outcome import Outcome, captured
 from orchestrator.flow.whitebox import run_white
 from orchestrator.flow.worker import Worker, WorkerSettings, open_worker, sandbox_limits
@@ -55,7 +55,6 @@ log = get(__name__)
 SCRIPT = "record/script.json"
 TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy told; the attempt's own clocks come before that
 CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
-LONGEST_ANSWER = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,8 @@ class RolloutRunner:
         if (reason := excess(changed, outcome.answer)) is None:
             record.artifacts = packed(changed)
         elif not outcome.infra:
-            outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=reason)
+            answer = outcome.answer if answer_bytes(outcome.answer) <= TOTAL_BYTES else None
+            outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=reason, answer=answer)
         return outcome
 
     def _limits(self, task: Task, scaffold: Scaffold) -> AgentLimits:
@@ -233,12 +233,12 @@ class RolloutRunner:
             attempt=lease.attempt,
             epoch=lease.epoch,
             failure_class=outcome.failure,
-            reason=outcome.reason[:1000],
+            reason=outcome.reason,
             steps=seal.steps if seal else 0,
             last_idx=seal.last_idx if seal else -1,
             digest=seal.digest if seal else "",
             marks=list(seal.marks) if seal else [],
-            answer=None if outcome.answer is None else outcome.answer[:LONGEST_ANSWER],
+            answer=outcome.answer,
             artifacts=[] if outcome.infra else record.artifacts,
             tool_calls=record.tool_calls,
             log=outcome.log,

@@ -4,9 +4,10 @@ from scaffolds.base import AgentLimits, Scaffold, TaskView
 
 from orchestrator.contracts.events import ToolCallTimed
 from orchestrator.contracts.states import FailureClass
-from orchestrator.flow.clocks import Clocks, WatchedBox
+from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.llm import Recorder
 from orchestrator.flow.outcome import Outcome
+from orchestrator.flow.watched import WatchedBox
 from orchestrator.gateway_client import NativeLlm
 from sandboxes.base import Sandbox
 

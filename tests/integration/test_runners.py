@@ -136,7 +136,7 @@ async def test_the_answer_and_the_changes_cross_to_the_tests_and_nothing_else_do
     [
         (a_task(*[runs("echo done > out")] * 2, settings="[agent]\nmax_turns = 2"), "turns"),
         (
-            a_task(runs("echo done > out"), {**says("?"), "parse": "ill_formed"}),
+            a_task(runs("echo done > out"), {**says(""), "tool_calls": [{"name": "fly", "arguments": {}}]}),
             "ill_formed: the output cannot be parsed",
         ),
         (
@@ -184,6 +184,48 @@ async def test_an_exception_in_a_scaffold_is_counted_and_never_held_against_the_
         assert [a.failure_class for a in attempts] == ["infra_failure"] * 3
         assert attempts[0].log == "ZeroDivisionError: division by zero"
         await rig.counted("scaffold_errors")
+
+
+async def test_a_history_that_a_scaffold_replaces_is_recorded_as_rewrites_with_its_reason(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        task = a_task(says("one"), says("two"), says("three"), says("four"))
+        rollout = await rig.submit(task, scaffold="tests.integration.scaffolds_at_work:Forgetful")
+        await rig.state(rollout, "finished")
+        query = "SELECT kind, parent_idx, branch_reason, agent FROM steps WHERE rollout_id = :id ORDER BY idx"
+        root, continues, rewrites, side = await rig.rows(query, id=rollout)
+        assert (root.kind, continues.kind, rewrites.kind) == ("root", "continues", "rewrites")
+        assert rewrites.branch_reason == "window" and root.branch_reason is None
+        assert (rewrites.agent, side.agent) == ("main", "main/helper")
+        (attempt,) = await rig.attempts(rollout)
+        assert (attempt.failure_class, attempt.answer, attempt.steps) == ("completed", "three", 4)
+
+
+async def test_a_program_declared_in_toml_reaches_the_gateway_through_the_socket_alone(opens: Opens) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        looper = str(Path(__file__).parent / "looper_scaffold")
+        rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), scaffold=looper)
+        assert await rig.verdict(rollout) == 1.0
+        (attempt,) = await rig.attempts(rollout)
+        assert (attempt.failure_class, attempt.answer, attempt.scaffold_version) == ("completed", "done", "7")
+        rows = await rig.rows("SELECT path FROM artifacts WHERE rollout_id = :id", id=rollout)
+        assert [row.path for row in rows] == ["out"]
+        kinds = await rig.rows("SELECT kind FROM steps WHERE rollout_id = :id ORDER BY idx", id=rollout)
+        assert [row.kind for row in kinds] == ["root", "continues"]
+        spent = await rig.submit(a_task(runs("echo done > out")), scaffold=looper)
+        assert await rig.verdict(spent) == 1.0
+        (attempt,) = await rig.attempts(spent)
+        assert (attempt.failure_class, attempt.reason) == ("policy_failure", "turns")
+        silent = await rig.submit(
+            a_task(runs("sleep 60"), settings="[agent]\nstall_s = 0.6"), scaffold=looper
+        )
+        await rig.state(silent, "verified")
+        (attempt,) = await rig.attempts(silent)
+        assert attempt.failure_class == "timeout" and attempt.reason.startswith("stall: ")
 
 
 async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> None:
