@@ -1,0 +1,269 @@
+"""What the tests of the gateway share: a real rollout server behind a proxy that writes down every id, and a gateway on real services."""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import torch
+from aiohttp import web
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.nats import NatsBus
+from orchestrator.config import Config
+from orchestrator.contracts.events import PolicyPublished, encode
+from orchestrator.contracts.states import Purpose
+from orchestrator.flow.context import Flow
+from orchestrator.flow.ingest import ingest_steps
+from orchestrator.gateway.server import Gateway, GatewaySettings
+from orchestrator.gateway_client import Budget, GatewayAdmin, OpenSession, Seal
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.runs import ensure_run
+from orchestrator.pool.steps import StoredStep, trajectories
+from orchestrator.pool.submissions import NewGroup, accept
+from trainer.checkpoint import Checkpoint, TrainerState, save_checkpoint
+from trainer.model import load_model
+from trainer.policy.init import make_policy
+
+PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Policies:
+    """A model directory, and its published versions: version n is the random policy of seed n."""
+
+    model: Path
+    versions: tuple[Checkpoint, ...]
+
+
+def make_policies(directory: Path, count: int) -> Policies:
+    """`count` checkpoints, each with its manifest and canary."""
+    versions = []
+    for seed in range(count):
+        base = make_policy(directory / f"base-{seed}", seed=seed)
+        model = load_model(base)
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = TrainerState(version=seed, batch_no=None, train_steps=0)
+        ids = list(range(260, 300))
+        versions.append(
+            save_checkpoint(
+                directory / "checkpoints", model, optimizer, state, tokenizer=base, canary_ids=ids
+            )
+        )
+    return Policies(directory / "base-0", tuple(versions))
+
+
+@dataclass
+class Proxy:
+    """Stands before the rollout server. `sent` are the /generate exchanges in the order of their answers: (input_ids, output_ids)."""
+
+    target: str
+    url: str = ""
+    sent: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    busy: int = 0
+
+    async def forward(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        body = await request.json() if raw and request.path == "/generate" else {}
+        self.busy += bool(body)
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+                async with http.request(
+                    request.method,
+                    self.target + request.path,
+                    data=raw,
+                    headers={"Content-Type": "application/json"},
+                ) as answer:
+                    reply = await answer.read()
+                    if body and "logprob_start_len" not in body:
+                        self.bodies.append(body)
+                        self.sent.append((body["input_ids"], (await answer.json())["output_ids"]))
+                    return web.Response(body=reply, status=answer.status, content_type="application/json")
+        finally:
+            self.busy -= bool(body)
+
+
+@asynccontextmanager
+async def running_proxy(target: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(target)
+    app = web.Application(client_max_size=2**26)
+    app.router.add_route("*", "/{tail:.*}", proxy.forward)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield proxy
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Rig:
+    """One run with a gateway; `engine` is the owner's connection, the gateway has its own role."""
+
+    run: str
+    run_id: int
+    engine: AsyncEngine
+    flow: Flow
+    proxy: Proxy
+    policies: Policies
+    settings: GatewaySettings
+    gateway: Gateway
+    admin: GatewayAdmin
+    tasks: anyio.abc.TaskGroup
+    stop_gateway: Callable[[], Awaitable[None]]
+    ingest: anyio.CancelScope | None = None
+
+    @asynccontextmanager
+    async def another_gateway(self) -> AsyncIterator[tuple[Gateway, GatewayAdmin]]:
+        """A gateway after the rig's own, on the same journal, secret and port."""
+        async with (
+            open_engine(self.settings.database_url, Role.GATEWAY) as engine,
+            Gateway.open(self.settings, engine, self.flow.bus, self.run_id) as gateway,
+            GatewayAdmin(gateway.url, gateway.admin_secret) as admin,
+        ):
+            yield gateway, admin
+
+    async def new_rollout(self) -> int:
+        """A rollout that is leased at epoch 1."""
+        name = secrets.token_hex(6)
+        new = NewGroup(
+            submission=name,
+            task_sha=secrets.token_bytes(32),
+            task_name=name,
+            domain="general",
+            settings={},
+            body={},
+            purpose=Purpose.EVAL,
+            scaffold="shell",
+            size=1,
+            seed=7,
+        )
+        async with self.engine.begin() as connection:
+            await accept(connection, self.run_id, new)
+            found = await connection.scalar(
+                text(
+                    "UPDATE rollouts SET state = 'running', lease_epoch = 1 WHERE group_id ="
+                    " (SELECT group_id FROM groups WHERE submission = :name) RETURNING rollout_id"
+                ),
+                {"name": name},
+            )
+        return int(found)
+
+    async def open(self, rollout: int | None = None, **options: Any) -> tuple[int, OpenSession]:
+        """A session of a rollout (a new one), with a roomy budget unless `budget` says otherwise."""
+        rollout = await self.new_rollout() if rollout is None else rollout
+        options = {"epoch": 1, "attempt": 1, "budget": Budget(20, 2048)} | options
+        return rollout, await self.admin.open_session(run=self.run, rollout=rollout, **options)
+
+    async def seal(self, rollout: int, *, epoch: int = 1) -> Seal:
+        return await self.admin.seal(rollout=rollout, attempt=1, epoch=epoch)
+
+    async def publish(
+        self, version: int, *, path: Path | None = None, manifest_sha: str | None = None
+    ) -> None:
+        """What the trainer commits, and says."""
+        checkpoint = self.policies.versions[version]
+        async with self.engine.begin() as connection:
+            await connection.execute(
+                text(
+                    "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, :version, :path, :sha)"
+                ),
+                {
+                    "run": self.run_id,
+                    "version": version,
+                    "path": str(path or checkpoint.path),
+                    "sha": manifest_sha or checkpoint.manifest_sha,
+                },
+            )
+        event = PolicyPublished(
+            run=self.run, version=version, path="", manifest_sha="", batch_no=None, revision=version
+        )
+        subject, identity = subjects.policy(self.run), secrets.token_hex(8)
+        await self.flow.bus.publish(Outgoing(subject, identity, event.schema(), encode(event)))
+
+    def start_ingest(self) -> None:
+        """Steps go into Postgres from now on, until `stop_ingest`."""
+        self.ingest = anyio.CancelScope()
+
+        async def run(scope: anyio.CancelScope) -> None:
+            with scope:
+                await ingest_steps(self.flow)
+
+        self.tasks.start_soon(run, self.ingest)
+
+    async def stored(self, rollout: int, count: int) -> list[StoredStep]:
+        """Wait until `count` steps of attempt 1 are in Postgres; returns them folded."""
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                async with self.engine.connect() as connection:
+                    found = (await trajectories(connection, self.run_id, [(rollout, 1)])).get(rollout, [])
+                if len(found) >= count:
+                    return found
+                await anyio.sleep(0.05)
+
+    async def rows(self, query: str, **parameters: Any) -> Sequence[Any]:
+        async with self.engine.connect() as connection:
+            return (await connection.execute(text(query), parameters)).all()
+
+
+@asynccontextmanager
+async def open_rig(
+    database_url: str, nats_url: str, server_url: str, policies: Policies, directory: Path, **sampling: Any
+) -> AsyncIterator[Rig]:
+    """A gateway in this process. Version 0 is not published yet; the ingest does not run yet."""
+    run = f"r{secrets.token_hex(6)}"
+    config = Config.model_validate({"run": {"name": run}, "sampling": {"max_new_tokens": 24, **sampling}})
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(running_proxy(server_url))
+        engine = await stack.enter_async_context(open_engine(database_url))
+        async with engine.begin() as connection:
+            run_id = (await ensure_run(connection, run, config.to_json())).run_id
+        # Streams of its own: message ids are unique within a database, and every test has another one.
+        streams = [replace(stream, max_bytes=8 * 2**20) for stream in subjects.STREAMS]
+        bus = await stack.enter_async_context(NatsBus.connect(nats_url, prefix=run, streams=streams))
+        await bus.ensure_streams()
+        settings = GatewaySettings(
+            run=run,
+            config=config,
+            model_dir=policies.model,
+            server_urls=(proxy.url,),
+            socket_path=directory / "socket" / "gateway.sock",
+            journal_dir=directory / "journal",
+            admin_secret_file=directory / "admin-secret",
+            database_url=database_url,
+            nats_url=nats_url,
+            url_file=directory / "url",
+        )
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stop, stopped = anyio.Event(), anyio.Event()
+
+        async def serve(*, task_status: anyio.abc.TaskStatus[Gateway]) -> None:
+            """The first gateway, in a task of its own, so that a test may end it."""
+            async with (
+                open_engine(database_url, Role.GATEWAY) as own,
+                Gateway.open(settings, own, bus, run_id) as gateway,
+            ):
+                task_status.started(gateway)
+                await stop.wait()
+            stopped.set()
+
+        async def stop_gateway() -> None:
+            stop.set()
+            await stopped.wait()
+
+        gateway = await tasks.start(serve)
+        admin = await stack.enter_async_context(GatewayAdmin(gateway.url, gateway.admin_secret))
+        flow = Flow(run_id, run, config, engine, bus)
+        yield Rig(run, run_id, engine, flow, proxy, policies, settings, gateway, admin, tasks, stop_gateway)
+        await stop_gateway()
+        tasks.cancel_scope.cancel()
