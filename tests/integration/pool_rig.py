@@ -1,7 +1,7 @@
 """What the tests of the data pool share: an engine on the test's database, random trees of steps, and a row in every table."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.bus.memory import MemoryBus
 from orchestrator.config import Config
-from orchestrator.contracts.events import StepRecorded, VersionSpan
+from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, VersionSpan
 from orchestrator.contracts.ids import (
     NO_PARENT,
     Ids,
@@ -21,12 +22,17 @@ from orchestrator.contracts.ids import (
     logprobs_to_bytes,
     prompt_sha,
     row_sha,
+    trajectory_digest,
     unb64,
 )
-from orchestrator.contracts.states import GroupState, Purpose, StepKind
-from orchestrator.pool import batches, leases, tables
+from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
+from orchestrator.flow.complete import complete_reported, conclude_group
+from orchestrator.flow.context import Flow
+from orchestrator.flow.ingest import verify_again
+from orchestrator.pool import batches, leases, results, tables
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.engine import open_engine
+from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import Run
 from orchestrator.pool.steps import canonical
@@ -176,7 +182,7 @@ async def counter(engine: AsyncEngine, run: Run, name: str) -> int:
         return int(found or 0)
 
 
-def small(name: str = "run", **queue: object) -> Config:
+def small(name: str = "run", /, **queue: object) -> Config:
     """A configuration with P = 2, N = 6, W = 1."""
     settings = {"batch_groups": 2, "group_size": 2, "capacity": 6, **queue}
     return Config.model_validate({"run": {"name": name}, "queue": settings})
@@ -215,3 +221,73 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Run:
             found = await connection.scalar(select(func.count()).select_from(table))
             assert found, f"{table.name} is empty"
     return run
+
+
+def flow_of(engine: AsyncEngine, run: Run) -> Flow:
+    """An orchestrator's context without a server for its bus."""
+    return Flow(run.run_id, run.name, Config.from_json(run.config), engine, MemoryBus())
+
+
+async def record(engine: AsyncEngine, run: Run, events: Sequence[StepRecorded]) -> None:
+    """Ingest steps that must all be new."""
+    async with engine.begin() as connection:
+        done = await ingest(connection, run.run_id, [decode_step(event) for event in events])
+    assert set(done.fates) <= {Fate.NEW}
+
+
+def ended(run: str, lease: Lease, events: Sequence[StepRecorded], **changes: object) -> RolloutFinished:
+    """The result of an attempt with these steps."""
+    chains = [bytes.fromhex(event.chain_sha) for event in events]
+    result = RolloutFinished(
+        run=run,
+        rollout=lease.rollout_id,
+        attempt=lease.attempt,
+        epoch=lease.epoch,
+        failure_class=FailureClass.COMPLETED,
+        steps=len(events),
+        last_idx=len(events) - 1,
+        digest=trajectory_digest(chains).hex(),
+        agent_s=2.0,
+    )
+    return msgspec.structs.replace(result, **changes)
+
+
+async def report(flow: Flow, result: RolloutFinished) -> bool:
+    """What the consumer of results does with one message."""
+    async with flow.engine.begin() as connection:
+        moved = await results.report(connection, flow.run_id, result)
+        if moved:
+            await complete_reported(connection, flow, [result.rollout])
+    return moved
+
+
+async def verify(flow: Flow, rollout_id: int, reward: float | None, *, ttl_s: float = 60.0) -> None:
+    """Lease the verification of a finished rollout and say how it ended; None: the verifier failed."""
+    row = await rollout_row(flow.engine, rollout_id)
+    async with flow.engine.begin() as connection:
+        held = await leases.lease(
+            connection, rollout_id, row.lease_epoch, OWNER, ttl_s, before=RolloutState.FINISHED
+        )
+        assert held is not None
+    async with flow.engine.begin() as connection:
+        if reward is None:
+            await verify_again(connection, flow, rollout_id, held.attempt, held.epoch, "no reward file")
+            return
+        event = VerdictReached(
+            run=flow.run,
+            rollout=rollout_id,
+            attempt=held.attempt,
+            epoch=held.epoch,
+            failure_class=FailureClass.COMPLETED,
+            reward=reward,
+        )
+        assert await results.verdict(connection, flow.run_id, event)
+        await conclude_group(connection, flow, held.group_id)
+
+
+async def owed(engine: AsyncEngine, run: Run) -> list[tuple[str, dict[str, object]]]:
+    """(subject, body) of every unpublished message, oldest first."""
+    async with engine.connect() as connection:
+        query = select(tables.outbox).where(tables.outbox.c.run_id == run.run_id)
+        rows = await connection.execute(query.order_by(tables.outbox.c.outbox_id))
+        return [(row.subject, row.body) for row in rows]
