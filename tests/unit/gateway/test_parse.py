@@ -1,0 +1,141 @@
+"""The parser: what is well-formed becomes a message, everything else is text and says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.gateway.messages import Call, Turn, canonical_json
+from orchestrator.gateway.parse import fits, parse_action
+from orchestrator.gateway.render import QwenRenderer, TokenizerAdapter, load_renderer
+from trainer.policy.init import make_policy
+
+BASH: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}, "limit": {"type": ["integer", "null"]}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def renderer(directory: Path) -> QwenRenderer:
+    loaded = load_renderer(directory)
+    assert isinstance(loaded, QwenRenderer)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def ids_of(directory: Path) -> Any:
+    """Text to ids with markers as tokens, as the policy samples them."""
+    tokenizer = TokenizerAdapter(directory)
+    tokenizer.inner.encode_special_tokens = False
+    return tokenizer.encode
+
+
+def call_text(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+LS = call_text('{"name": "bash", "arguments": {"command": "ls"}}')
+WC = call_text('{"name": "bash", "arguments": {"command": "wc", "limit": null}}')
+
+
+def test_reasoning_text_and_parallel_calls_are_told_apart(renderer: QwenRenderer, ids_of: Any) -> None:
+    parsed = parse_action(renderer, ids_of(f"<think>\nlook\n</think>\n\nso\n{LS}\n{WC}<|im_end|>"), [BASH])
+    assert parsed.status == "ok"
+    assert parsed.turn == Turn(
+        "assistant",
+        "so",
+        "look",
+        (Call("bash", '{"command":"ls"}'), Call("bash", '{"command":"wc","limit":null}')),
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<think>\nnever closed",
+        f"<think>\n{LS}",
+        call_text("{not json}"),
+        call_text('["bash"]'),
+        call_text('{"name": "bash", "arguments": "ls"}'),
+        call_text('{"name": "bash", "arguments": {}}'),
+        call_text('{"name": "bash", "arguments": {"command": 3}}'),
+        call_text('{"name": "bash", "arguments": {"command": "ls", "limit": "3"}}'),
+        call_text('{"name": "rm", "arguments": {"command": "ls"}}'),
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}',
+        f"{LS} and then some",
+        f"</tool_call>{LS}",
+        f"{LS}<think>",
+        "plain </think> text",
+        "<tool_call><tool_call></tool_call>",
+    ],
+)
+def test_what_does_not_fit_the_grammar_is_ill_formed_and_calls_nothing(
+    renderer: QwenRenderer, ids_of: Any, said: str
+) -> None:
+    parsed = parse_action(renderer, ids_of(said + "<|im_end|>"), [BASH])
+    assert parsed.status == "ill_formed" and parsed.turn.calls == ()
+    assert "<think>" not in parsed.turn.text or not said.startswith("<think>")
+
+
+def test_markers_that_are_spelled_rather_than_sampled_are_text(
+    renderer: QwenRenderer, directory: Path
+) -> None:
+    ids = TokenizerAdapter(directory).encode("write <tool_call> and <|im_end|> here")
+    parsed = parse_action(renderer, ids, [BASH])
+    assert (parsed.status, parsed.turn.text) == ("ok", "write <tool_call> and <|im_end|> here")
+
+
+def test_a_stop_string_is_not_part_of_the_message(renderer: QwenRenderer, ids_of: Any) -> None:
+    assert parse_action(renderer, ids_of("oak elm STOP"), [], stop="STOP").turn.text == "oak elm"
+
+
+def test_without_permission_to_call_a_call_is_text(renderer: QwenRenderer, ids_of: Any) -> None:
+    parsed = parse_action(renderer, ids_of(LS + "<|im_end|>"), [BASH], calls_allowed=False)
+    assert parsed.status == "ill_formed" and parsed.turn.text == LS
+
+
+def test_values_keep_their_types() -> None:
+    schema = {
+        "name": "f",
+        "parameters": {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+    }
+    assert fits("f", {"a": None}, [schema]) and fits("f", {"a": "3"}, [schema])
+    assert not fits("f", {"a": 3}, [schema]) and not fits("f", {"a": True}, [schema])
+
+
+words = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=words, reasoning=words, commands=st.lists(words, max_size=3))
+def test_what_the_policy_would_sample_for_a_message_parses_to_that_message(
+    renderer: QwenRenderer, text: str, reasoning: str, commands: list[str]
+) -> None:
+    clean = [value.replace("<think>", "").replace("</think>", "").strip() for value in (text, reasoning)]
+    calls = tuple(Call("bash", canonical_json({"command": command})) for command in commands)
+    if any(
+        marker in json.loads(call.arguments)["command"]
+        for call in calls
+        for marker in ("<think>", "</think>")
+    ):
+        return
+    turn = Turn("assistant", clean[0], clean[1] or None, calls)
+    parsed = parse_action(renderer, renderer.action(turn), [BASH])
+    assert parsed.status == "ok"
+    assert parsed.turn.same(turn) and parsed.turn.reasoning == turn.reasoning
