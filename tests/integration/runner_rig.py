@@ -27,7 +27,7 @@ from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.tasks.harbor import Task
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 
 
 def a_task(

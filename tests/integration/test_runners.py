@@ -17,7 +17,8 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import RolloutAssigned, encode
 from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.tasks.harbor import Task
+from sandboxes.owner import records
+from sandboxes.reap import default_root
 from tests.integration.runner_rig import PATIENCE_S, Rig, a_task, open_rig, runs, says
 from trainer.policy.init import make_policy
 
@@ -131,31 +132,25 @@ async def test_the_answer_and_the_changes_cross_to_the_tests_and_nothing_else_do
         assert b"No such file" in crossed["tests"]
 
 
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        (a_task(*[runs("echo done > out")] * 2, settings="[agent]\nmax_turns = 2"), "turns"),
-        (
-            a_task(runs("echo done > out"), {**says(""), "tool_calls": [{"name": "fly", "arguments": {}}]}),
-            "ill_formed: the output cannot be parsed",
+async def test_what_the_policy_does_wrong_is_a_policy_failure_and_is_still_graded(opens: Opens) -> None:
+    writes = runs("echo done > out")
+    unknown_tool = {**says(""), "tool_calls": [{"name": "fly", "arguments": {}}]}
+    big = runs("head -c 500000 /dev/urandom > big")
+    tasks = {
+        "turns": a_task(writes, writes, settings="[agent]\nmax_turns = 2"),
+        "ill_formed: the output cannot be parsed": a_task(writes, unknown_tool),
+        "artifacts: big is larger than the limit for one file": a_task(
+            big, says("done"), check="[ ! -e big ]"
         ),
-        (
-            a_task(runs("head -c 500000 /dev/urandom > big"), says("done"), check="[ ! -e big ]"),
-            "artifacts: big is larger than the limit for one file",
-        ),
-    ],
-    ids=["turns", "ill-formed", "artifacts"],
-)
-async def test_what_the_policy_does_wrong_is_a_policy_failure_and_is_still_graded(
-    opens: Opens, task: Task, reason: str
-) -> None:
+    }
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
-        rollout = await rig.submit(task)
-        assert await rig.verdict(rollout) == 1.0
-        (attempt,) = await rig.attempts(rollout)
-        assert (attempt.failure_class, attempt.reason) == ("policy_failure", reason)
+        rollouts = {await rig.submit(task): reason for reason, task in tasks.items()}
+        for rollout, reason in rollouts.items():
+            assert await rig.verdict(rollout) == 1.0
+            (attempt,) = await rig.attempts(rollout)
+            assert (attempt.failure_class, attempt.reason) == ("policy_failure", reason)
 
 
 async def test_a_dead_sandbox_is_an_infrastructure_failure_and_runs_again_in_the_same_group(
@@ -231,7 +226,7 @@ async def test_a_program_declared_in_toml_reaches_the_gateway_through_the_socket
 async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> None:
     async with opens() as rig:
         rig.start_runner()
-        rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        rollout = await rig.submit(a_task(runs("sleep 0.5; echo done > out"), says("done")))
         await rig.state(rollout, "running")
         stale = RolloutAssigned(run=rig.flow.run, rollout=rollout, attempt=1, epoch=1)
         subject = subjects.work_rollout(rig.flow.run, subjects.POOL_EVAL)
@@ -261,51 +256,46 @@ async def test_a_lost_lease_stops_the_work_and_reports_nothing(
         assert attempt.ended is None and attempt.failure_class is None
 
 
-async def test_a_command_that_neither_prints_nor_works_ends_the_attempt_as_a_timeout_by_stall(
+async def test_the_wall_clock_and_a_command_that_neither_prints_nor_works_end_an_attempt_as_timeouts(
     opens: Opens,
 ) -> None:
     async with opens(stall_s=0.8) as rig:
         rig.start_runner()
         busy = "for i in 1 2 3 4 5 6; do sleep 0.3; echo .; done"
         rollout = await rig.submit(a_task(runs(busy), runs("sleep 60"), says("done")))
+        endless = await rig.submit(a_task(runs("while :; do :; done"), settings="[agent]\ntimeout_sec = 1.0"))
+        await rig.state(endless, "finished")
+        (attempt,) = await rig.attempts(endless)
+        assert (attempt.failure_class, attempt.reason) == ("timeout", "wall clock: the limit of 1 s")
         await rig.state(rollout, "finished")
         (attempt,) = await rig.attempts(rollout)
         assert attempt.failure_class == "timeout" and attempt.reason.startswith("stall: a command")
-        first, second = await rig.rows("SELECT * FROM tool_calls ORDER BY start_s")
+        first, second = await rig.rows(
+            "SELECT * FROM tool_calls WHERE rollout_id = :id ORDER BY idx", id=rollout
+        )
         assert first.end_s - first.start_s > 1.7 and second.end_s - second.start_s < 3
 
 
-async def test_the_task_s_wall_clock_ends_the_attempt_as_a_timeout(opens: Opens) -> None:
-    async with opens() as rig:
-        rig.start_runner()
-        rollout = await rig.submit(a_task(runs("while :; do :; done"), settings="[agent]\ntimeout_sec = 0.5"))
-        await rig.state(rollout, "finished")
-        (attempt,) = await rig.attempts(rollout)
-        assert (attempt.failure_class, attempt.reason) == ("timeout", "wall clock: the limit of 0.5 s")
-
-
-@pytest.mark.parametrize(
-    ("test", "reason"),
-    [
-        (b"exit 0", "wrote no /logs/verifier/reward.txt"),
-        (b"mkdir /logs/verifier; echo nan > /logs/verifier/reward.txt", "must hold a number from 0 to 1"),
-        (b"mkdir /logs/verifier; echo 0 > /logs/verifier/reward.txt; sleep 60", "was ended: timeout"),
-    ],
-    ids=["no reward file", "not a number", "time-out"],
-)
 async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_never_a_reward_of_0(
-    opens: Opens, test: bytes, reason: str
+    opens: Opens,
 ) -> None:
+    tests = {
+        "wrote no /logs/verifier/reward.txt": "exit 0",
+        "must hold a number from 0 to 1": "mkdir /logs/verifier; echo nan > /logs/verifier/reward.txt",
+        "was ended: timeout": "mkdir /logs/verifier; echo 0 > /logs/verifier/reward.txt; sleep 60",
+    }
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
-        files = {"tests/test.sh": test}
-        rollout = await rig.submit(
-            a_task(says("done"), settings="[verifier]\ntimeout_sec = 0.5", files=files)
-        )
-        row = await rig.state(rollout, "lost", "verified")
-        assert (row.state, row.failure_class) == ("lost", "verifier_failure")
-        assert reason in row.reason and row.reason.startswith("3 verifications failed")
+        rollouts = {}
+        for reason, test in tests.items():
+            files = {"tests/test.sh": test.encode()}
+            task = a_task(says("done"), settings="[verifier]\ntimeout_sec = 0.5", files=files)
+            rollouts[await rig.submit(task)] = reason
+        for rollout, reason in rollouts.items():
+            row = await rig.state(rollout, "lost", "verified")
+            assert (row.state, row.failure_class) == ("lost", "verifier_failure")
+            assert reason in row.reason and row.reason.startswith("3 verifications failed")
         assert not await rig.rows("SELECT 1 FROM verdicts UNION ALL SELECT 1 FROM rewards")
 
 
@@ -320,13 +310,13 @@ async def test_a_runner_that_was_killed_starts_again_and_its_rollout_is_done_onc
             settings.gateway_url, str(settings.gateway_secret), str(settings.gateway_socket),
         ]  # fmt: skip
         rollout = await rig.submit(a_task(runs("sleep 2; echo done > out"), says("done")))
-        async with await anyio.open_process(
-            [sys.executable, "-m", "tests.integration.runner_process", *arguments], stdout=None, stderr=None
-        ) as process:
-            await rig.state(rollout, "running")
-            (sandbox,) = await sandboxes_of(process.pid)
-            process.kill()
-            await process.wait()
+        program = [sys.executable, "-m", "tests.integration.runner_process", *arguments]
+        async with await anyio.open_process(program, stdout=None, stderr=None) as process:
+            try:
+                await rig.state(rollout, "running")
+                (sandbox,) = await sandboxes_of(process.pid)
+            finally:
+                process.kill()
         assert sandbox.exists()
         rig.start_runner()
         rig.start_verifier()
@@ -338,9 +328,6 @@ async def test_a_runner_that_was_killed_starts_again_and_its_rollout_is_done_onc
 
 async def sandboxes_of(pid: int) -> list[Path]:
     """Wait for the sandboxes that a process owns; returns their directories."""
-    from sandboxes.owner import records
-    from sandboxes.reap import default_root
-
     with anyio.fail_after(PATIENCE_S):
         while True:
             root = default_root()
