@@ -1,0 +1,45 @@
+"""What crosses to verification, there and back."""
+
+from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, packed
+from sandboxes.base import Artifacts, File, RefusedReason
+
+
+def changed(
+    added: dict[str, File] | None = None,
+    modified: dict[str, File] | None = None,
+    deleted: tuple[str, ...] = (),
+    refused: tuple[tuple[str, RefusedReason], ...] = (),
+) -> Artifacts:
+    return Artifacts(added or {}, modified or {}, deleted, refused, not refused)
+
+
+def test_the_difference_turns_the_pristine_environment_into_what_the_agent_left() -> None:
+    environment = {"kept": b"1", "changed": b"2", "gone": b"3", "was/file": b"4"}
+    difference = changed(
+        {"new/tool": File(b"\x00\xff", 0o755), "was": File(b"now a file")},
+        {"changed": File(b"5", 0o2644)},
+        ("gone", "was/file"),
+    )
+    assert applied(environment, packed(difference)) == {
+        "/app/kept": File(b"1"),
+        "/app/changed": File(b"5", 0o644),
+        "/app/new/tool": File(b"\x00\xff", 0o755),
+        "/app/was": File(b"now a file"),
+    }
+
+
+def test_links_stay_behind_silently_and_whatever_is_too_much_is_named() -> None:
+    assert (
+        excess(changed(refused=(("link", RefusedReason.LINK), ("pipe", RefusedReason.SPECIAL))), "x") is None
+    )
+    assert excess(changed(refused=(("big", RefusedReason.TOO_LARGE),)), None) == (
+        "artifacts: big is larger than the limit for one file"
+    )
+    almost = changed({"a": File(bytes(TOTAL_BYTES - 10))})
+    assert excess(almost, None) is None and "bytes, more than" in str(excess(almost, "x" * 9))
+    many = changed({str(i): File(b"") for i in range(LIMITS.files)}, deleted=("one more",))
+    assert excess(many, None) == "artifacts: more than 500 files differ"
+
+
+def test_an_answer_counts_as_it_is_written_in_the_message() -> None:
+    assert answer_bytes(None) == 0 and answer_bytes("ab") == 4 and answer_bytes("\n" * 10) == 22

@@ -1,0 +1,116 @@
+"""Declaring and finding scaffolds."""
+
+from pathlib import Path
+
+import pytest
+from scaffolds import find
+from scaffolds.base import AgentLimits, BlackBoxDefaults, Context, Endpoint, Launch, Llm, TaskView
+from scaffolds.declare import from_toml, scaffold, source_sha
+
+from sandboxes.base import ExecResult, KilledBy, Sandbox
+
+TASK = TaskView("t", "general", "say {gateway.token}")
+ENDPOINT = Endpoint("http://gateway/s/x/v1", "x", "/run/penstock/gateway.sock")
+LIMITS = AgentLimits(4, 2048, 10.0, 30.0)
+MINIMAL = (
+    'name = "echo"\nversion = "1"\nargv = ["/bin/echo", "{limits.turns} {unknown.key} {gateway.token}"]\n'
+)
+
+
+class White:
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        return ""
+
+
+class Black(BlackBoxDefaults):
+    def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
+        return Launch(["true"])
+
+
+def written(directory: Path, toml: str) -> Path:
+    path = directory / "scaffold.toml"
+    path.write_text(toml)
+    return path
+
+
+def test_a_class_with_run_is_a_white_box_and_one_with_launch_a_black_box() -> None:
+    white = find.scaffold_of(scaffold(name="w", version="1")(White))
+    black = find.scaffold_of(scaffold(name="b", version="2", wire="chat")(Black))
+    assert (white.manifest.kind, black.manifest.kind) == ("white", "black")
+    assert white.manifest.sha == source_sha(Path(__file__)) == black.manifest.sha
+    assert isinstance(white.white(), White) and white.white() is not white.white()
+    with pytest.raises(ValueError, match="a white box needs `run`"):
+        scaffold(name="n", version="1")(type("Neither", (), {}))
+    with pytest.raises(ValueError, match="a white box speaks the wire native"):
+        scaffold(name="w", version="1", wire="chat")(White)
+
+
+def test_the_digest_changes_with_any_source_file_and_with_no_byte_code(tmp_path: Path) -> None:
+    written(tmp_path, MINIMAL)
+    before = source_sha(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "x.pyc").write_bytes(b"x")
+    assert source_sha(tmp_path) == before
+    (tmp_path / "beside.py").write_text("")
+    assert source_sha(tmp_path) != before
+
+
+def test_a_toml_scaffold_fills_in_placeholders_once_and_leaves_other_braces_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_bytes(b"print('{task.instruction}')")
+    (tmp_path / "blob").write_bytes(b"\xff{task.name}")
+    files = '[files]\n"/home/agent/run.py" = "run.py"\n"/home/agent/blob" = "blob"\n[env]\nURL = "{gateway.base_url}"\n'
+    found = from_toml(written(tmp_path, MINIMAL + files))
+    black = found.black()
+    launch = black.launch(TASK, ENDPOINT, LIMITS)
+    assert launch.argv == ["/bin/echo", "4 {unknown.key} x"] and launch.env == {
+        "URL": "http://gateway/s/x/v1"
+    }
+    placed = black.files(TASK, ENDPOINT, LIMITS)
+    assert placed["/home/agent/run.py"].data == b"print('say {gateway.token}')"
+    assert placed["/home/agent/blob"].data == b"\xff{task.name}"
+    assert (found.manifest.kind, found.manifest.wire, found.manifest.name) == ("black", "chat", "echo")
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ('version = "1"\nargv = ["x"]', "name must be text"),
+        ('name = "A b"\nversion = "1"\nargv = ["x"]', "the scaffold name 'A b' cannot be used"),
+        ('name = "a"\nversion = "1"', "argv must name the program"),
+        (MINIMAL + 'wire = "native"', "wire must be chat, responses or anthropic"),
+        (MINIMAL + "timeout_s = -1", "timeout_s must be a number of seconds"),
+        (MINIMAL + "speed = 1", "speed is not a known key"),
+        (MINIMAL + '[files]\n"/x" = "absent"', r"\[files\] /x: "),
+        ("name =", "scaffold.toml: "),
+    ],
+)
+def test_a_bad_toml_scaffold_gets_one_sentence_with_the_key(tmp_path: Path, toml: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        from_toml(written(tmp_path, toml))
+
+
+def test_a_scaffold_is_found_by_path_by_module_and_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, MINIMAL)
+    assert find.find(str(path)).manifest == find.find(str(tmp_path)).manifest == from_toml(path).manifest
+    assert find.find("scaffolds.shell:Shell") is find.find("shell")
+    assert "shell" in find.known()
+    for unknown in ("shel", "scaffolds.shell:Absent", "no_such_module:X", str(tmp_path / "absent.toml")):
+        with pytest.raises(ValueError, match=r"known: .*shell|cannot be imported|No such file"):
+            find.find(unknown)
+    with pytest.raises(ValueError, match="is not declared as a scaffold"):
+        find.find("scaffolds.base:TaskView")
+
+
+def test_exit_0_is_success_and_anything_else_the_platform_s_fault_unless_declared(tmp_path: Path) -> None:
+    black = from_toml(written(tmp_path, MINIMAL + "policy_exit_codes = [3]")).black()
+
+    def fault(code: int, killed_by: KilledBy = KilledBy.NONE) -> str | None:
+        found = black.classify(ExecResult(code, b"", b"", False, killed_by, 0.0, 0.0), None)
+        return found.kind if found else None
+
+    assert [fault(0), fault(3), fault(1), fault(137, KilledBy.TIMEOUT)] == [
+        None,
+        "policy",
+        "infra",
+        "timeout",
+    ]
