@@ -277,9 +277,7 @@ async def test_a_quarantined_batch_is_voided_and_its_number_is_used_again(engine
         assert await quarantined_in_a_row(connection, run.run_id) == 0
 
 
-async def test_the_recorded_history_of_a_run_replays_to_the_same_claims(
-    engine: AsyncEngine, seed: int
-) -> None:
+async def test_the_recorded_history_of_a_run_replays_to_the_same_claims(engine: AsyncEngine) -> None:
     dice = random.Random(3)
     run, ids = await started(engine, 10)
     policy, left = Windowed(3), list(ids)
