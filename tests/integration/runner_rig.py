@@ -87,7 +87,12 @@ class Rig:
             ),
         )
 
-    async def submit(self, task: Task, *, scaffold: str = "shell", purpose: Purpose = Purpose.RECORD) -> int:
+    def start_ingest(self) -> None:
+        """Results and verdicts go into Postgres from now on."""
+        self.tasks.start_soon(ingest_results, self.flow)
+        self.tasks.start_soon(ingest_verdicts, self.flow)
+
+    async def submit(self, task: Task, *, scaffold: str = "shell", pool: str = "eval") -> int:
         """Accept a group of one; returns its rollout."""
         name = secrets.token_hex(6)
         new = NewGroup(
@@ -97,11 +102,11 @@ class Rig:
             domain="general",
             settings=task.settings.model_dump(mode="json"),
             body=task.to_message(),
-            purpose=purpose,
+            purpose=Purpose.RECORD,
             scaffold=scaffold,
             size=1,
             seed=7,
-            pool="eval",
+            pool=pool,
         )
         async with self.flow.engine.begin() as connection:
             await accept(connection, self.flow.run_id, new)
@@ -160,6 +165,8 @@ async def open_rig(
     nats_url: str,
     directory: Path,
     model: Path,
+    *,
+    ingest: bool = True,
     **rollout: Any,
 ) -> AsyncIterator[Rig]:
     """An orchestrator and a gateway on real services, and the settings of a runner. `rollout` goes to that section.
@@ -183,9 +190,7 @@ async def open_rig(
                 text("SELECT setval('rollouts_rollout_id_seq', :n)"), {"n": secrets.randbelow(1 << 40) + 1}
             )
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        roles: list[Callable[[Flow], Awaitable[None]]] = [
-            dispatcher, ingest_steps, ingest_results, ingest_verdicts, relay, reaper,
-        ]  # fmt: skip
+        roles: list[Callable[[Flow], Awaitable[None]]] = [dispatcher, ingest_steps, relay, reaper]
         for role in roles:
             tasks.start_soon(role, flow)
         gateway = GatewaySettings(
@@ -201,5 +206,8 @@ async def open_rig(
         opened = await stack.enter_async_context(Gateway.open(gateway, own, flow.bus, flow.run_id))
         worker = WorkerSettings(run, database_url, nats_url, directory / "runner", "bubblewrap", 4, "runner")
         settings = RunnerSettings(worker, opened.url, gateway.admin_secret_file, gateway.socket_path)
-        yield Rig(flow, settings, tasks)
+        rig = Rig(flow, settings, tasks)
+        if ingest:
+            rig.start_ingest()
+        yield rig
         tasks.cancel_scope.cancel()

@@ -90,7 +90,7 @@ async def test_a_rollout_passes_from_its_assignment_to_a_verdict_of_1_and_an_emp
         rig.start_runner()
         rig.start_verifier()
         passing = await rig.submit(PASSES)
-        empty = await rig.submit(a_task(says("done")))
+        empty = await rig.submit(a_task(says("done")), pool="default")
         assert await rig.verdict(passing) == 1.0
         assert await rig.verdict(empty) == 0.0
         (attempt,) = await rig.attempts(passing)
@@ -254,6 +254,19 @@ async def test_a_lost_lease_stops_the_work_and_reports_nothing(
         assert session.state == "closed"
         (attempt,) = await rig.attempts(rollout)
         assert attempt.ended is None and attempt.failure_class is None
+
+
+async def test_a_finished_rollout_keeps_its_lease_until_its_result_is_in_the_data_pool(opens: Opens) -> None:
+    async with opens(lease_ttl_s=1.0, ingest=False) as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(PASSES)
+        await rig.until("SELECT state FROM sessions", lambda row: row.state == "sealed")
+        renewed = "SELECT lease_until > changed + interval '2 seconds' AS long FROM rollouts WHERE state = 'running'"
+        await rig.until(renewed, lambda row: row.long)
+        rig.start_ingest()
+        assert await rig.verdict(rollout) == 1.0
+        assert len(await rig.attempts(rollout)) == 1
 
 
 async def test_the_wall_clock_and_a_command_that_neither_prints_nor_works_end_an_attempt_as_timeouts(
