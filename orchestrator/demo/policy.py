@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,39 +12,30 @@ from rich.console import Console
 
 from orchestrator.contracts.errors import PenstockError
 
-DEMONSTRATIONS = Path(__file__).resolve().parents[2] / "ops" / "demonstrations"
-SFT_STEPS = 0  # 0: the recipe's own number
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMONSTRATIONS = REPOSITORY / "ops" / "demonstrations" / "demonstrations.safetensors"
 
 
 def make(cache: Path, seed: int, console: Console) -> Path:
     """The policy's directory, absolute. Raises PenstockError with the trainer's last line when it cannot be made."""
     recipe = hashlib.sha256()
-    for file in sorted(
-        [*DEMONSTRATIONS.glob("*"), *(Path(__file__).resolve().parents[2] / "trainer").glob("*/*.py")]
-    ):
-        if file.is_file() and file.parent.name in ("demonstrations", "policy", "sft"):
-            recipe.update(file.read_bytes())
+    code = (path for part in ("policy", "sft") for path in (REPOSITORY / "trainer" / part).iterdir())
+    for file in (DEMONSTRATIONS, *sorted(path for path in code if path.is_file())):
+        recipe.update(file.read_bytes())
     target = (cache / f"{recipe.hexdigest()[:12]}-seed{seed}").resolve()
     if (target / "model.safetensors").exists():
         return target
-    console.print(f"making the first policy from {DEMONSTRATIONS.name} (once per seed)", highlight=False)
+    console.print("making the first policy from the shipped demonstrations (once per seed)", highlight=False)
     cache.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    _trainer("trainer.policy", "--out", f"{scratch}-init", "--seed", str(seed))
-    for corpus in sorted(DEMONSTRATIONS.glob("*.npz")):
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
+        start, trained = f"{scratch}/start", f"{scratch}/trained"
+        _trainer("trainer.policy", "--out", start, "--seed", str(seed))
         _trainer(
             "trainer.sft",
-            "--corpus",
-            str(corpus),
-            "--model",
-            f"{scratch}-init",
-            "--out",
-            f"{scratch}-sft",
-            "--seed",
-            str(seed),
+            *("--corpus", str(DEMONSTRATIONS), "--model", start, "--out", trained, "--seed", str(seed)),
         )
-    os.replace(f"{scratch}-sft", target)
+        os.replace(trained, target)
     console.print(f"the policy is made: {target} ({time.monotonic() - started:.0f} s)", highlight=False)
     return target
 
