@@ -35,7 +35,7 @@ from orchestrator.tasks.suite.record import Demonstration
 T = TypeVar("T")
 
 PROCESSES = ("orchestrator", "gateway", "runner", "verifier")
-PAGE = 256  # demonstrations published before the next ones wait for their acceptance
+PAGE = 64  # demonstrations published before the next ones wait for their acceptance
 LOOK_S = 0.5
 STUCK_S = 120.0  # without a single further scored rollout
 
