@@ -145,7 +145,7 @@ class Forest:
         state = np.asarray(placement.ids, dtype="<i4")
         if not self.nodes:
             return Origin(StepKind.ROOT, None, len(state), reason)
-        shared = [node for node in self.nodes if _first_turn(node).same(placement.appended[0])]
+        shared = [node for node in self.nodes if same_turns(_first_turn(node), placement.appended[:1])]
         if not shared:
             return Origin(StepKind.ROOT, None, len(state), reason or "new_conversation")
         keep, nearest = max(
@@ -160,10 +160,11 @@ class Forest:
         )
 
 
-def _first_turn(node: Node) -> Turn:
+def _first_turn(node: Node) -> tuple[Turn, ...]:
+    """The turn with which the node's conversation began; empty when its text was too large to be recorded."""
     while node.parent is not None:
         node = node.parent
-    return node.history[0]
+    return node.history[:1]
 
 
 def _common(one: Ids, other: Ids) -> int:

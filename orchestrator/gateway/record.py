@@ -1,6 +1,7 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
 import anyio
+import msgspec
 import numpy as np
 
 from orchestrator.bus import subjects
@@ -26,8 +27,11 @@ from orchestrator.gateway.rebuild import TOOLS
 from orchestrator.gateway.requests import CompletionRequest
 from orchestrator.gateway.servers import Generated
 from orchestrator.gateway.sessions import VERSION_SUSPECT, Session
+from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey
 from orchestrator.pool.steps import canonical
+
+log = get(__name__)
 
 
 class Recorder:
@@ -56,14 +60,8 @@ class Recorder:
                 forest = session.forest
                 origin = forest.classify(placement, request.reason)
                 node, event = self._build(session, request, placement, origin, generated, parsed, sampling)
-                message = Outgoing(
-                    subject=subjects.steps(self._run, str(event.rollout)),
-                    msg_id=str(MessageKey(event.rollout, event.epoch, event.idx, "step")),
-                    schema=StepRecorded.schema(),
-                    body=encode(event),
-                )
                 try:
-                    await self._courier.send(message)
+                    await self._courier.send(self._message(event))
                 except JournalFull as error:
                     raise unavailable(str(error)) from error
                 forest.add(node)
@@ -73,6 +71,19 @@ class Recorder:
         self._metrics.steps.labels(origin.kind.value).inc()
         self._metrics.tokens.inc(len(generated.ids))
         return node
+
+    def _message(self, event: StepRecorded) -> Outgoing:
+        """The bus message. Text is a reading of the ids: where it would make the message too large, it is left out."""
+        body = encode(event)
+        if len(body) > subjects.INLINE_LIMIT_BYTES and event.appended:
+            log.warning("step.text_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
+            body = encode(msgspec.structs.replace(event, appended=[]))
+        return Outgoing(
+            subject=subjects.steps(self._run, str(event.rollout)),
+            msg_id=str(MessageKey(event.rollout, event.epoch, event.idx, "step")),
+            schema=StepRecorded.schema(),
+            body=body,
+        )
 
     def _build(
         self,

@@ -271,22 +271,25 @@ async def slow(
 ) -> AsyncIterator[Rig]:
     """Calls take a while: the random policy's likeliest tokens go round in circles and never end."""
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=1900, temperature=0.0
+        database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=1000, temperature=0.0
     ) as rig:
         await rig.publish(0)
         yield rig
 
 
-async def test_a_call_that_its_harness_gave_up_is_recorded_as_undelivered(slow: Rig) -> None:
+async def test_a_call_that_its_harness_gave_up_is_recorded_as_undelivered(slow: Rig, server_url: str) -> None:
     slow.start_ingest()
     rollout, session = await slow.open()
-    async with anyio.create_task_group() as tasks:
+    await until(lambda: slow.gateway.pool.servers[0].ready)
+    async with RolloutServerClient(server_url) as server, anyio.create_task_group() as tasks:
+        before = (await server.loads())["num_used_tokens"]
         tasks.start_soon(post, slow, f"{session.path}/chat/completions", {"messages": [user("oak")]})
-        await until(lambda: slow.proxy.busy)
-        await anyio.sleep(0.2)
+        with anyio.fail_after(10):
+            while (await server.loads())["num_used_tokens"] < before + 30:  # more than the prompt
+                await anyio.sleep(0.005)
         tasks.cancel_scope.cancel()
     (step,) = await slow.stored(rollout, 1)
-    assert 0 < len(step.action) < 1900
+    assert 0 < len(step.action) < 1000
     seal = await slow.seal(rollout)
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "undelivered")]
     (row,) = await slow.rows("SELECT finish FROM steps")
@@ -365,10 +368,12 @@ async def test_a_canary_that_differs_keeps_the_server_closed_until_a_good_versio
     (bad / "manifest.json").write_text(manifest)
     await rig.publish(1, path=bad, manifest_sha=hashlib.sha256(manifest.encode()).hexdigest())
     await until_row(rig, "SELECT state FROM rollout_servers WHERE state = 'failed' AND detail LIKE 'canary%'")
-    _, session = await rig.open()
+    rollout, session = await rig.open()
     async with NativeLlm(rig.gateway.url, session.token) as llm, anyio.create_task_group() as tasks:
         tasks.start_soon(llm.complete, [user("oak")])  # held, not refused
-        await anyio.sleep(0.1)
+        with anyio.fail_after(10):
+            while not (await rig.admin.activity(rollout=rollout, attempt=1, epoch=1)).in_flight:
+                await anyio.sleep(0.005)
         assert rig.proxy.sent == []
         await rig.publish(2)
     assert len(rig.proxy.sent) == 1
