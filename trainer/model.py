@@ -27,6 +27,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    "render.json",  # which chat format the weights speak: the gateway reads it
 )
 
 
