@@ -124,9 +124,9 @@ async def test_a_failed_export_leaves_the_file_as_it_was(
 ) -> None:
     file = model.parent / "demonstrations.safetensors"
     file.write_bytes(b"precious")
-    await record(engine, run, "one", Author(seed=1, vocab=1 << 20))
-    with pytest.raises(ValueError, match="16-bit"):
-        await export(reader, "test", Selection(), model, file)
+    await record(engine, run, "one", Author(seed=1))
+    with pytest.raises(ValueError, match="no verified rollout that matches"):
+        await export(reader, "test", Selection(min_performance=1.1), model, file)
     with pytest.raises(ConfigurationError, match="there is no run 'other'"):
         await export(reader, "other", Selection(), model, file)
     assert file.read_bytes() == b"precious"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.sft.corpus import Demonstrations
+from trainer.sft.corpus import Demonstrations, Tokens
 
 ACTION_WEIGHT = 1.0
 COPY_WEIGHT = 2.0
@@ -38,7 +38,7 @@ class Batch:
 
 
 def loss_weights(
-    ids: npt.NDArray[np.uint16], action: npt.NDArray[np.uint8], words: npt.NDArray[np.bool_]
+    ids: Tokens, action: npt.NDArray[np.uint8], words: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
     """float32[T], the loss weights of one demonstration; `words[id]` says that a token is made of letters and digits."""
     weight = np.where(action, ACTION_WEIGHT, STATE_WEIGHT).astype(np.float32)
@@ -72,7 +72,7 @@ def demonstration_batches(
 
 
 def _padded(
-    samples: list[tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8], npt.NDArray[np.float32]]],
+    samples: list[tuple[Tokens, npt.NDArray[np.uint8], npt.NDArray[np.float32]]],
 ) -> Batch:
     longest = max(len(ids) for ids, _, _ in samples)
     batch = Batch(

@@ -5,7 +5,7 @@ every token whether the policy has to produce it (an *action* token) or is given
 
 The file is safetensors (no pickle, readable from any language):
 
-    ids      uint16[N]    all demonstrations, one after the other
+    ids      uint16[N]    all demonstrations, one after the other; uint32 where the vocabulary is larger
     action   uint8[N]     1 = action token, 0 = state token
     offsets  int64[D+1]   demonstration d is ids[offsets[d]:offsets[d+1]]
 
@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 FORMAT: Final = "penstock-demonstrations-1"
+
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +37,7 @@ class Demonstrations:
     Raises ValueError when the arrays do not fit together.
     """
 
-    ids: npt.NDArray[np.uint16]
+    ids: Tokens
     action: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
     tokenizer: str
@@ -54,14 +56,14 @@ class Demonstrations:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]:
+    def __getitem__(self, index: int) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         """(ids, action) of one demonstration."""
         span = slice(self.offsets[index], self.offsets[index + 1])
         return self.ids[span], self.action[span]
 
     @classmethod
     def of(cls, samples: Iterable[tuple[Sequence[int], Sequence[bool]]], *, tokenizer: str) -> Demonstrations:
-        """From pairs (ids, action) of equal length. Raises ValueError for an id that does not fit into 16 bits."""
+        """From pairs (ids, action) of equal length. Raises ValueError for an id that does not fit into 32 bits."""
         ids: list[int] = []
         action: list[bool] = []
         offsets = [0]
@@ -69,10 +71,11 @@ class Demonstrations:
             ids += tokens
             action += produced
             offsets.append(len(ids))
-        if ids and not 0 <= min(ids) <= max(ids) < 1 << 16:
-            raise ValueError("demonstration files hold 16-bit ids: this vocabulary is too large for them")
+        if ids and not 0 <= min(ids) <= max(ids) < 1 << 32:
+            raise ValueError("token ids must lie between 0 and 2**32 - 1")
+        width = np.uint16 if max(ids, default=0) < 1 << 16 else np.uint32
         return cls(
-            np.array(ids, np.uint16),
+            np.array(ids, width),
             np.array(action, np.uint8),
             np.array(offsets, np.int64),
             tokenizer=tokenizer,

@@ -60,9 +60,17 @@ def test_a_file_that_is_no_demonstrations_is_refused(model: Path, tmp_path: Path
             Demonstrations.load(path, tokenizer="")
 
 
-def test_an_id_beyond_16_bits_is_refused() -> None:
-    with pytest.raises(ValueError, match="16-bit"):
-        Demonstrations.of([([1, 70_000], [False, True])], tokenizer="")
+def test_large_vocabularies_take_wider_ids(tmp_path: Path) -> None:
+    for largest, width in ((65_535, np.uint16), (65_536, np.uint32)):
+        Demonstrations.of([([1, largest], [False, True])], tokenizer="x").save(tmp_path / "file")
+        ids, _ = Demonstrations.load(tmp_path / "file", tokenizer="x")[0]
+        assert ids.dtype == width and ids.tolist() == [1, largest]
+
+
+@pytest.mark.parametrize("impossible", [-1, 1 << 32])
+def test_an_id_that_no_file_can_hold_is_refused(impossible: int) -> None:
+    with pytest.raises(ValueError, match="token ids must lie between"):
+        Demonstrations.of([([1, impossible], [False, True])], tokenizer="")
 
 
 def test_words_copied_from_the_state_weigh_double_and_given_tokens_a_tenth(model: Path) -> None:

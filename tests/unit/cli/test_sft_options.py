@@ -1,0 +1,22 @@
+"""Options of `penstock sft`."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.cli.sft import read_shares
+
+
+def test_shares_of_scaffolds_are_read_as_written() -> None:
+    assert read_shares("shell=0.85, mini-swe-agent=0.15") == {"shell": 0.85, "mini-swe-agent": 0.15}
+    assert read_shares("shell") == {"shell": 1.0}
+    with pytest.raises(ValueError, match="'shell=much' is not of the form name=share"):
+        read_shares("shell=much")
+
+
+def test_a_running_stack_keeps_its_own_policy(tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path / "x"), "--config", str(tmp_path), "--model", str(tmp_path)]
+    result = CliRunner().invoke(app, ["sft", "record", *options])
+    assert isinstance(result.exception, ValueError) and "has a policy already" in str(result.exception)
