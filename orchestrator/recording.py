@@ -1,12 +1,13 @@
 """Recording demonstrations through the gateway, like any rollout: publish, wait until every one is scored.
 
     async with connected(home) as studio:
-        recorded = await studio.record(demonstrations(4000, seed=0, shares={"shell": 1.0}), label="demonstrations-0", tick=print)
+        recorded = await studio.record(drawn := demonstrations(4000, 0, {"shell": 1.0}), label_of(drawn), tick=print)
 
 Sandboxes, observations, token ids and verdicts are the real ones; only the policy is replaced by each task's script. Recording the same
-demonstrations again under the same label is a no-op, so an interrupted recording goes on where it stopped.
+demonstrations again is a no-op, so an interrupted recording goes on where it stopped.
 """
 
+import hashlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -125,6 +126,14 @@ class Studio:
             scored=sum(row.n for row in rows if row.state == "scored"),
             succeeded=sum(row.ok for row in rows if row.state == "scored"),
         )
+
+
+def label_of(demonstrations: Sequence[Demonstration]) -> str:
+    """A label that exactly these demonstrations have: another number, seed or share of scaffolds gives another one."""
+    digest = hashlib.sha256()
+    for demonstration in demonstrations:
+        digest.update(f"{demonstration.task.content_hash} {demonstration.scaffold}\n".encode())
+    return f"demonstrations-{digest.hexdigest()[:16]}"
 
 
 def _pages(demonstrations: Sequence[Demonstration], label: str) -> Iterator[list[tuple[str, TaskSubmitted]]]:

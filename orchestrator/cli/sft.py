@@ -45,7 +45,7 @@ def record(
     as_json: JsonOption = False,
 ) -> None:
     """Play scripted demonstrations of the built-in suite through the gateway, and export them: penstock sft record --out demos.st"""
-    from orchestrator.recording import Progress, connected, with_own_stack
+    from orchestrator.recording import Progress, connected, label_of, with_own_stack
     from orchestrator.tasks.suite.record import demonstrations
 
     if config is not None and model is not None:
@@ -53,7 +53,7 @@ def record(
             "--model goes with a stack of its own: the one named by --config has a policy already"
         )
     drawn = demonstrations(count, seed, read_shares(scaffold))
-    label = f"demonstrations-{seed}"
+    label = label_of(drawn)
 
     def tick(progress: Progress) -> None:
         if err.is_terminal:
@@ -164,6 +164,6 @@ def torch_process(module: str, arguments: Sequence[str], *, environment: dict[st
         text=True,
     )
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise PenstockError(f"python -m {module} failed: {lines[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"python -m {module} failed and said nothing"]
+        raise PenstockError(lines[-1])
     return done.stdout
