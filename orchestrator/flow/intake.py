@@ -76,11 +76,17 @@ class Intake:
         try:
             event = decode(delivery.body, delivery.schema, TaskSubmitted)
             submission = subjects.check_submission(event.submission or submission)
+        except (
+            MessageError,
+            ValueError,
+        ) as error:  # nobody's submission: the same body may come again, well addressed
+            return Answer(submission, "rejected", str(error), new=True), str(error)
+        try:
             known = await answered(connection, run.run_id, submission)
             if known is not None:
                 return known, None
             group = self._group(run, domain, submission, event)
-            if not await intake_open(connection, run.run_id) and group.purpose is Purpose.TRAIN:
+            if group.purpose is Purpose.TRAIN and not await intake_open(connection, run.run_id):
                 raise MessageError(f"run {run.name!r} takes no more training tasks: its intake is closed")
             return await accept(connection, run.run_id, group), None
         except (MessageError, ConfigurationError, ValueError) as error:

@@ -1,0 +1,528 @@
+"""The orchestrator's roles on a real bus and a real database: repeats, nonsense, wipes and full streams change nothing."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import BusError, Delivery, Outgoing
+from orchestrator.bus.nats import NatsBus
+from orchestrator.config import RunSection
+from orchestrator.contracts.events import (
+    PolicyPublished,
+    RolloutAssigned,
+    SubmissionAnswered,
+    TaskSubmitted,
+    VerdictReached,
+    encode,
+)
+from orchestrator.contracts.states import FilterReason, GroupState, RolloutState
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.dispatcher import dispatch, dispatcher
+from orchestrator.flow.ender import ender
+from orchestrator.flow.ingest import ingest_steps, ingest_verdicts
+from orchestrator.flow.intake import Intake
+from orchestrator.flow.reaper import reaper
+from orchestrator.flow.rebuild import REBUILT, rebuild
+from orchestrator.flow.relay import relay, relay_page
+from orchestrator.pool import leases
+from orchestrator.pool.batches import NewVersion, publish
+from orchestrator.pool.outbox import owe
+from orchestrator.pool.runs import begin_end, close_intake, intake_open
+from orchestrator.pool.tables import groups, outbox, rollouts
+from orchestrator.pool.transact import transact
+from orchestrator.publish import publish_tasks
+from tests import builders
+from tests.integration.flow_rig import (
+    STREAMS,
+    TASK,
+    TIMING,
+    Runners,
+    Stage,
+    playing,
+    staged,
+    until,
+)
+from tests.integration.pool_rig import OWNER, Tree, counter, engine, owed, rollout_row, running, take
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url) as stage:
+        yield stage
+
+
+def intake(stage: Stage) -> Intake:
+    return Intake(stage.flow, ["shell", "mini"])
+
+
+# --- intake ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_submission_is_accepted_once_and_answered_each_time(stage: Stage) -> None:
+    run = stage.run.name
+    async with stage.bus.listen(subjects.every_answer(run)) as notices, playing([intake(stage).run]):
+        await stage.submit("one", "one")
+        await stage.reaches(1, "groups")
+        with anyio.fail_after(20):
+            heard = [msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered) for _ in "12"]
+    assert {(h.submission, h.status) for h in heard} == {("one", "accepted")}
+    assert await stage.count("rollouts", state="waiting") == 2
+    assert await stage.count("tasks") == await stage.count("submissions") == 1
+    assert await stage.count("transitions", from_state=None) == 4  # run, group, two rollouts
+
+
+async def test_a_plain_client_needs_neither_headers_nor_an_id(stage: Stage) -> None:
+    body = msgspec.json.encode({"task": TASK})
+    async with playing([intake(stage).run]):
+        for msg_id in ("x", "y"):
+            await stage.bus.publish(Outgoing(subjects.tasks(stage.run.name, "coding"), msg_id, "", body))
+        await stage.reaches(1, "groups", submission=hashlib.sha256(body).hexdigest())
+
+
+async def test_what_cannot_be_used_becomes_a_dead_letter_with_its_reason(stage: Stage) -> None:
+    good = encode(TaskSubmitted(task=TASK, submission="good"))
+    async with playing([intake(stage).run]):
+        for n, (subject, schema, body) in enumerate(
+            (
+                ("tasks.nobody.coding", "", good),
+                (f"tasks.{stage.run.name}", "", good),
+                (subjects.tasks(stage.run.name, "coding"), "", b"{not json"),
+                (subjects.tasks(stage.run.name, "coding"), "Hovercraft/1", good),
+                (subjects.tasks(stage.run.name, "coding"), "StepRecorded/1", good),
+            )
+        ):
+            await stage.bus.publish(Outgoing(subject, f"m{n}", schema, body))
+        await until(lambda: _has(stage, 5))
+        await stage.submit("good")
+        await stage.reaches(1, "groups")
+    said = sorted(await stage.reasons())
+    for reason, part in zip(
+        said,
+        (
+            "TaskSubmitted: JSON is malformed",
+            "schema 'StepRecorded/1' is not expected here",
+            "the subject 'tasks.",
+            "there is no run 'nobody'",
+            "unknown schema 'Hovercraft/1'",
+        ),
+        strict=True,
+    ):
+        assert part in reason
+    letters: list[Delivery] = []
+    async with stage.bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
+        with anyio.fail_after(20):
+            while len(letters) < 5:
+                letters += await arriving.take(5)
+    assert {letter.headers[subjects.HEADER_DEAD_REASON] for letter in letters} == set(said)
+
+
+async def _has(stage: Stage, n: int) -> bool:
+    return len(await stage.reasons()) == n
+
+
+REJECTED: list[tuple[dict[str, Any], str]] = [
+    ({"task": {"files": {"task.toml": "", "instruction.md": "x"}}}, "tests/test.sh is missing"),
+    ({"task": {"files": {**TASK["files"], "task.toml": "[agent]\ntimeout_sec = -1"}}}, "task.toml"),
+    ({"purpose": "fun"}, "unknown purpose 'fun'; known: train, eval, record"),
+    ({"scaffold": "none"}, "unknown scaffold 'none'; known: shell, mini"),
+    ({"group_size": 1}, "at least 2 rollouts"),
+    ({"group_size": 100}, "would never start"),
+    ({"version": 3}, "only eval and record groups pin"),
+    ({"purpose": "eval", "version": 2**40}, "only eval and record groups pin"),
+]
+
+
+async def test_a_bad_task_is_rejected_with_one_sentence_and_stays_so(stage: Stage) -> None:
+    async with playing([intake(stage).run]):
+        for n, (changes, _) in enumerate(REJECTED * 2):
+            await stage.submit(f"bad{n % len(REJECTED)}", **changes)
+        await stage.reaches(len(REJECTED), "submissions", status="rejected")
+        await stage.submit("good")
+        await stage.reaches(1, "groups")
+    query = text("SELECT submission, reason FROM submissions WHERE status = 'rejected' ORDER BY submission")
+    async with stage.flow.engine.connect() as connection:
+        said = {row.submission: row.reason for row in await connection.execute(query)}
+    for n, (_, part) in enumerate(REJECTED):
+        assert part in said[f"bad{n}"] and "\n" not in said[f"bad{n}"]
+    assert await stage.count("dead_letters") == len(REJECTED), "the repeat is answered, not buried again"
+
+
+async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_server: EmbeddedNats) -> None:
+    async with staged(engine, nats_server.url, stage={"domains": {"coding": 1.0}}) as stage:
+        async with (
+            stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+            playing([intake(stage).run]),
+        ):
+            await stage.submit("x", domain="cooking")
+            with anyio.fail_after(20):
+                answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
+    assert (
+        answer.status == "rejected"
+        and "'cooking' has no share in stage 'main'; known: coding" in answer.reason
+    )
+
+
+async def test_closed_intake_takes_evaluations_only(stage: Stage) -> None:
+    async with stage.flow.engine.begin() as connection:
+        await close_intake(connection, stage.run.run_id)
+    async with playing([intake(stage).run]):
+        await stage.submit("t")
+        await stage.submit("e", purpose="eval")
+        await stage.reaches(1, "submissions", status="rejected")
+        await stage.reaches(1, "groups", purpose="eval", size=1)
+
+
+async def test_a_run_cannot_end_between_the_look_at_its_intake_and_the_acceptance(stage: Stage) -> None:
+    engine, run_id = stage.flow.engine, stage.run.run_id
+    ended = anyio.Event()
+
+    async def end() -> None:
+        async with engine.begin() as connection:
+            await begin_end(connection, run_id, "test")
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        async with engine.begin() as connection:
+            assert await intake_open(connection, run_id)
+            tasks.start_soon(end)
+            await until(lambda: _somebody_waits(engine))
+            assert not ended.is_set()
+        with anyio.fail_after(20):
+            await ended.wait()
+
+
+async def _somebody_waits(engine: AsyncEngine) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with engine.connect() as connection:
+        return bool(await connection.scalar(text(query)))
+
+
+async def test_publishing_waits_until_every_task_is_answered(stage: Stage) -> None:
+    good = [("coding", TaskSubmitted(task=TASK, submission=f"s{n}")) for n in range(3)]
+    bad = [("coding", TaskSubmitted(task={}, submission="bad")), ("coding", TaskSubmitted(task=TASK))]
+    async with stage.connect() as client, playing([intake(stage).run]):
+        answers = await publish_tasks(client, stage.run.name, good + bad, 30.0)
+        assert [answers[f"s{n}"] for n in range(3)] == [("accepted", "")] * 3
+        assert answers["bad"][0] == "rejected" and "task.toml is missing" in answers["bad"][1]
+        assert len(answers) == 5
+        assert await publish_tasks(client, stage.run.name, good, 30.0) == {
+            f"s{n}": ("accepted", "") for n in range(3)
+        }
+    assert await stage.count("groups") == 4
+    async with stage.connect() as client:
+        assert await publish_tasks(client, stage.run.name, good, 0.3) == {}, "nobody answers"
+        assert await publish_tasks(client, stage.run.name, [], 0.3) == {}
+        huge = TaskSubmitted(task={"files": {"x": "x" * (9 << 20)}}, submission="huge")
+        with pytest.raises(BusError):
+            await publish_tasks(client, stage.run.name, [("coding", huge)], 30.0)
+
+
+# --- dispatcher -----------------------------------------------------------------------------------------------
+
+
+async def dispatched(stage: Stage, *, domain: str | None = None) -> int:
+    query = select(func.count()).where(groups.c.run_id == stage.run.run_id, groups.c.state == "dispatched")
+    async with stage.flow.engine.begin() as connection:
+        await dispatch(connection, stage.flow)
+        return int(await connection.scalar(query.where(groups.c.domain == domain) if domain else query) or 0)
+
+
+async def test_admission_stops_at_n_at_the_staleness_bound_and_at_the_slots(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    for sections, fits in (
+        ({"queue": {"capacity": 3}, "rollout": {"slots": 20}}, 3),
+        ({"queue": {"capacity": 20}, "rollout": {"slots": 20}}, 4),  # (S+1)·P
+        ({"queue": {"capacity": 20, "max_staleness": 9}, "rollout": {"slots": 5}}, 3),  # 5 slots + G − 1
+    ):
+        async with staged(engine, nats_server.url, **sections) as stage:  # type: ignore[arg-type]
+            await builders.accepted(engine, stage.run, [f"t{n}" for n in range(12)], size=2)
+            assert await dispatched(stage) == fits
+            assert await dispatched(stage) == fits
+            async with engine.begin() as connection:
+                await connection.execute(text("UPDATE queue SET admission_open = false"))
+                await connection.execute(
+                    text("UPDATE groups SET state = 'filtered', reason = 'x' WHERE seq = 0")
+                )
+            assert await dispatched(stage) == fits - 1
+            async with engine.begin() as connection:
+                await connection.execute(text("UPDATE queue SET admission_open = true"))
+
+
+async def test_a_large_group_is_not_overtaken_by_small_ones(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url, rollout={"slots": 5}) as stage:
+        for name, size in (("a", 2), ("b", 5), ("c", 2)):
+            await builders.accepted(engine, stage.run, [name], size=size)
+        assert await dispatched(stage) == 1, "5 more rollouts do not fit beside 2"
+
+
+async def test_domains_are_served_by_their_shares(engine: AsyncEngine, nats_server: EmbeddedNats) -> None:
+    shares: dict[str, object] = {"domains": {"coding": 0.75, "general": 0.25}}
+    async with staged(engine, nats_server.url, stage=shares) as stage:
+        for domain in ("general", "coding"):
+            await builders.accepted(
+                engine, stage.run, [f"{domain}{n}" for n in range(6)], domain=domain, size=2
+            )
+        assert await dispatched(stage, domain="coding") == 3
+        assert await dispatched(stage, domain="general") == 1
+        subjects_of = {subject for subject, _ in await owed(engine, stage.run)}
+        assert subjects_of == {subjects.work_rollout(stage.run.name)}
+
+
+# --- relay and rebuild ----------------------------------------------------------------------------------------
+
+
+async def assigned(stage: Stage, wanted: int) -> list[RolloutAssigned]:
+    """Take that many assignments from the stream, and be sure that there is no other."""
+    heard: list[RolloutAssigned] = []
+    async with stage.bus.subscribe(subjects.consume_work_rollout(stage.run.name)) as arriving:
+        with anyio.fail_after(20):
+            while len(heard) < wanted:
+                for delivery in await arriving.take(64):
+                    heard.append(msgspec.json.decode(delivery.body, type=RolloutAssigned))
+                    await delivery.ack()
+        with anyio.move_on_after(0.3):
+            assert not await arriving.take(1), "one too many"
+    return heard
+
+
+async def test_a_crash_between_publish_and_delete_is_harmless(stage: Stage) -> None:
+    await builders.accepted(stage.flow.engine, stage.run, ["a"], size=2)
+    assert await dispatched(stage) == 1
+
+    async def crash(connection: AsyncConnection) -> None:
+        assert await relay_page(connection, stage.flow) == 2
+        raise KeyError("killed here")
+
+    with pytest.raises(KeyError):
+        await transact(stage.flow.engine, crash)
+    assert await stage.count("outbox") == 2
+    assert await transact(stage.flow.engine, lambda connection: relay_page(connection, stage.flow)) == 2
+    assert await stage.count("outbox") == 0
+    assert len({event.rollout for event in await assigned(stage, 2)}) == 2
+
+
+async def test_a_full_stream_holds_no_other_message_up_and_loses_none(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url) as stage:
+        await stage.wipe("WORK")
+        small = tuple(replace(stream, max_msgs=1) if stream.name == "WORK" else stream for stream in STREAMS)
+        async with NatsBus.connect(
+            nats_server.url, name="small", prefix=stage.prefix, timing=TIMING, streams=small
+        ) as bus:
+            await bus.ensure_streams()
+            flow = replace(stage.flow, bus=bus)
+            await builders.accepted(engine, stage.run, ["a"], size=2)
+            assert await dispatched(stage) == 1
+            news = PolicyPublished(
+                run=stage.run.name, version=0, path="/v0", manifest_sha="00", batch_no=None, revision=0
+            )
+            async with engine.begin() as connection:
+                await owe(connection, stage.run.run_id, subjects.policy(stage.run.name), news)
+            async with playing([partial(relay, flow)]):
+                await stage.reaches(1, "outbox")  # the second assignment; the policy went past it
+                assert len(await assigned(stage, 2)) == 2
+                await stage.reaches(0, "outbox")
+
+
+async def test_a_row_is_published_by_its_own_run_when_it_is_due(stage: Stage) -> None:
+    engine = stage.flow.engine
+    other = await builders.make_run(
+        engine, stage.flow.config.model_copy(update={"run": RunSection(name="other")})
+    )
+    event = RolloutAssigned(run=stage.run.name, rollout=1, attempt=1, epoch=1)
+    async with engine.begin() as connection:
+        await owe(connection, other.run_id, subjects.work_rollout("other"), event)
+        await owe(connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event, delay_s=3600)
+        await owe(connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event)
+        assert await relay_page(connection, stage.flow) == 1
+    assert await stage.count("outbox") == 1
+    async with engine.connect() as connection:
+        assert await connection.scalar(select(func.count()).select_from(outbox)) == 2
+
+
+async def test_streams_towards_workers_are_rebuilt_from_the_database(stage: Stage) -> None:
+    engine = stage.flow.engine
+    held = await running(engine, stage.run, 2, "running")
+    await builders.accepted(engine, stage.run, ["queued"], size=2)
+    await dispatched(stage)
+    async with engine.begin() as connection:
+        await connection.execute(text("DELETE FROM outbox"))
+        await connection.execute(
+            update(rollouts)
+            .where(rollouts.c.rollout_id == held[0].rollout_id)
+            .values(state="finished", lease_epoch=2)
+        )
+        for version in (0, 1):
+            new = NewVersion(version, None, f"/v{version}", "00")
+            await publish(
+                connection, stage.run.run_id, stage.run.name, new, subjects.policy(stage.run.name), None
+            )
+        await connection.execute(text("DELETE FROM outbox"))
+    assert [await rebuild(stage.flow, stream) for stream in (*REBUILT, "STEPS")] == [3, 1, 0]
+    messages = await owed(engine, stage.run)
+    assert [
+        body.get("version") for subject, body in messages if subject == subjects.policy(stage.run.name)
+    ] == [1]
+    work = [(body["epoch"], subject) for subject, body in messages if subject.startswith("work.")]
+    assert sorted(work) == [
+        (1, subjects.work_rollout(stage.run.name)),
+        (1, subjects.work_rollout(stage.run.name)),
+        (2, subjects.work_verify(stage.run.name)),
+    ]
+
+
+async def test_tasks_become_ready_groups_though_the_stream_of_work_is_deleted_on_the_way(
+    stage: Stage,
+) -> None:
+    runners = Runners(stage)
+    stage.bus.on_stream_new(lambda stream: _rebuilt(stage, stream))
+    async with playing(stage.core()):
+        await stage.submit("a", "b", "c")
+        await stage.reaches(6, "rollouts", state="queued")
+        await stage.reaches(0, "outbox")
+        await stage.wipe("WORK")
+        async with playing(runners.roles()):
+            await stage.reaches(3, "groups", state="ready")
+            await stage.reaches(0, "outbox")
+    assert await stage.count("rollouts", state="verified") == 6
+    assert await stage.count("steps") == 12
+    assert await stage.count("dead_letters") == 0
+    assert sorted(result.rollout for result in runners.results) == sorted(
+        {r.rollout for r in runners.results}
+    )
+    async with stage.flow.engine.connect() as connection:
+        query = "SELECT count(*), count(DISTINCT (rollout_id)) FROM rewards"
+        assert tuple((await connection.execute(text(query))).one()) == (6, 6)
+
+
+async def _rebuilt(stage: Stage, stream: str) -> None:
+    await rebuild(stage.flow, stream)
+
+
+# --- ingest ---------------------------------------------------------------------------------------------------
+
+
+async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stage: Stage) -> None:
+    engine, run = stage.flow.engine, stage.run.name
+    held, _ = await running(engine, stage.run, 2)
+    good = [step.event for step in Tree(1).grow(run, held, 6)]
+    subject = subjects.steps(run, str(held.rollout_id))
+    bad = [
+        (msgspec.structs.replace(good[0], rollout=2**70), "out of int64 range"),
+        (msgspec.structs.replace(good[0], run="other"), "names run 'other' but came on the subject of"),
+        (msgspec.structs.replace(good[1], row_sha="00" * 32), "row_sha is not the digest of the row"),
+    ]
+    for n, event in enumerate([*good[:3], *(event for event, _ in bad), *good[3:]]):
+        await stage.send(subject, event, f"m{n}")
+    await stage.bus.publish(Outgoing(subject, "junk", "StepRecorded/1", b"\xff\xfe"))
+    async with playing([partial(ingest_steps, stage.flow)]):
+        await stage.reaches(6, "steps")
+        await stage.reaches(4, "dead_letters")
+    reasons = await stage.reasons()
+    for _, part in bad:
+        assert any(part in reason for reason in reasons), part
+
+
+async def test_a_reward_outside_0_to_1_and_a_foreign_failure_class_are_refused(stage: Stage) -> None:
+    held, _ = await running(stage.flow.engine, stage.run, 2)
+    verdict = VerdictReached(
+        run=stage.run.name,
+        rollout=held.rollout_id,
+        attempt=1,
+        epoch=1,
+        failure_class="completed",
+        reward=None,
+    )
+    subject = subjects.results_verdict(stage.run.name)
+    for changes in (
+        {},
+        {"reward": 1.5},
+        {"failure_class": "poison", "reward": 1.0},
+        {"failure_class": "bad luck"},
+    ):
+        await stage.send(subject, msgspec.structs.replace(verdict, **changes))
+    await stage.send(subject, msgspec.structs.replace(verdict, reward=1.0))  # nobody verifies: stale
+    async with playing([partial(ingest_verdicts, stage.flow)]):
+        await stage.reaches(4, "dead_letters")
+        await until(lambda: _counted(stage, "verdicts_stale"))
+    assert await stage.count("verdicts") == 0
+
+
+async def _counted(stage: Stage, name: str) -> bool:
+    return await counter(stage.flow.engine, stage.run, name) == 1
+
+
+# --- reaper and ender -----------------------------------------------------------------------------------------
+
+
+async def test_a_new_reaper_gives_every_lease_one_full_time_to_live_before_it_reaps(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url, rollout={"lease_ttl_s": 1.0}) as stage:
+        [group_id] = await builders.accepted(engine, stage.run, ["a"], size=2)
+        await builders.dispatch(engine, stage.run)
+        async with engine.begin() as connection:
+            rollout_id = await connection.scalar(
+                select(rollouts.c.rollout_id).where(rollouts.c.group_id == group_id)
+            )
+            assert rollout_id and await take(connection, rollout_id, ttl_s=-5.0)
+        async with playing([partial(reaper, stage.flow)]):
+            await until(lambda: _lease_is_ahead(engine, rollout_id))
+            async with engine.begin() as connection:
+                assert await leases.heartbeat(connection, OWNER, {rollout_id: 1}, 1.0) == {rollout_id}
+            await until(lambda: _reaped(engine, rollout_id))
+    assert await counter(engine, stage.run, "leases_expired") == 1
+
+
+async def _lease_is_ahead(engine: AsyncEngine, rollout_id: int) -> bool:
+    query = "SELECT lease_until > clock_timestamp() FROM rollouts WHERE rollout_id = :r"
+    async with engine.connect() as connection:
+        return bool(await connection.scalar(text(query), {"r": rollout_id}))
+
+
+async def _reaped(engine: AsyncEngine, rollout_id: int) -> bool:
+    row = await rollout_row(engine, rollout_id)
+    return (row.state, row.attempt) == (RolloutState.QUEUED, 2)
+
+
+async def test_the_ender_ends_a_run_whose_condition_holds_and_filters_what_is_open(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url, stage={"end_seconds": 0.2}) as stage:
+        await running(engine, stage.run, 2)
+        await builders.accepted(engine, stage.run, ["waits"], size=2)
+        async with playing([partial(ender, stage.flow)]):
+            await stage.reaches(1, "runs", state="ended")
+        assert await stage.count("groups", state=GroupState.FILTERED, reason=FilterReason.RUN_ENDED) == 2
+        assert await stage.count("rollouts", state="lost", failure_class="cancelled") == 4
+        assert await stage.count("transitions", kind="run", to_state="ending") == 1
+
+
+async def test_the_ender_waits_for_open_groups_after_intake_closed(stage: Stage) -> None:
+    engine = stage.flow.engine
+    await running(engine, stage.run, 2)
+    async with engine.begin() as connection:
+        await close_intake(connection, stage.run.run_id)
+    async with playing([partial(ender, stage.flow), partial(dispatcher, stage.flow)]):
+        with anyio.move_on_after(1.2):  # two looks of the ender
+            await stage.reaches(1, "runs", state="ended")
+        assert await stage.count("runs", state="active") == 1
+        async with engine.begin() as connection:
+            await connection.execute(text("UPDATE groups SET state = 'filtered', reason = 'too_few'"))
+        await stage.reaches(1, "runs", state="ended")
