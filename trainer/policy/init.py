@@ -4,8 +4,8 @@ The initialisation decides whether the policy learns to copy a name from the tas
 to find in a hundred CPU-seconds of supervised training. It starts as *one layer that copies*: the last layer's output
 projection is the transpose of its value projection, whose rows are orthonormal, so whatever a head attends to is
 written back as it was read, in the basis of the (tied) output embedding. Every other writer into the residual
-stream starts at zero. Against N(0, 1/fan_in) everywhere and an auxiliary copying task, the loss on copied tokens after 350
-thousand tokens fell from 0.93 to 0.28 nats (four layers; 0.23 with three in the same time).
+stream starts at zero. With four layers and equal settings otherwise, the loss on copied tokens after 350 thousand
+tokens was 0.34 nats; with N(0, 1/fan_in) everywhere it was 1.50, and 0.93 with an auxiliary copying task beside that.
 """
 
 from __future__ import annotations
