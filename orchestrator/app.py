@@ -23,16 +23,15 @@ The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.flow
 any instruction. Two orchestrators on one run are safe.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config
-from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.flow.context import Flow
-from orchestrator.flow.dispatcher import dispatcher, queue_settings
+from orchestrator.flow.dispatcher import dispatcher
 from orchestrator.flow.ender import ender
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
@@ -43,25 +42,9 @@ from orchestrator.log import bind, get
 from orchestrator.plugins import names
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
-from orchestrator.scheduling.admission import check_queue, check_shares
+from orchestrator.preflight import check_config
 
 log = get(__name__)
-
-
-def check(config: Config, known_scaffolds: Sequence[str]) -> None:
-    """Everything about a configuration that only its parts know. Raises ConfigurationError, one sentence."""
-    check_queue(queue_settings(config))
-    if config.stage.domains:
-        check_shares(config.stage.domains)
-    for scaffold in config.rollout.scaffolds:
-        if scaffold not in known_scaffolds:
-            raise ConfigurationError(
-                f"rollout.scaffolds: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
-            )
-    if config.sandbox.provider not in (known := names("sandboxes")):
-        raise ConfigurationError(
-            f"sandbox.provider: unknown provider {config.sandbox.provider!r}; known: {', '.join(known)}"
-        )
 
 
 @asynccontextmanager
@@ -84,7 +67,7 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
 async def orchestrate(config: Config) -> None:
     """Run every role until cancelled."""
     known_scaffolds = names("scaffolds")
-    check(config, known_scaffolds)
+    check_config(config, known_scaffolds)
     async with open_flow(config) as flow:
 
         async def on_stream_new(stream: str) -> None:

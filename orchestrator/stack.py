@@ -15,6 +15,7 @@ import anyio.to_thread
 from alembic import command
 from alembic.config import Config as AlembicConfig
 
+from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, load
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.embedded.nats_server import prepare_nats
@@ -24,8 +25,10 @@ from orchestrator.embedded.process_spec import ProcessEvent, ProcessSpec, Restar
 from orchestrator.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.embedded.supervisor import Supervisor
 from orchestrator.home import Home
+from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
+from orchestrator.preflight import check_config, check_model, check_port
 
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
 
@@ -39,16 +42,22 @@ async def up(
 ) -> None:
     """Start everything, keep it alive until SIGINT or SIGTERM. Raises ConfigurationError or ServiceError, one sentence."""
     config = home.config()
+    check_config(config, names("scaffolds"))
     if "rollout-server" in only and not config.servers.urls and not config.policy.model:
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
+    if config.policy.model:
+        check_model(Path(config.policy.model))
     async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
+        if "gateway" in only:
+            check_port(config.gateway.host, config.gateway.port)
         services = await anyio.to_thread.run_sync(_services, home, config)
         supervisor.add(*services)
         await supervisor.ready()
         config = home.connected()
         await migrate(config, own=any(spec.name == "postgres" for spec in services))
         await create_run(config)
-        supervisor.add(*_processes(home, config, only))
+        await check_bus(config)
+        supervisor.add(*_processes(home, config, only, tuple(spec.name for spec in services)))
         await supervisor.ready()
         if started is not None:
             started(config)
@@ -82,6 +91,12 @@ async def create_run(config: Config) -> None:
         await ensure_run(connection, config.run.name, config.to_json())
 
 
+async def check_bus(config: Config) -> None:
+    """Raise BusError, one sentence, when NATS cannot be reached or is not fit: before processes die of it one by one."""
+    async with NatsBus.connect(config.services.nats_url, name="penstock-up"):
+        pass
+
+
 def upgrade(url: str) -> None:
     """`alembic upgrade head`."""
     alembic = AlembicConfig()
@@ -90,7 +105,10 @@ def upgrade(url: str) -> None:
     command.upgrade(alembic, "head")
 
 
-def _processes(home: Home, config: Config, only: Sequence[str]) -> Iterator[ProcessSpec]:
+def _processes(
+    home: Home, config: Config, only: Sequence[str], services: tuple[str, ...]
+) -> Iterator[ProcessSpec]:
+    """`services` are those of our own: all others start after them and end before them."""
     env = {
         "DATABASE_URL": config.services.database_url,
         "NATS_URL": config.services.nats_url,
@@ -112,11 +130,12 @@ def _processes(home: Home, config: Config, only: Sequence[str]) -> Iterator[Proc
             )  # fmt: skip
             yield ProcessSpec(name=name, argv=argv, env=env, ready=_answers(f"{urls[-1]}/model_info"))
 
-    def after(*names: str) -> tuple[str, ...]:
-        return tuple(name for name in names if name in only)
+    def after(*before: str) -> tuple[str, ...]:
+        return (*services, *(name for name in before if name in only))
 
     if "orchestrator" in only:
-        yield ProcessSpec(name="orchestrator", argv=(*penstock, "orchestrator", *options), env=env)
+        orchestrator = (*penstock, "orchestrator", *options)
+        yield ProcessSpec(name="orchestrator", argv=orchestrator, env=env, after=after())
     if "trainer" in only:
         yield ProcessSpec(
             name="trainer",

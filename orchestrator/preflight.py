@@ -1,0 +1,80 @@
+"""What can be known to be wrong before anything is started, each as one sentence: ConfigurationError."""
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.flow.dispatcher import queue_settings
+from orchestrator.plugins import names
+from orchestrator.scheduling.admission import check_queue, check_shares
+from orchestrator.scheduling.policies import queue_policy
+
+
+def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
+    """Everything about a configuration that only its parts know. Raises ConfigurationError, one sentence."""
+    check_queue(queue_settings(config))
+    queue_policy(config.queue.policy, config.queue.capacity, config.queue.window_fraction)
+    if config.stage.domains:
+        check_shares(config.stage.domains)
+    for scaffold in config.rollout.scaffolds:
+        if scaffold not in known_scaffolds:
+            raise ConfigurationError(
+                f"rollout.scaffolds: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
+            )
+    if config.sandbox.provider not in (known := names("sandboxes")):
+        raise ConfigurationError(
+            f"sandbox.provider: unknown provider {config.sandbox.provider!r}; known: {', '.join(known)}"
+        )
+
+
+def check_model(directory: Path) -> None:
+    """A policy's directory: config.json, safetensors, a tokenizer whose ids the model has."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"policy.model: there is no directory {directory}")
+    for name, purpose in (
+        ("config.json", "it says what the model is"),
+        ("tokenizer.json", "save the tokenizer beside the weights"),
+    ):
+        if not (directory / name).is_file():
+            raise ConfigurationError(f"policy.model: {directory} has no {name}: {purpose}")
+    if not list(directory.glob("model*.safetensors*")):
+        raise ConfigurationError(
+            f"policy.model: {directory} has no model.safetensors: save the weights there"
+        )
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        known = int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"policy.model: {directory}/config.json names no vocab_size ({error})"
+        ) from None
+    try:
+        size = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size(with_added_tokens=True)
+    except Exception as error:  # noqa: BLE001 (the library raises nothing narrower)
+        raise ConfigurationError(
+            f"policy.model: {directory}/tokenizer.json is no tokenizer: {error}"
+        ) from None
+    if size > known:
+        raise ConfigurationError(
+            f"policy.model: vocabulary mismatch in {directory}: the tokenizer makes {size} ids and the model knows {known}"
+        )
+
+
+def check_port(host: str, port: int) -> None:
+    """The gateway's port, unless it is to choose one (0)."""
+    if not port:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the gateway cannot listen on {host}:{port} ({error.strerror}): stop what listens there or set gateway.port"
+            ) from None
