@@ -6,7 +6,7 @@
 | nothing while Postgres is away: work goes on, and the reaper gives every lease a full time to live afterwards | Postgres | its return |
 
 A lease is held from the assignment until its result is in the data pool: what the journal still carries is kept alive as well, so that
-finished work is not done again because the bus was away.
+finished work is not done again because the bus was away. Work that a stopping worker leaves unfinished is given back at once.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,8 @@ from orchestrator.pool.transact import transact
 
 log = get(__name__)
 
+GIVE_BACK_S = 2.0
+
 
 class Heart:
     """Beats while `run` runs."""
@@ -33,6 +35,7 @@ class Heart:
         self._ttl_s = ttl_s
         self._journal = journal
         self._held: dict[tuple[int, int], anyio.CancelScope] = {}
+        self._left: dict[int, int] = {}  # unfinished when this worker was told to stop: rollout → epoch
 
     @contextmanager
     def holding(self, rollout_id: int, epoch: int) -> Iterator[anyio.CancelScope]:
@@ -41,8 +44,22 @@ class Heart:
             self._held[rollout_id, epoch] = scope
             try:
                 yield scope
+            except anyio.get_cancelled_exc_class():
+                if not scope.cancel_called:
+                    self._left[rollout_id] = epoch
+                raise
             finally:
                 del self._held[rollout_id, epoch]
+
+    async def give_back(self) -> None:
+        """The worker stops: what it leaves unfinished need not wait for its lease to run out. Best effort, within GIVE_BACK_S."""
+
+        async def work(connection: AsyncConnection) -> int:
+            return await leases.give_back(connection, self._owner, self._left)
+
+        if self._left:
+            with anyio.move_on_after(GIVE_BACK_S, shield=True):
+                log.info("leases.given_back", leases=await transact(self._engine, work))
 
     async def run(self) -> None:
         """Beat until cancelled."""

@@ -1,7 +1,7 @@
 """What a runner and a verifier runner have in common: settings, connections, and the journal that carries their results.
 
-A worker owns nothing that a restart would miss. After kill -9: sandboxes of the dead process are removed when the next one starts, what its
-journal holds is sent again, and its leases expire by their time to live.
+A worker owns nothing that a restart would miss. Told to stop, it gives its leases back. After kill -9: sandboxes of the dead process are
+removed when the next one starts, what its journal holds is sent again, and its leases expire by their time to live.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -90,6 +90,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
 
         courier = Courier(journal, bus, confirm)
         heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
+        stack.push_async_callback(heart.give_back)
         await bus.ensure_streams()
         stack.enter_context(bind(run=run.name))
         await stack.enter_async_context(beside(courier.run))
