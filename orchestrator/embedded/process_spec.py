@@ -24,7 +24,8 @@ class RestartPolicy:
 
     The n-th death in a row is followed by a pause of `first_delay_s · 2^(n−1)`, at most `max_delay_s`, times a random factor between
     0.5 and 1.5; a process that was ready for `settled_s` starts again at the first delay. `limit` deaths within `window_s` mark it as failed:
-    with the defaults that takes about 13 s of doing nothing but dying.
+    with the defaults that takes about 13 s of doing nothing but dying. The death of a process that found a process it comes after dead, or
+    lost it, does not count.
     """
 
     when: RestartWhen = RestartWhen.ALWAYS

@@ -99,6 +99,7 @@ class SupervisedProcess:
         while not self._stop.is_set():
             self._become(ProcessState.STARTING)
             try:
+                began = time.monotonic()
                 status, ready_for_s = await self._once()
             except ValueError as error:
                 self._fail(str(error))
@@ -110,7 +111,8 @@ class SupervisedProcess:
                 self._become(ProcessState.FINISHED)
                 return
             now = time.monotonic()
-            deaths.append(now)
+            if self._dependencies_ready_since(began):
+                deaths.append(now)
             looping = len(deaths) == policy.limit and now - deaths[0] < policy.window_s
             if done or looping:
                 often = "ended" if done else f"died {policy.limit} times within {now - deaths[0]:.0f} s"
@@ -121,6 +123,16 @@ class SupervisedProcess:
             with anyio.move_on_after(policy.delay_s(in_a_row, random.random())):
                 await self._stop.wait()
         self._become(ProcessState.STOPPED)
+
+    @property
+    def ready_since(self) -> float | None:
+        """Monotonic seconds; None while it is not ready."""
+        return self._ready_at if self._state is ProcessState.READY else None
+
+    def _dependencies_ready_since(self, began: float) -> bool:
+        """Whether a process that was started then and died had all it needs; else the death is not held against it."""
+        found = [dependency.ready_since for dependency in self._after]
+        return all(since is not None and since <= began for since in found)
 
     async def _dependencies_ready(self) -> None:
         """Returns when every dependency has been ready once, or at stop."""
