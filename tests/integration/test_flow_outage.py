@@ -1,0 +1,95 @@
+"""PostgreSQL is killed in the middle of the work and comes back: the orchestrator waits, loses nothing and does nothing twice."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy import text
+
+from orchestrator.contracts.errors import ServiceError
+from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.embedded.postgres import EmbeddedPostgres
+from orchestrator.embedded.postgres_cluster import discard_cluster
+from orchestrator.flow.reaper import reaper
+from orchestrator.pool.engine import check_revision, open_engine
+from orchestrator.publish import publish_tasks
+from tests.integration.flow_rig import TASK, Runners, Stage, playing, staged, until
+from tests.integration.pool_rig import counter
+from tests.services import upgrade_to_head
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture
+def directory(services_directory: Path) -> Iterator[Path]:
+    """Where PostgreSQL's unprivileged user can go."""
+    directory = services_directory / "postgres-that-dies"
+    yield directory
+    discard_cluster(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def test_postgres_killed_twice_in_mid_run_costs_neither_task_nor_step(
+    directory: Path, nats_server: EmbeddedNats
+) -> None:
+    # Durable: what was acknowledged before a kill must be there after it.
+    server = EmbeddedPostgres(directory)
+    await server.start()
+    try:
+        url = server.url
+        await anyio.to_thread.run_sync(upgrade_to_head, url)
+        async with (
+            open_engine(url) as engine,
+            staged(engine, nats_server.url, rollout={"lease_ttl_s": 4.0}) as stage,
+        ):
+            runners = Runners(stage)
+            roles = [*stage.core(), partial(reaper, stage.flow), *runners.roles()]
+            tasks = [("coding", TaskSubmitted(task=TASK, submission=f"t{n}")) for n in range(4)]
+            async with playing(roles), stage.connect() as client, anyio.create_task_group() as group:
+                group.start_soon(publish_tasks, client, stage.run.name, tasks, 60.0)
+                for rows in (1, 4):
+                    await until(partial(_at_least, stage, rows))
+                    os.kill(server.pid, signal.SIGKILL)
+                    await server.stop()  # reaps it
+                    await server.start()
+                    assert server.url == url
+                await stage.reaches(4, "groups", state="ready")
+            assert await stage.count("submissions", status="accepted") == 4
+            assert await stage.count("rollouts", state="verified") == 8
+            assert await stage.count("rewards") == 8
+            assert await stage.count("dead_letters") == 0
+            assert await counter(engine, stage.run, "leases_expired") == 0, "every lease got its grace"
+            async with engine.connect() as connection:
+                broken = "SELECT count(*) FROM rollouts r, broken_steps(r.run_id, r.rollout_id, r.attempt)"
+                assert await connection.scalar(text(broken)) == 0
+    finally:
+        await server.stop()
+
+
+async def _at_least(stage: Stage, rows: int) -> bool:
+    return await stage.count("rollouts", state="verified") >= rows
+
+
+async def test_a_database_that_is_not_there_or_not_migrated_is_named_in_one_sentence(
+    empty_database_url: str,
+) -> None:
+    base, name = empty_database_url.rsplit("/", 1)
+    nowhere = "postgresql://user:secret@127.0.0.1:1/x"
+    for url, said in (
+        (nowhere, "127.0.0.1:1/x cannot be used"),
+        (f"{base}/{name}_not", "does not exist"),
+        ("mysql://x", "not a PostgreSQL URL"),
+    ):
+        with pytest.raises(ServiceError, match=said) as caught:
+            async with open_engine(url):
+                pass
+        assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    async with open_engine(empty_database_url) as engine, engine.connect() as connection:
+        with pytest.raises(ServiceError, match=r"revision none, .* needs \w+: run `alembic upgrade head`"):
+            await check_revision(connection)
