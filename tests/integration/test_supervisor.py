@@ -140,6 +140,30 @@ async def test_a_crash_loop_is_reported_with_its_last_lines_and_harms_nobody_els
     assert layout.log("broken").read_text() == "no such model\n" * 3
 
 
+async def test_deaths_while_a_dependency_is_away_do_not_count(layout: RunLayout, tmp_path: Path) -> None:
+    gate, served = tmp_path / "gate", tmp_path / "served"
+    gate.touch()
+
+    async def answers() -> bool:
+        return gate.exists()
+
+    policy = RestartPolicy(limit=3, first_delay_s=0.01, max_delay_s=0.02)
+    needy = shell(f"[ -e {gate} ] || exit 1; echo yes >> {served}; exec sleep 1000")
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec("server", SLEEP, ready=answers))
+        supervisor.add(ProcessSpec("client", needy, after=("server",), restart=policy))
+        await supervisor.ready()
+        await until_file(served)
+        gate.unlink()
+        for name in ("server", "client"):
+            pid_of(supervisor, name).send(signal.SIGKILL)
+        await until(supervisor, "client", lambda s: s.restarts > 2 * policy.limit)
+        served.unlink()
+        gate.touch()
+        await until_file(served)
+        await until(supervisor, "client", lambda s: s.state is ProcessState.READY)
+
+
 async def test_a_program_that_does_not_exist_fails_at_once_by_name(layout: RunLayout) -> None:
     async with Supervisor(layout) as supervisor:
         supervisor.add(ProcessSpec("ghost", ("/no/such/program",)))
