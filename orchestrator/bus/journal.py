@@ -9,6 +9,7 @@ What the journal is *not*: a queue. Order is kept, but a settled entry may come 
 """
 
 import fcntl
+import io
 import os
 import struct
 import zlib
@@ -16,13 +17,15 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.log import get
+
+log = get(__name__)
 
 MAGIC = b"PENSTOCK-JOURNAL-1\n"
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -76,6 +79,13 @@ def _frame(record: _Put | _Settled) -> bytes:
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """Write all of `data`, however little the kernel takes at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 class Journal:
     """Open it with `Journal.open(directory)`. One process per directory (a lock file); safe for concurrent tasks."""
 
@@ -84,11 +94,9 @@ class Journal:
         self._segments: list[_Segment] = []
         self._entries: dict[int, Entry] = {}
         self._next = 1
-        self._file: BinaryIO
+        self._file: io.FileIO  # unbuffered: what the disk refused must not be written later
         self._size = 0
-        self._buffer: list[
-            tuple[int | None, bytes]
-        ] = []  # entry number (None: settled) and frame, for the next flush
+        self._buffer: list[tuple[Entry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
         self._flush = anyio.Lock()
         self.torn_bytes = 0  # what the last open had to cut off
@@ -96,7 +104,8 @@ class Journal:
     @classmethod
     @asynccontextmanager
     async def open(cls, directory: Path) -> AsyncIterator["Journal"]:
-        """Read what is left, cut a torn tail, and begin a new segment. Raises BusError when another process holds it."""
+        """Read what is left, cut a torn tail, and begin a new segment. Raises BusError when another process holds it, or when the
+        disk takes no new segment."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (directory / "lock").open("w") as lock:
             try:
@@ -107,14 +116,17 @@ class Journal:
                 ) from None
             journal = cls(directory)
             journal._recover()
-            journal._begin_segment()
+            try:
+                journal._begin_segment()
+            except OSError as error:
+                raise journal._full(error) from error
             try:
                 yield journal
             finally:
                 journal._file.close()
 
     def pending(self) -> Sequence[Entry]:
-        """Every entry that is not settled, oldest first."""
+        """Every durable entry that is not settled, oldest first."""
         return list(self._entries.values())
 
     def holds(self, n: int) -> bool:
@@ -126,9 +138,7 @@ class Journal:
         entry = Entry(self._next, message)
         self._next += 1
         put = _Put(entry.n, message.subject, message.msg_id, message.schema, msgspec.Raw(message.body))
-        self._buffer.append((entry.n, _frame(put)))
-        self._entries[entry.n] = entry
-        self._segments[-1].open_entries.add(entry.n)
+        self._buffer.append((entry, _frame(put)))
         async with self._flush:
             # Whoever gets the lock first writes for all that wait behind it.
             if self._buffer:
@@ -165,37 +175,49 @@ class Journal:
             # Take back whatever part of the write came through; every entry of the batch is refused.
             self._file.truncate(self._size)
             self._file.seek(self._size)
-            refusal = JournalFull(
-                f"the journal {self._directory} cannot be written: {error.strerror}; free disk space"
-            )
-            for n, _ in batch:
-                if n is not None:
-                    self._forget(n)
-                    self._refused[n] = refusal
+            refusal = self._full(error)
+            self._refused |= {entry.n: refusal for entry, _ in batch if entry is not None}
             return
+        for entry, _ in batch:
+            if entry is not None:  # from now on it may be sent: nobody sees what the disk may still refuse
+                self._entries[entry.n] = entry
+                self._segments[-1].open_entries.add(entry.n)
         self._size += len(data)
         if self._size >= SEGMENT_BYTES:
-            self._file.close()
-            self._begin_segment()
+            full = self._file
+            try:
+                self._begin_segment()
+            except OSError as error:  # the old segment goes on; every entry of it is durable
+                log.warning("journal.no_new_segment", directory=str(self._directory), error=error.strerror)
+            else:
+                full.close()
+
+    def _full(self, error: OSError) -> JournalFull:
+        return JournalFull(
+            f"the journal {self._directory} cannot be written: {error.strerror}; free disk space"
+        )
 
     def _write_durably(self, data: bytes) -> None:
-        self._file.write(data)
-        self._file.flush()
+        _write_all(self._file, data)
         os.fdatasync(self._file.fileno())
 
     def _begin_segment(self) -> None:
         number = int(self._segments[-1].path.stem) + 1 if self._segments else 1
         path = self._directory / f"{number:08d}.journal"
-        self._file = path.open("xb")
-        self._file.write(MAGIC)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        directory = os.open(self._directory, os.O_RDONLY)
+        file = path.open("xb", buffering=0)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-        self._size = len(MAGIC)
+            _write_all(file, MAGIC)
+            os.fsync(file.fileno())
+            directory = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError:
+            file.close()
+            path.unlink()
+            raise
+        self._file, self._size = file, len(MAGIC)
         self._segments.append(_Segment(path, set()))
 
     def _recover(self) -> None:

@@ -1,5 +1,9 @@
 """The journal keeps what it acknowledged, through kills and torn writes."""
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -85,6 +89,58 @@ async def test_a_second_process_is_refused_with_the_directory_named(tmp_path: Pa
         with pytest.raises(BusError, match="is held by another process"):
             async with Journal.open(tmp_path):
                 pass
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process grows past `size` bytes: writing more fails with EFBIG, as a full disk does with ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("length", [300, 20_000])
+async def test_what_the_disk_refused_is_never_pending_and_never_comes_back(
+    tmp_path: Path, length: int
+) -> None:
+    large = Outgoing("steps.demo.1", "1:1:9:step", "StepRecorded/1", b'"%s"' % (b"x" * length))
+    async with Journal.open(tmp_path) as journal:
+        await journal.append(message(0))
+        with files_end_at(400):
+            for _ in range(3):
+                with pytest.raises(JournalFull, match="free disk space"):
+                    await journal.append(large)
+                assert [entry.message for entry in journal.pending()] == [message(0)]
+        await journal.append(message(1))
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message for entry in journal.pending()] == [message(0), message(1)]
+        assert journal.torn_bytes == 0
+
+
+async def test_a_segment_that_cannot_be_begun_leaves_the_old_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.bus.journal.SEGMENT_BYTES", 1)
+    async with Journal.open(tmp_path) as journal:
+        tmp_path.joinpath("00000002.journal").touch()  # in the way of the next segment
+        await journal.append(message(0))
+        await journal.append(message(1))
+        tmp_path.joinpath("00000002.journal").unlink()
+        await journal.append(message(2))
+        assert [entry.message for entry in journal.pending()] == [message(n) for n in range(3)]
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message for entry in journal.pending()] == [message(n) for n in range(3)]
+
+
+async def test_a_disk_that_takes_no_segment_is_named_at_start(tmp_path: Path) -> None:
+    with files_end_at(0), pytest.raises(JournalFull, match="free disk space"):
+        async with Journal.open(tmp_path):
+            pass
 
 
 async def test_a_full_disk_refuses_every_waiting_entry_and_keeps_the_earlier_ones(
