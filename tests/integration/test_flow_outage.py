@@ -19,7 +19,7 @@ from orchestrator.embedded.postgres_cluster import discard_cluster
 from orchestrator.flow.reaper import reaper
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.publish import publish_tasks
-from tests.integration.flow_rig import TASK, Runners, Stage, playing, staged, until
+from tests.integration.flow_rig import TASK, Role, Runners, Stage, playing, staged, until
 from tests.integration.pool_rig import counter
 from tests.services import upgrade_to_head
 
@@ -49,7 +49,7 @@ async def test_postgres_killed_twice_in_mid_run_costs_neither_task_nor_step(
             staged(engine, nats_server.url, rollout={"lease_ttl_s": 4.0}) as stage,
         ):
             runners = Runners(stage)
-            roles = [*stage.core(), partial(reaper, stage.flow), *runners.roles()]
+            roles: list[Role] = [*stage.core(), partial(reaper, stage.flow), *runners.roles()]
             tasks = [("coding", TaskSubmitted(task=TASK, submission=f"t{n}")) for n in range(4)]
             async with playing(roles), stage.connect() as client, anyio.create_task_group() as group:
                 group.start_soon(publish_tasks, client, stage.run.name, tasks, 60.0)

@@ -1,0 +1,107 @@
+"""`penstock sql` and `penstock tasks publish` against real services."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+from orchestrator.bus.nats import NatsBus
+from orchestrator.cli.main import app
+from orchestrator.cli.pool import query
+from orchestrator.config import Config, load
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.context import Flow
+from orchestrator.flow.intake import Intake
+from orchestrator.home import write_template
+from orchestrator.pool.engine import open_engine
+from orchestrator.tasks.suite import generate
+from tests import builders
+
+pytestmark = pytest.mark.services
+
+
+def ask(url: str, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
+    return anyio.run(query, url, statement)
+
+
+def test_sql_runs_a_statement_as_it_is_written(database_url: str) -> None:
+    statement = r"""SELECT '7'::int AS n, ':name' AS colon, '100%' AS percent, E'\\:x' AS slash, array[1,2] AS list,
+                    '{"a": 1}'::jsonb -> 'a' AS j, to_char(make_time(9, 5, 0), 'HH24:MI') AS at"""
+    columns, rows = ask(database_url, statement)
+    assert columns == ["n", "colon", "percent", "slash", "list", "j", "at"]
+    assert rows == [(7, ":name", "100%", "\\:x", [1, 2], rows[0][5], "09:05")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELEC 1", 'syntax error at or near "SELEC"'),
+        ("SELECT * FROM nowhere", 'relation "nowhere" does not exist'),
+        ("DELETE FROM groups", "permission denied|read-only transaction"),
+        ("CREATE TABLE mine (x int)", "permission denied|read-only transaction"),
+        ("SELECT 1; SELECT 2", "cannot insert multiple commands"),
+    ],
+)
+def test_what_postgres_refuses_is_one_sentence(database_url: str, statement: str, said: str) -> None:
+    with pytest.raises(PenstockError, match=said) as caught:
+        ask(database_url, statement)
+    assert "\n" not in str(caught.value) and "asyncpg" not in str(caught.value)
+
+
+@pytest.fixture
+def home(
+    tmp_path: Path, database_url: str, nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A directory with a configuration whose run nobody else uses."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    write_template(tmp_path, f"r{secrets.token_hex(4)}", "")
+    yield tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_sql_prints_a_table_or_json(home: Path) -> None:
+    table = invoke("sql", "-c", str(home), "SELECT 1 AS one, 0.125::float8 AS eighth, NULL AS nothing")
+    assert table.exit_code == 0 and all(word in table.stdout for word in ("one", "eighth", "0.125"))
+    as_json = invoke("sql", "-c", str(home), "--json", "SELECT 1 AS one, '\\xab'::bytea AS raw")
+    assert json.loads(as_json.stdout) == {"one": 1, "raw": "ab"}
+
+
+@pytest.mark.anyio
+async def test_published_tasks_are_accepted_once_and_rejections_are_told(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    for n, item in enumerate(generate("train", 3, 0)):
+        item.task.write(home / "suite" / str(n))
+    async with (
+        open_engine(database_url) as engine,
+        NatsBus.connect(nats_server.url) as bus,
+        anyio.create_task_group() as group,
+    ):
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        group.start_soon(Intake(Flow(run.run_id, run.name, config, engine, bus), ["shell"]).run)
+        publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home), "--json")
+        for _ in range(2):
+            done = await anyio.to_thread.run_sync(publish)
+            assert (done.exit_code, json.loads(done.stdout)) == (
+                0,
+                {"accepted": 3, "rejected": {}, "unanswered": 0},
+            )
+        _, rows = await query(database_url, "SELECT count(*)::int FROM groups")
+        assert rows == [(3,)]
+        unknown = await anyio.to_thread.run_sync(partial(publish, "--scaffold", "none", "--label", "x"))
+        told = json.loads(unknown.stdout.splitlines()[-1])
+        assert unknown.exit_code == 1 and len(told["rejected"]) == 3
+        assert set(told["rejected"].values()) == {"unknown scaffold 'none'; known: shell"}
+        group.cancel_scope.cancel()

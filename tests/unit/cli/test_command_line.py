@@ -1,0 +1,126 @@
+"""The command line: help for every command, one sentence on stderr for what people must know, and exit statuses."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMMANDS = {
+    "init", "config", "up", "down", "status", "doctor", "reconcile", "sql", "tasks",
+    "orchestrator", "gateway", "runner", "verifier", "trainer", "sft",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: object
+    out: str
+    err: str
+
+
+Penstock = Callable[..., Done]
+
+
+@pytest.fixture
+def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Penstock:
+    """Runs a command in this process, without a log of its own."""
+    monkeypatch.setattr(sys.modules[main.__module__], "configure", lambda *_, **__: None)
+    for variable in ("DATABASE_URL", "NATS_URL"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        return Done(caught.value.code, said.out, said.err)
+
+    return run
+
+
+def process(*arguments: str, **environment: str) -> Done:
+    """Runs a command in a process of its own, as people do."""
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_help_names_every_command() -> None:
+    done = process("--help")
+    assert (done.code, done.err) == (0, "")
+    assert {line.split()[0] for line in done.out.splitlines() if line.startswith("  ")} >= COMMANDS
+
+
+def refused(done: Done) -> str:
+    assert done.code == 1 and done.out == ""
+    assert done.err.startswith("penstock: ") and done.err.count("\n") == 1, done.err
+    return done.err
+
+
+@pytest.fixture
+def directory(tmp_path: Path, penstock: Penstock) -> Path:
+    done = penstock("init", str(tmp_path / "first"), "--name", "first")
+    assert done.code == 0 and done.out.strip() == str(tmp_path / "first" / "penstock.toml")
+    return tmp_path / "first"
+
+
+def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_path: Path) -> None:
+    here = str(directory)
+    for arguments, said in (
+        (("init", here), "penstock.toml exists already"),
+        (("config", "-c", str(tmp_path)), "does not exist; write one with: penstock init"),
+        (("config", "-c", here, "--set", "queue.size=3"), "queue.size is not a known key"),
+        (("sql", "-c", here, "select 1"), "run `penstock up`, or set DATABASE_URL"),
+        (
+            ("up", "-c", here, "--only", "gateway,nothing"),
+            "unknown process 'nothing'; known: rollout-server, orchestrator",
+        ),
+        (("tasks", "check", str(tmp_path / "none")), "none does not exist"),
+        (("tasks", "publish", here, "-c", here, "--purpose", "fun"), "'fun' is not a valid Purpose"),
+    ):
+        assert said in refused(penstock(*arguments))
+
+
+def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Path) -> None:
+    away = {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x", "NATS_URL": "nats://127.0.0.1:1"}
+    said = refused(process("orchestrator", "-c", str(directory), **away))
+    assert "PostgreSQL at 127.0.0.1:1/x cannot be used" in said and "secret" not in said
+
+
+def test_status_of_nothing_is_3_and_bad_usage_is_2(penstock: Penstock, directory: Path) -> None:
+    done = penstock("status", "-c", str(directory), "--json")
+    assert (done.code, done.out) == (3, "{}\n")
+    assert penstock("no-such-command").code == 2
+    assert penstock("sql").code == 2
+    assert penstock("down", "-c", str(directory)).out == "nothing was running\n"
+
+
+def test_the_resolved_configuration_is_printed_without_services(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:secret@h/x")
+    done = penstock("config", "-c", str(directory), "--set", "queue.capacity=40")
+    assert done.code == 0 and '"capacity": 40' in done.out and '"window": 12' in done.out
+    assert "secret" not in done.out
+
+
+def test_generated_tasks_are_well_formed(penstock: Penstock, tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    assert penstock("tasks", "generate", str(suite), "--train", "5", "--heldout", "2").code == 0
+    done = penstock("tasks", "check", str(suite / "train"), str(suite / "heldout"))
+    assert (done.code, done.out) == (0, "7 tasks are well-formed\n")

@@ -1,0 +1,149 @@
+"""Configuration errors are one sentence that names the key, what is wrong with it, and what is known."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import Config, load
+from orchestrator.contracts.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("DATABASE_URL", "NATS_URL"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "penstock.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(tmp_path: Path, text: str = "", *overrides: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(written(tmp_path, text), overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_without_a_file_everything_has_a_value() -> None:
+    assert load() == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[quue]\n", "quue is not a known key (known: run, services, policy, queue,"),
+        (
+            "[queue]\nsize = 3\n",
+            "queue.size is not a known key (known: policy, batch_groups, max_staleness, capacity,",
+        ),
+        ("[queue]\ncapacity = 'many'\n", "queue.capacity: Input should be a valid integer"),
+        (
+            "[queue]\ncapacity = 3\nbatch_groups = 8\n",
+            "queue.capacity (3) must be at least queue.batch_groups (8)",
+        ),
+        ("[queue]\ngroup_size = 1\n", "queue.group_size: Input should be greater than or equal to 2"),
+        ("[queue]\nwindow = 3\n", "queue.window is not a known key"),
+        (
+            "[run]\nname = 'Nice Run'\n",
+            "'Nice Run' is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -",
+        ),
+        (
+            "[reward]\nzero_signal = 'never'\n",
+            "reward.zero_signal: Input should be 'performance' or 'returns'",
+        ),
+        ("queue = 3\n", "queue: Input should be a valid dictionary"),
+        ("[queue\n", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    message = refusal(tmp_path, text)
+    assert said in message and str(tmp_path / "penstock.toml") in message
+
+
+def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "[queue]\nsize = 3\n[trainer]\nlr = 0\n")
+    assert "queue.size" in message and "trainer.lr" in message
+
+
+def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="does not exist; `penstock init` writes one"):
+        load(tmp_path / "nothing.toml")
+
+
+def test_overrides_are_toml_values_or_bare_words_and_the_last_one_wins(tmp_path: Path) -> None:
+    file = written(tmp_path, "[queue]\ncapacity = 10\n")
+    config = load(
+        file,
+        ["queue.capacity=12", "queue.capacity = 16", "run.name=other", "trainer.lr=1e-4", "rollout.train_timeouts=true",
+         "stage.domains={coding = 2.0}", "servers.urls=['http://127.0.0.1:1']"],
+    )  # fmt: skip
+    assert (config.queue.capacity, config.run.name, config.trainer.lr) == (16, "other", 1e-4)
+    assert config.rollout.train_timeouts and config.stage.domains == {"coding": 2.0}
+    assert config.servers.urls == ["http://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("queue.capacity", "is not of the form section.key=value"),
+        (".capacity=3", "is not of the form section.key=value"),
+        ("queue.size=3", "queue.size is not a known key"),
+        ("queue.capacity.x=3", "queue.capacity: Input should be a valid integer"),
+        ("queue.capacity=some", "queue.capacity: Input should be a valid integer"),
+    ],
+)
+def test_an_override_that_fits_nowhere_is_named(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refusal(tmp_path, "", override)
+
+
+def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
+    assert "capacity is a value, not a section" in refusal(
+        tmp_path, "[queue]\ncapacity = 10\n", "queue.capacity.x=3"
+    )
+
+
+def test_services_come_from_the_file_then_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://from-environment/x")
+    monkeypatch.setenv("NATS_URL", "nats://from-environment")
+    config = load(written(tmp_path, "[services]\nnats_url = 'nats://from-file'\n"))
+    assert config.services.database_url == "postgresql://from-environment/x"
+    assert config.services.nats_url == "nats://from-file"
+
+
+def test_what_a_run_keeps_has_no_passwords_and_comes_back_the_same(tmp_path: Path) -> None:
+    config = load(
+        written(tmp_path, "[services]\ndatabase_url = 'postgresql://u:secret@h/x'\n[queue]\ncapacity = 30\n")
+    )
+    stored = config.to_json()
+    assert "secret" not in str(stored) and stored["queue"]["window"] == 9
+    assert Config.from_json(stored) == config.model_copy(update={"services": Config().services})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "capacity", "window"), [(0.3, 24, 7), (0.29, 100, 29), (0.01, 10, 1), (1, 8, 8)]
+)
+def test_the_window_is_the_fraction_of_the_capacity_rounded_down(
+    fraction: float, capacity: int, window: int
+) -> None:
+    assert (
+        Config.model_validate(
+            {"queue": {"capacity": capacity, "window_fraction": fraction, "batch_groups": 1}}
+        ).queue.window
+        == window
+    )
+
+
+def test_a_stage_ends_by_the_first_condition_that_holds() -> None:
+    stage = Config.model_validate(
+        {"stage": {"end_batches": 3, "end_train_steps": 9, "end_seconds": 60}}
+    ).stage
+    assert stage.reached(batches=2, train_steps=8, seconds=59.9) is None
+    assert stage.reached(batches=3, train_steps=0, seconds=0) == "3 batches are committed"
+    assert stage.reached(batches=0, train_steps=9, seconds=0) == "9 train steps are done"
+    assert stage.reached(batches=0, train_steps=0, seconds=61) == "61 seconds have passed"
+    assert Config().stage.reached(batches=10**6, train_steps=10**6, seconds=10**6) is None
