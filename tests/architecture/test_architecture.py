@@ -1,0 +1,151 @@
+"""The house rules that a program can check."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LONGEST = 600  # lines; at 400 ask whether the file has two jobs
+
+
+def tracked() -> list[Path]:
+    """Every file that git knows or would take; without git (an unpacked archive), every file outside hidden folders and var."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    if shutil.which("git") and (REPOSITORY / ".git").exists():
+        listed = subprocess.run(listing, cwd=REPOSITORY, capture_output=True, check=True).stdout
+        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    else:
+        names = [path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.rglob("*")]
+        names = [name for name in names if not re.search(r"(^|/)(\.[^/]+|var|__pycache__)/", name)]
+    paths = {REPOSITORY / name for name in names}
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+FILES = tracked()
+CODE = [path for path in FILES if path.suffix == ".py"]
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    for path in FILES:
+        raw = path.read_bytes()
+        if b"\0" not in raw[:8192]:
+            yield path.relative_to(REPOSITORY), raw.decode("utf-8", "replace")
+
+
+def fresh(program: str) -> str:
+    """Run a program in an interpreter that has imported nothing yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_line_loads_neither_torch_nor_transformers() -> None:
+    program = """
+import sys
+import orchestrator.cli, orchestrator.app, orchestrator.stack, orchestrator.home
+import orchestrator.flow.rollout_runner, orchestrator.flow.verify_runner, orchestrator.gateway.server
+print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'transformers', 'trainer'}))
+"""
+    assert fresh(program) == "[]\n"
+
+
+def test_no_file_is_longer_than_600_lines() -> None:
+    long = {path: n for path in CODE if (n := path.read_text(encoding="utf-8").count("\n")) > LONGEST}
+    # A migration is history: it is as long as what it made.
+    assert [path for path in long if "migrations/versions" not in path.as_posix()] == []
+
+
+def test_agents_is_a_plain_folder_because_the_openai_agents_sdk_owns_its_name() -> None:
+    assert not (REPOSITORY / "agents" / "__init__.py").exists()
+    assert (REPOSITORY / "agents" / "scaffolds" / "__init__.py").exists()
+
+
+def test_imports_go_downwards_only() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+FORBIDDEN = {
+    "a path of somebody's machine": re.compile(r"(?<![\w.$}~<])/(?:wor[k]|roo[t])/[\w.]"),
+    "the host of a package registry": re.compile(
+        r"pypi\.or[g]|pythonhosted\.or[g]|registry\.npmjs\.or[g]|huggingface\.c[o]\b|download\.pytorch\.or[g]"
+    ),
+    "an unfinished note": re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X])\b"),
+}
+
+
+@pytest.mark.parametrize("kind", FORBIDDEN)
+def test_the_tree_does_not_hold(kind: str) -> None:
+    found = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
+        for path, text in texts()
+        for match in FORBIDDEN[kind].finditer(text)
+    ]
+    assert found == []
+
+
+FORBIDDEN_CALLS = re.compile(
+    r"^\s*(?:import|from) pickl[e]\b|\bshell=Tru[e]\b|\byaml\.loa[d]\(|(?<![\w.])eva[l]\(", re.MULTILINE
+)
+
+
+def test_nothing_unpickles_evaluates_or_asks_a_shell() -> None:
+    products = [path for path in CODE if path.relative_to(REPOSITORY).parts[0] != "tests"]
+    assert [path for path in products if FORBIDDEN_CALLS.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_every_registered_plug_in_loads() -> None:
+    groups = ("penstock.scaffolds", "penstock.sandboxes", "penstock.policies")
+    for group in groups:
+        found = entry_points(group=group)
+        assert found, f"nothing is registered in {group}"
+        for entry in found:
+            assert entry.load() is not None
+    (script,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "penstock"]
+    assert callable(script.load())
+
+
+def test_what_people_start_can_be_started() -> None:
+    for path in sorted((REPOSITORY / "ops").iterdir()):
+        if path.is_file() and path.read_bytes().startswith(b"#!"):
+            assert os.access(path, os.X_OK), f"{path} is not executable"
+    for name in ("setup", "lock"):
+        assert os.access(REPOSITORY / "ops" / name, os.X_OK)
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = []
+    for path in CODE:
+        text = path.read_text(encoding="utf-8").lstrip()
+        while text.startswith("#"):
+            text = text.partition("\n")[2].lstrip()
+        if text and not text.startswith(('"""', 'r"""')):
+            silent.append(path.relative_to(REPOSITORY))
+    assert silent == []
+
+
+def test_the_name_of_a_test_is_a_sentence() -> None:
+    name = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
+    short = [
+        f"{path.relative_to(REPOSITORY)}: {found}"
+        for path in CODE
+        if path.name.startswith("test_")
+        for found in name.findall(path.read_text(encoding="utf-8"))
+        if found.count("_") < 3
+    ]
+    assert short == []
