@@ -113,7 +113,7 @@ class SandboxRoutes:
             await response.prepare(request)
             await response.write_eof()
         except ConnectionError:
-            self._calls.undelivered(session)
+            self._calls.undelivered(session, reply.step)
             return response
         self._calls.delivered(session, reply)
         return response
@@ -130,7 +130,8 @@ class SandboxRoutes:
                 await response.write(event)
             await response.write_eof()
         except ConnectionError:
-            self._calls.undelivered(session)
+            if call.succeeded:
+                self._calls.undelivered(session, (await call.result()).step)
             return response
         if call.succeeded:
             self._calls.delivered(session, await call.result())

@@ -23,7 +23,7 @@ from orchestrator.gateway.record import Recorder
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.requests import CompletionRequest, Reply
 from orchestrator.gateway.servers import Flight, Generated, ServerPool
-from orchestrator.gateway.sessions import Session
+from orchestrator.gateway.sessions import UNDELIVERED, Session
 from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.upstream import RequestRefused, SamplingParams
 from orchestrator.log import get
@@ -149,9 +149,10 @@ class Calls:
         session.forest.nodes[reply.step].delivered = True
         session.last_reply_at = anyio.current_time()
 
-    def undelivered(self, session: Session) -> None:
-        """A reply could not be written: remembered beyond this process."""
+    def undelivered(self, session: Session, step: int) -> None:
+        """The reply of a step could not be written: remembered beyond this process, until a later request shows that it came through."""
         if session.over is None:
+            session.mark(session.forest.nodes[step], UNDELIVERED)
             self._tasks.start_soon(self._store.save_progress, session)
 
     def _check_turns(self, session: Session) -> None:
@@ -259,7 +260,9 @@ class Calls:
             calls_allowed=request.calls_allowed,
         )
         node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
-        if call.waiting == 0 or generated.suspect:
+        if call.waiting == 0:
+            self.undelivered(session, node.idx)
+        elif generated.suspect:
             self._tasks.start_soon(self._store.save_progress, session)
         return _reply(node, generated.timings)
 

@@ -296,6 +296,22 @@ async def test_a_call_that_its_harness_gave_up_is_recorded_as_undelivered(slow: 
     assert row.finish == "abort"
 
 
+async def test_a_restarted_gateway_still_knows_what_was_not_delivered(slow: Rig, server_url: str) -> None:
+    rollout, session = await slow.open()
+    async with RolloutServerClient(server_url) as server, anyio.create_task_group() as tasks:
+        before = (await server.loads())["num_used_tokens"]
+        tasks.start_soon(post, slow, f"{session.path}/chat/completions", {"messages": [user("oak")]})
+        with anyio.fail_after(10):
+            while (await server.loads())["num_used_tokens"] < before + 30:  # more than the prompt
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    await until_row(slow, "SELECT 1 FROM sessions WHERE seal -> 'marks' -> '0' = '[\"undelivered\"]'")
+    await slow.stop_gateway()
+    async with slow.another_gateway() as (_, admin):
+        seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "undelivered")]
+
+
 async def test_sealing_cancels_calls_in_flight_and_nothing_is_committed_afterwards(slow: Rig) -> None:
     rollout, session = await slow.open()
     problems: list[str] = []
