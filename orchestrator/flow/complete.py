@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
+from orchestrator.config import Config
 from orchestrator.contracts.events import VerifyAssigned
 from orchestrator.contracts.states import FailureClass, FilterReason, GroupState, Purpose, RolloutState
 from orchestrator.flow.context import Flow
@@ -145,12 +146,12 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
         log.warning("group.dead", group=group_id, reason=reason)
         return
     members = [Member(m.member, m.state, m.failure) for m in group.members]
-    decided = conclude(
-        members, zero_signal=False, purpose=group.purpose, train_timeouts=flow.config.rollout.train_timeouts
-    )
+    # An evaluation counts every verdict: leaving out those that ran out of time would make the policy look better than it is.
+    timeouts = flow.config.rollout.train_timeouts or group.purpose is not Purpose.TRAIN
+    decided = conclude(members, zero_signal=False, purpose=group.purpose, train_timeouts=timeouts)
     state, reason = decided.state, decided.reason
     if state in (GroupState.READY, GroupState.SCORED):
-        rewarded = reward_group(group, decided.members, reward_settings(flow))
+        rewarded = reward_group(group, decided.members, reward_settings(flow.config))
         await pool_groups.write_rewards(connection, flow.run_id, rewarded.rewards)
         if rewarded.zero_signal and group.purpose is Purpose.TRAIN:
             state, reason = GroupState.FILTERED, FilterReason.ZERO_SIGNAL
@@ -161,9 +162,9 @@ def _wrong_version(pinned: int | None, member: pool_groups.GroupMember) -> bool:
     return pinned is not None and any(step.versions - {pinned} for step in member.steps)
 
 
-def reward_settings(flow: Flow) -> RewardSettings:
+def reward_settings(config: Config) -> RewardSettings:
     """The pure core's view of the configuration."""
-    section = flow.config.reward
+    section = config.reward
     return RewardSettings(
         process_weight=section.process_weight,
         speed_weight=section.speed_weight,

@@ -345,6 +345,22 @@ async def test_an_agents_own_timeout_is_trained_only_by_configuration(
     assert (row.state, row.failure_class) == ("finished" if train_timeouts else "lost", "timeout")
 
 
+async def test_an_evaluation_counts_those_that_ran_out_of_time(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    flow = flow_of(engine, run)
+    assert not flow.config.rollout.train_timeouts
+    [group_id] = await builders.accepted(engine, run, ["e"], size=1, purpose=Purpose.EVAL)
+    async with engine.begin() as connection:
+        [assigned] = await dispatch_other(connection, run.run_id, 4)
+        held = await take(connection, assigned.rollout_id)
+        assert held is not None
+    await fail(flow, held, FailureClass.TIMEOUT)
+    await verify(flow, held.rollout_id, 0.0)
+    assert await group_state(engine, group_id) == (GroupState.SCORED, None)
+    async with engine.connect() as connection:
+        assert (await connection.scalars(select(rewards.c.performance))).all() == [0.0]
+
+
 async def test_equal_performance_is_zero_signal_with_its_rewards_kept(engine: AsyncEngine) -> None:
     run, flow, held = await started(engine)
     for lease in held:
