@@ -9,8 +9,10 @@ from tokenizers import Tokenizer
 
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.flow.complete import reward_settings
 from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.plugins import names
+from orchestrator.rewards.settings import check_rewards
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.policies import queue_policy
 
@@ -18,6 +20,7 @@ from orchestrator.scheduling.policies import queue_policy
 def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
     """Everything about a configuration that only its parts know. Raises ConfigurationError, one sentence."""
     check_queue(queue_settings(config))
+    check_rewards(reward_settings(config))
     queue_policy(config.queue.policy, config.queue.capacity, config.queue.window_fraction)
     if config.stage.domains:
         check_shares(config.stage.domains)

@@ -26,16 +26,16 @@ def check_rewards(settings: RewardSettings) -> None:
     """Raise ConfigurationError, one sentence, when a number or a name cannot be meant."""
     for name, value in (("process_weight", settings.process_weight), ("speed_weight", settings.speed_weight)):
         if not 0 <= value < math.inf:
-            raise ConfigurationError(f"rewards: {name} is {value}: set it to a number >= 0")
+            raise ConfigurationError(f"reward: {name} is {value}: set it to a number >= 0")
     if not 0 <= settings.gamma <= 1:
-        raise ConfigurationError(f"rewards: gamma is {settings.gamma}: set it between 0 and 1")
+        raise ConfigurationError(f"reward: gamma is {settings.gamma}: set it between 0 and 1")
     if settings.zero_signal not in ("performance", "returns"):
         raise ConfigurationError(
-            f"rewards: zero_signal {settings.zero_signal!r} is unknown; known: performance, returns"
+            f"reward: zero_signal {settings.zero_signal!r} is unknown; known: performance, returns"
         )
     if settings.advantage_std and settings.zero_signal == "returns":
         raise ConfigurationError(
-            "rewards: advantage_std divides by the spread of performance, which is 0 in groups that zero_signal = 'returns' "
+            "reward: advantage_std divides by the spread of performance, which is 0 in groups that zero_signal = 'returns' "
             "keeps: use zero_signal = 'performance', or switch advantage_std off"
         )
     check_signals(settings.signals)
@@ -46,5 +46,5 @@ def check_signals(names: Iterable[str]) -> None:
     for name in names:
         if name not in SIGNALS:
             raise ConfigurationError(
-                f"rewards: process signal {name!r} is unknown; known: {', '.join(sorted(SIGNALS))}"
+                f"reward: process signal {name!r} is unknown; known: {', '.join(sorted(SIGNALS))}"
             )

@@ -192,5 +192,5 @@ def idle_warning(settings: QueueSettings, longest_s: float, mean_s: float) -> st
     return (
         f"the window will idle the trainer: (N+W)/(slots*T_max/T_mean) = ({settings.in_flight}+{settings.window})/"
         f"({settings.running_rollouts / settings.group_size:g}*{longest_s / mean_s:g}) = {reach:.2f} < 1; "
-        f"raise queue.in_flight or queue.window_fraction, or shorten the longest groups"
+        f"raise queue.capacity or queue.window_fraction, or shorten the longest groups"
     )

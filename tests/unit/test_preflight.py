@@ -1,0 +1,64 @@
+"""What is wrong with a configuration, a model directory or a port is named before anything is started."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from orchestrator.config import Config
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.preflight import check_config, check_model, check_port
+
+KNOWN = ("mini-swe-agent", "shell")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward": {"process_weight": -1}}, "process_weight is -1"),
+        ({"reward": {"advantage_std": True, "zero_signal": "returns"}}, "advantage_std divides"),
+        ({"queue": {"policy": "lifo"}}, "queue policy 'lifo' is unknown; known: fifo, greedy, windowed"),
+        ({"queue": {"min_batch_groups": 9}}, "min_batch_groups is 9"),
+        ({"stage": {"domains": {"coding": 0}}}, "shares must be numbers"),
+        ({"rollout": {"scaffolds": {"shall": 1}}}, "unknown scaffold 'shall'; known: mini-swe-agent, shell"),
+        ({"sandbox": {"provider": "jail"}}, "unknown provider 'jail'; known: bubblewrap, local"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
+)
+def test_a_configuration_that_cannot_run_is_refused_in_one_sentence(
+    changes: dict[str, object], sentence: str
+) -> None:
+    check_config(Config(), KNOWN)
+    with pytest.raises(ConfigurationError, match=sentence):
+        check_config(Config.model_validate(changes), KNOWN)
+
+
+def a_model(directory: Path, vocabulary: int) -> Path:
+    (directory / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+    (directory / "model.safetensors").touch()
+    Tokenizer(WordLevel({"oak": 0, "elm": 1}, unk_token="oak")).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_directory_without_one_of_its_files_is_named(tmp_path: Path, name: str) -> None:
+    check_model(a_model(tmp_path, 2))
+    (tmp_path / name).unlink()
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} has no {name}"):
+        check_model(tmp_path)
+
+
+def test_a_tokenizer_that_knows_more_ids_than_the_model_is_a_mismatch(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"vocabulary mismatch .* makes 2 ids and the model knows 1"):
+        check_model(a_model(tmp_path, 1))
+
+
+def test_a_taken_port_is_named_with_its_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port} .*gateway\.port"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", 0)
