@@ -63,7 +63,7 @@ max_new_tokens = 64
 
 [rollout]
 slots = 24
-verify_slots = 4
+verify_slots = 8
 scaffolds = {{ {scaffolds} }}
 timeout_s = 60
 stall_s = 30
