@@ -13,6 +13,7 @@ from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, enc
 from orchestrator.contracts.ids import sha256
 
 RESEND_S = 5.0
+KNOWN_RESEND_S = 0.2
 WINDOW = 256
 FULL_WAIT_S = 0.2
 
@@ -72,9 +73,10 @@ async def _until_answered(
                 for submission, message in open_tasks.items()
                 if submission not in answers
             ]
-            refused = await _publish(bus, pending, done)
+            refused, known = await _publish(bus, pending, done)
             if refused is None:
-                with anyio.move_on_after(RESEND_S):
+                # The stream had some of them: their answer may have been given before we listened.
+                with anyio.move_on_after(KNOWN_RESEND_S if known else RESEND_S):
                     await done.wait()
             if refused is not None or done.is_set():
                 group.cancel_scope.cancel()
@@ -82,9 +84,9 @@ async def _until_answered(
     return None
 
 
-async def _publish(bus: Bus, messages: Sequence[Outgoing], done: anyio.Event) -> BusError | None:
-    """Publish page by page, waiting while the stream is full."""
-    waiting = list(messages)
+async def _publish(bus: Bus, messages: Sequence[Outgoing], done: anyio.Event) -> tuple[BusError | None, bool]:
+    """Publish page by page, waiting while the stream is full. Returns what the bus refuses for good, and whether it knew a message."""
+    waiting, known = list(messages), False
     while waiting and not done.is_set():
         page, waiting = waiting[:WINDOW], waiting[WINDOW:]
         full = []
@@ -92,9 +94,11 @@ async def _publish(bus: Bus, messages: Sequence[Outgoing], done: anyio.Event) ->
             if isinstance(result, StreamFull):
                 full.append(message)
             elif isinstance(result, BusError):
-                return result
+                return result, known
+            elif not result:
+                known = True
         if full:
             waiting = full + waiting
             with anyio.move_on_after(FULL_WAIT_S):
                 await done.wait()
-    return None
+    return None, known

@@ -150,15 +150,7 @@ async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -
 
 
 async def _queue_members(connection: AsyncConnection, group_id: int) -> list[Assignment]:
-    rows = await connection.execute(
-        select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.pool)
-        .where(rollouts.c.group_id == group_id)
-        .order_by(rollouts.c.rollout_id)
+    moved = await history.move_rollouts(
+        connection, group_id, RolloutState.WAITING, RolloutState.QUEUED, epoch=1
     )
-    assignments = []
-    for row in rows.all():
-        if await history.move_rollout(
-            connection, row.rollout_id, RolloutState.WAITING, RolloutState.QUEUED, values={"lease_epoch": 1}
-        ):
-            assignments.append(Assignment(row.rollout_id, row.attempt, 1, row.pool))
-    return assignments
+    return [Assignment(row.rollout_id, row.attempt, 1, row.pool) for row in moved]

@@ -7,7 +7,7 @@ history of a run's queue is in commit order.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, GroupState, RolloutState, check
@@ -156,6 +156,44 @@ async def move_rollout(
         reason=reason,
     )
     return True
+
+
+async def move_rollouts(
+    connection: AsyncConnection, group_id: int, before: RolloutState, after: RolloutState, *, epoch: int
+) -> Sequence[Row[Any]]:
+    """Move every member of a locked group that is in `before`, with a new lease epoch; returns the rows moved, by id."""
+    check(before, after)
+    members = (
+        select(rollouts.c.rollout_id)
+        .where(rollouts.c.group_id == group_id, rollouts.c.state == before)
+        .order_by(rollouts.c.rollout_id)
+        .with_for_update()
+        .cte("members")
+    )
+    moved = (
+        await connection.execute(
+            update(rollouts)
+            .where(rollouts.c.rollout_id == members.c.rollout_id)
+            .values(state=after, lease_epoch=epoch, changed=func.clock_timestamp())
+            .returning(rollouts)
+        )
+    ).all()
+    if moved:
+        await connection.execute(
+            insert(transitions),
+            [
+                {
+                    "run_id": row.run_id,
+                    "kind": "rollout",
+                    "entity_id": row.rollout_id,
+                    "from_state": before,
+                    "to_state": after,
+                    "epoch": epoch,
+                }
+                for row in moved
+            ],
+        )
+    return sorted(moved, key=lambda row: int(row.rollout_id))
 
 
 async def move_batch(

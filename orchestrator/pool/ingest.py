@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select, tuple_
+import msgspec
+from sqlalchemy import Table, select, tuple_
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -223,29 +225,11 @@ async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded])
             ],
         )
     sampling_ids = await _sampling_ids(connection, run_id, batch)
-    rows = await connection.execute(
-        insert(steps)
-        .values([_row(run_id, step, sampling_ids[sha256(canonical(step.event.sampling))]) for step in batch])
-        .on_conflict_do_nothing()
-        .returning(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
-    )
-    new = {(row.rollout_id, row.attempt, row.idx) for row in rows}
-    written = [step for step in batch if step.key in new]
-    if written:
-        await connection.execute(
-            insert(messages).on_conflict_do_nothing(),
-            [
-                {
-                    "run_id": run_id,
-                    "rollout_id": step.event.rollout,
-                    "attempt": step.event.attempt,
-                    "idx": step.event.idx,
-                    "appended": clean_json(step.event.appended),
-                    "reply": clean_json(step.event.reply),
-                }
-                for step in written
-            ],
-        )
+    rows = [_row(run_id, step, sampling_ids[sha256(canonical(step.event.sampling))]) for step in batch]
+    written = await connection.exec_driver_sql(_INSERT_STEPS, _columns(steps, rows))
+    new = {(row.rollout_id, row.attempt, row.idx) for row in written}
+    if texts := [_message(run_id, step) for step in batch if step.key in new]:
+        await connection.exec_driver_sql(_INSERT_MESSAGES, _columns(messages, texts))
     return new
 
 
@@ -267,7 +251,7 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "full_len": event.full_len,
         "v_lo": min(versions),
         "v_hi": max(versions),
-        "spans": [x for span in event.spans for x in (span.version, span.start, span.end)],
+        "spans": _int_array(x for span in event.spans for x in (span.version, span.start, span.end)),
         "sampling_id": sampling_id,
         "agent": clean(event.agent),
         "finish": clean(event.finish),
@@ -284,3 +268,46 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "action": step.action,
         "logprobs": step.logprobs,
     }
+
+
+def _int_array(values: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _message(run_id: int, step: Decoded) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "rollout_id": step.event.rollout,
+        "attempt": step.event.attempt,
+        "idx": step.event.idx,
+        "appended": msgspec.json.encode(clean_json(step.event.appended)).decode(),
+        "reply": msgspec.json.encode(clean_json(step.event.reply)).decode(),
+    }
+
+
+def _unnested(table: Table) -> str:
+    """One insert of many rows: an array parameter per column, about 10 times cheaper than a parameter per value.
+
+    Arrays and JSON travel as text: unnest would flatten an array of arrays.
+    """
+    names = _names(table)
+    dialect = postgresql.asyncpg.dialect()  # type: ignore[no-untyped-call]
+    kinds = [table.c[name].type.compile(dialect=dialect) for name in names]
+    sent = ["TEXT" if kind == "JSONB" or kind.endswith("[]") else kind for kind in kinds]
+    arrays = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(sent, 1))
+    values = ", ".join(f"{name}::{kind}" for name, kind in zip(names, kinds, strict=True))
+    return (
+        f"INSERT INTO {table.name} ({', '.join(names)}) SELECT {values} FROM unnest({arrays}) AS v({', '.join(names)}) "
+        "ON CONFLICT DO NOTHING RETURNING rollout_id, attempt, idx"
+    )
+
+
+def _names(table: Table) -> list[str]:
+    return [column.name for column in table.c if column.server_default is None]
+
+
+def _columns(table: Table, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], ...]:
+    return tuple([row[name] for row in rows] for name in _names(table))
+
+
+_INSERT_STEPS, _INSERT_MESSAGES = _unnested(steps), _unnested(messages)
