@@ -226,6 +226,7 @@ class GatewayAdmin(_Client):
         ttl_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         scripted: Sequence[Message] | None = None,
+        auxiliary: Sequence[str] = (),
     ) -> OpenSession:
         """Open the session of one attempt at one lease epoch. Opening it again gives a fresh token to the same session and
         closes the older token; a later epoch of the same attempt goes on where the recorded steps end.
@@ -233,7 +234,8 @@ class GatewayAdmin(_Client):
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
         `scripted` replaces the policy: the i-th call of the session is answered by scripted[i] = {reasoning, content, tool_calls:
         [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
-        `{observation}` in their arguments stands for.
+        `{observation}` in their arguments stands for. `auxiliary` are patterns of model names (`*-mini`): a call that asks for such a
+        model is answered and recorded, and does not train.
         """
         body = {
             "run": run,
@@ -248,6 +250,7 @@ class GatewayAdmin(_Client):
             "ttl_s": ttl_s,
             "sampling": dict(sampling or {}),
             "scripted": None if scripted is None else list(scripted),
+            "auxiliary": list(auxiliary),
         }
         return msgspec.convert(await self._post("/admin/sessions", body), OpenSession)
 

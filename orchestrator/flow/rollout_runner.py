@@ -127,7 +127,7 @@ class RolloutRunner:
         record.scaffold = scaffold = find.find(lease.scaffold)
         limits = self._limits(task, scaffold)
         began = time.monotonic()
-        session = await self._open_session(lease, task, limits)
+        session = await self._open_session(lease, task, scaffold, limits)
         record.opened = True
         view = TaskView(task.name, lease.domain, task.instruction)
         record.clocks = clocks = Clocks(
@@ -171,7 +171,9 @@ class RolloutRunner:
         turns = asked.max_turns or config.stage.max_turns
         return AgentLimits(turns, config.stage.max_context, min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
 
-    async def _open_session(self, lease: Lease, task: Task, limits: AgentLimits) -> OpenSession:
+    async def _open_session(
+        self, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
+    ) -> OpenSession:
         try:
             return await self._admin.open_session(
                 run=self._worker.run,
@@ -181,6 +183,7 @@ class RolloutRunner:
                 budget=Budget(max_turns=limits.turns, max_context=limits.context),
                 sampling=sampling_of(lease),
                 scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
+                auxiliary=scaffold.manifest.auxiliary,
             )
         except GatewayRefused as error:
             if error.status in (401, 403):

@@ -39,6 +39,7 @@ class _Open(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     sampling: dict[str, Any] = {}
     scripted: list[dict[str, Any]] | None = None
+    auxiliary: list[str] = []
 
 
 class _Lease(msgspec.Struct, frozen=True):
@@ -129,6 +130,7 @@ class AdminRoutes:
             expires=time.time() + (wanted.ttl_s or self._ttl_s),
             sampling=wanted.sampling,
             script=None if wanted.scripted is None else tuple(wanted.scripted),
+            auxiliary=tuple(wanted.auxiliary),
         )
         token = await self._book.open(terms)
         path = f"/s/{token}/v1"

@@ -262,7 +262,7 @@ class Calls:
         node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
         if call.waiting == 0:
             self.undelivered(session, node.idx)
-        elif generated.suspect:
+        elif session.marks.get(node.idx):
             self._tasks.start_soon(self._store.save_progress, session)
         return _reply(node, generated.timings)
 

@@ -1,5 +1,7 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
+from fnmatch import fnmatchcase
+
 import anyio
 import msgspec
 import numpy as np
@@ -26,7 +28,7 @@ from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.rebuild import TOOLS
 from orchestrator.gateway.requests import CompletionRequest
 from orchestrator.gateway.servers import Generated
-from orchestrator.gateway.sessions import VERSION_SUSPECT, Session
+from orchestrator.gateway.sessions import AUXILIARY, VERSION_SUSPECT, Session
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey
 from orchestrator.pool.steps import canonical
@@ -68,6 +70,8 @@ class Recorder:
                 session.newest[node.digest] = node
                 if generated.suspect:
                     session.mark(node, VERSION_SUSPECT)
+                if any(fnmatchcase(request.model, pattern) for pattern in session.terms.auxiliary):
+                    session.mark(node, AUXILIARY)
         self._metrics.steps.labels(origin.kind.value).inc()
         self._metrics.tokens.inc(len(generated.ids))
         return node

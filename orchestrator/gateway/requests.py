@@ -16,14 +16,15 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 class CompletionRequest:
     """What a harness asks for. `digest` (hex) is over its whole body: equal digests are the same request again.
 
-    `retries` is what its retry header says; `reason` why it rewrote its history, if it says so; `left_out` counts the parts and tools
-    that were stripped because they would bypass the sandbox.
+    `model` is the name that it asks for; `retries` is what its retry header says; `reason` why it rewrote its history, if it says so;
+    `left_out` counts the parts and tools that were stripped because they would bypass the sandbox.
     """
 
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...]
     digest: str
     agent: str = "main"
+    model: str = ""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True

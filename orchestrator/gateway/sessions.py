@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.gateway.calls import Call
 
 TOKEN_BYTES = 32
-UNDELIVERED, VERSION_SUSPECT = "undelivered", "version_suspect"
+UNDELIVERED, VERSION_SUSPECT, AUXILIARY = "undelivered", "version_suspect", "auxiliary"
 
 
 def new_token() -> str:
@@ -37,7 +37,8 @@ def token_hash(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a session was opened with. `sampling` overrides the run's parameters; `script` replaces the policy."""
+    """What a session was opened with. `sampling` overrides the run's parameters; `script` replaces the policy; `auxiliary` are patterns
+    of model names whose calls do not train."""
 
     rollout: int
     attempt: int
@@ -46,6 +47,7 @@ class Terms:
     expires: float  # seconds since the epoch
     sampling: Mapping[str, Any] = field(default_factory=dict)
     script: tuple[Mapping[str, Any], ...] | None = None
+    auxiliary: tuple[str, ...] = ()
 
 
 class Session:

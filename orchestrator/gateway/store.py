@@ -147,7 +147,12 @@ def _is(session: Session) -> Any:
 
 def _budget_json(terms: Terms) -> dict[str, Any]:
     script = None if terms.script is None else [dict(reply) for reply in terms.script]
-    value = {**asdict(terms.budget), "sampling": dict(terms.sampling), "script": script}
+    value = {
+        **asdict(terms.budget),
+        "sampling": dict(terms.sampling),
+        "script": script,
+        "auxiliary": list(terms.auxiliary),
+    }
     return json.loads(msgspec.json.encode(value))  # type: ignore[no-any-return]
 
 
@@ -162,6 +167,7 @@ def _stored(row: Any) -> StoredSession:
         expires=row.expires.timestamp(),
         sampling=budget["sampling"],
         script=None if budget["script"] is None else tuple(budget["script"]),
+        auxiliary=tuple(budget.get("auxiliary", ())),
     )
     return StoredSession(
         terms,

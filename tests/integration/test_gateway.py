@@ -312,6 +312,19 @@ async def test_a_restarted_gateway_still_knows_what_was_not_delivered(slow: Rig,
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "undelivered")]
 
 
+async def test_calls_to_auxiliary_models_are_answered_and_marked_also_after_a_restart(rig: Rig) -> None:
+    rollout, session = await rig.open(auxiliary=["*-mini"])
+    for model in ("policy-mini", "policy"):
+        await post(rig, f"{session.path}/chat/completions", {"model": model, "messages": [user(model)]})
+    await until_row(rig, "SELECT 1 FROM sessions WHERE seal -> 'marks' -> '0' = '[\"auxiliary\"]'")
+    await rig.stop_gateway()
+    async with rig.another_gateway() as (_, admin):
+        await post(rig, f"{session.path}/chat/completions", {"model": "x-mini", "messages": [user("elm")]})
+        seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    assert seal.steps == 3
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "auxiliary"), (2, "auxiliary")]
+
+
 async def test_sealing_cancels_calls_in_flight_and_nothing_is_committed_afterwards(slow: Rig) -> None:
     rollout, session = await slow.open()
     problems: list[str] = []

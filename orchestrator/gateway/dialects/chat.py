@@ -53,6 +53,7 @@ class ChatDialect:
             tools=tools,
             digest=body_digest(self.name, body),
             agent=agent_of(headers),
+            model=str(body.get("model") or ""),
             max_tokens=min(given) if given else None,
             stop=read_stop(body.get("stop")),
             calls_allowed=body.get("tool_choice") != "none",
