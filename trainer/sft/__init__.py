@@ -1,7 +1,8 @@
 """Supervised training of a policy on recorded trajectories.
 
 corpus.py    demonstrations as arrays of ids, and the compact file that holds them
-batches.py   length-bucketed batches with loss weights, and the copy auxiliary
-forward.py   a fast forward pass over Qwen3 weights for short dense batches
+samples.py   from the steps of a rollout to demonstrations
+export.py    from the data pool to that file
+batches.py   length-bucketed batches with loss weights
 train.py     the loop: AdamW, schedule, metrics
 """
