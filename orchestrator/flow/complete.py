@@ -42,7 +42,6 @@ async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) ->
             connection,
             flow,
             found.rollout_id,
-            found.attempt,
             found.epoch,
             RolloutState.REPORTED,
             found.reason or "infra_failure",
@@ -68,7 +67,7 @@ async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) ->
     if found.arrived > found.announced or not found.digest_matches:
         await history.count(connection, flow.run_id, "digests_wrong")
         await run_again(
-            connection, flow, found.rollout_id, found.attempt, found.epoch, RolloutState.REPORTED,
+            connection, flow, found.rollout_id, found.epoch, RolloutState.REPORTED,
             "the stored steps do not have the announced digest",
         )  # fmt: skip
         return
@@ -107,18 +106,18 @@ async def run_again(
     connection: AsyncConnection,
     flow: Flow,
     rollout_id: int,
-    attempt: int,
     epoch: int,
     before: RolloutState,
     reason: str,
 ) -> None:
-    """A new attempt with a new epoch after a delay that doubles, or, with the attempts used up, poison."""
-    if attempt >= flow.config.queue.max_attempts:
-        lost = f"{attempt} attempts failed; the last one: {reason}"
+    """A new attempt with a new epoch after a delay that doubles, or, with the attempts used up, poison. Those given back do not count."""
+    failed = await leases.failures(connection, rollout_id)
+    if failed >= flow.config.queue.max_attempts:
+        lost = f"{failed} attempts failed; the last one: {reason}"
         if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, lost):
             await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
         return
-    delay_s = flow.config.rollout.retry_delay_s * 2 ** (attempt - 1)
+    delay_s = flow.config.rollout.retry_delay_s * 2 ** max(0, failed - 1)
     retried = await leases.retry(connection, rollout_id, before, epoch, reason=reason, delay_s=delay_s)
     if retried is None:
         return

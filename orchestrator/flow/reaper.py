@@ -3,6 +3,7 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
+| assignments that nobody took, once more | five minutes | time |
 """
 
 import anyio
@@ -12,6 +13,7 @@ from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.complete import complete_reported, run_again
 from orchestrator.flow.context import Flow
 from orchestrator.flow.ingest import verify_again
+from orchestrator.flow.rebuild import FORGOTTEN, remind
 from orchestrator.pool import history, leases
 from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
@@ -20,6 +22,7 @@ from orchestrator.pool.transact import transact
 async def reaper(flow: Flow) -> None:
     """Reap until cancelled."""
     ttl_s = flow.config.rollout.lease_ttl_s
+    reminded = anyio.current_time()
     last: float | None = None  # when a look was committed
 
     async def look(connection: AsyncConnection) -> None:
@@ -32,6 +35,9 @@ async def reaper(flow: Flow) -> None:
     while True:
         await transact(flow.engine, look)
         last = anyio.current_time()
+        if last - reminded > FORGOTTEN.total_seconds():
+            await transact(flow.engine, lambda connection: remind(connection, flow))
+            reminded = last
         await anyio.sleep(min(1.0, ttl_s / 10))
 
 
@@ -54,4 +60,4 @@ async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) ->
             reason = "the verifier runner's lease ran out"
             await verify_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason)
             return
-    await run_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, lease.state, reason)
+    await run_again(connection, flow, lease.rollout_id, lease.epoch, lease.state, reason)

@@ -126,20 +126,32 @@ async def heartbeat(
 
 
 async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, int]) -> int:
-    """End the leases {rollout_id: epoch} of an `owner` that stops: they have run out, and the reaper need not wait. Returns how many."""
+    """End the leases {rollout_id: epoch} of an `owner` that stops: they have run out, and the reaper need not wait. Returns how many.
+
+    The attempts under them are cancelled, which is nobody's failure.
+    """
     rows = await connection.execute(
         text(
-            "WITH held AS (SELECT r.rollout_id FROM rollouts r "
+            "WITH held AS (SELECT r.rollout_id, r.attempt, r.state FROM rollouts r "
             "JOIN unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS k(id, epoch) "
             "ON r.rollout_id = k.id AND r.lease_epoch = k.epoch "
             "WHERE r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
-            "ORDER BY r.rollout_id FOR UPDATE OF r) "
+            "ORDER BY r.rollout_id FOR UPDATE OF r), "
+            "cancelled AS (UPDATE attempts a SET ended = clock_timestamp(), failure_class = 'cancelled', reason = 'the runner stopped' "
+            "FROM held WHERE held.state = 'running' AND a.rollout_id = held.rollout_id AND a.attempt = held.attempt) "
             "UPDATE rollouts r SET lease_until = clock_timestamp(), lease_owner = NULL "
             "FROM held WHERE r.rollout_id = held.rollout_id RETURNING r.rollout_id"
         ),
         {"ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
     )
     return len(rows.all())
+
+
+async def failures(connection: AsyncConnection, rollout_id: int) -> int:
+    """How many attempts of a rollout failed; those that a stopping runner gave back did not."""
+    failed = attempts.c.failure_class.is_distinct_from(FailureClass.CANCELLED)
+    query = select(func.count()).where(attempts.c.rollout_id == rollout_id, failed)
+    return int(await connection.scalar(query) or 0)
 
 
 async def retry(

@@ -279,6 +279,23 @@ async def test_used_up_attempts_are_poison_and_a_group_of_poison_is_dead(engine:
     assert (row.state, row.failure_class) == ("lost", "poison")
 
 
+async def test_an_attempt_that_a_stopping_runner_gives_back_is_no_failure(engine: AsyncEngine) -> None:
+    _, flow, [lease, _] = await started(engine, max_attempts=1)
+    for attempt in (2, 3):  # however often it is stopped
+        async with engine.begin() as connection:
+            held = {lease.rollout_id: lease.epoch}
+            assert await leases.give_back(connection, "somebody else", held) == 0
+            assert await leases.give_back(connection, OWNER, held) == 1
+        await reaped(flow)
+        lease = await requeue(flow, lease.rollout_id)
+        assert lease.attempt == attempt
+    await expire(engine, lease.rollout_id)
+    await reaped(flow)
+    row = await rollout_row(engine, lease.rollout_id)
+    assert (row.state, row.failure_class) == ("lost", "poison")
+    assert row.reason == "1 attempts failed; the last one: the runner's lease ran out"
+
+
 async def test_a_member_lost_to_infrastructure_leaves_baseline_and_batch_and_gets_no_reward(
     engine: AsyncEngine,
 ) -> None:
