@@ -24,6 +24,9 @@ from orchestrator.contracts.events import StepMark, StepTimings
 
 Message = dict[str, Any]  # OpenAI's chat form: role, content, reasoning_content, tool_calls, tool_call_id
 RETRY_HEADER = "x-stainless-retry-count"
+SAMPLING_KEYS = frozenset(
+    {"temperature", "top_p", "top_k", "max_new_tokens", "seed"}
+)  # what a session may override
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
 
 

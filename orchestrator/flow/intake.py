@@ -22,6 +22,7 @@ from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.states import Purpose
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
+from orchestrator.gateway_client import SAMPLING_KEYS
 from orchestrator.pool.clean import clean
 from orchestrator.pool.runs import Run, find_run, intake_open
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
@@ -128,6 +129,14 @@ class Intake:
             raise MessageError(
                 f"version is {event.version}: only eval and record groups pin a policy version, from 0 on"
             )
+        if event.sampling and purpose is Purpose.TRAIN:
+            raise MessageError(
+                "sampling is given: only eval and record groups have sampling parameters of their own"
+            )
+        if unknown := sorted(set(event.sampling or ()) - SAMPLING_KEYS):
+            raise MessageError(
+                f"unknown sampling key {unknown[0]!r}; known: {', '.join(sorted(SAMPLING_KEYS))}"
+            )
         return NewGroup(
             submission=submission,
             task_sha=bytes.fromhex(task.content_hash),
@@ -141,7 +150,7 @@ class Intake:
             seed=int.from_bytes(digest[:8], "big") >> 2,
             label=clean(event.label) if event.label else None,
             pinned_version=event.version,
-            sampling=event.sampling if purpose is not Purpose.TRAIN else None,
+            sampling=event.sampling or None,
             pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
         )
 

@@ -19,9 +19,7 @@ from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers import ServerPool
 from orchestrator.gateway.sessions import Terms
-from orchestrator.gateway_client import Budget, OpenSession
-
-SAMPLING_KEYS = frozenset({"temperature", "top_p", "top_k", "max_new_tokens", "seed"})
+from orchestrator.gateway_client import SAMPLING_KEYS, Budget, OpenSession
 
 
 class _Budget(msgspec.Struct, frozen=True):

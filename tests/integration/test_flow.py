@@ -141,6 +141,11 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"group_size": 100}, "would never start"),
     ({"version": 3}, "only eval and record groups pin"),
     ({"purpose": "eval", "version": 2**40}, "only eval and record groups pin"),
+    ({"sampling": {"temperature": 0.5}}, "only eval and record groups have sampling"),
+    (
+        {"purpose": "eval", "sampling": {"heat": 0.5}},
+        "unknown sampling key 'heat'; known: max_new_tokens, seed",
+    ),
 ]
 
 
