@@ -94,14 +94,16 @@ class PublishedVersions:
         self._run_id = run_id
         self.newest: PolicyVersion | None = None
         self.moved = anyio.Event()
+        self._looking = anyio.Lock()
 
     async def refresh(self) -> None:
-        """Look into the data pool."""
-        newest = await transact(self._engine, lambda connection: newest_version(connection, self._run_id))
-        if newest != self.newest:
-            self.newest = newest
-            self.moved.set()
-            self.moved = anyio.Event()
+        """Look into the data pool. One look at a time: of two, the later one must be the newer one."""
+        async with self._looking:
+            newest = await transact(self._engine, lambda connection: newest_version(connection, self._run_id))
+            if newest != self.newest:
+                self.newest = newest
+                self.moved.set()
+                self.moved = anyio.Event()
 
     async def follow(self, bus: Bus, run: str) -> None:
         """Refresh on every PolicyPublished, until cancelled."""
