@@ -22,10 +22,6 @@ class MessageError(PenstockError):
     """A bus message is malformed or of an unknown schema: it goes to the dead letters with this reason."""
 
 
-class StaleLease(PenstockError):
-    """The lease epoch is no longer current: the work is dropped and counted."""
-
-
 class RolloutFailure(PenstockError):
     """A rollout attempt ended early. `failure` decides whether it is trained, retried or filtered."""
 

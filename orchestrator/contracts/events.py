@@ -10,8 +10,6 @@ import msgspec
 
 from orchestrator.contracts.errors import MessageError
 
-SCHEMA_HEADER = "Penstock-Schema"
-
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of every bus message."""

@@ -25,10 +25,6 @@ TOKENS = """select coalesce(sum((length(s.delta) + length(s.action)) / 4), 0)
 MERGE = """select sum((metrics->>'tokens_naive')::bigint)::float / nullif(sum((metrics->>'tokens_merged')::bigint), 0) as merge_ratio,
        count(*) as train_steps
   from train_steps t join batches b on b.batch_id = t.batch_id and b.state = 'committed' where t.run_id = :run"""
-CURVE = """select b.batch_no, avg(w.performance) as reward, count(*) as rollouts
-  from batches b join batch_rollouts br on br.batch_id = b.batch_id
-  join rewards w on w.rollout_id = br.rollout_id and w.revision = br.reward_revision
- where b.run_id = :run and b.state = 'committed' group by 1 order by 1"""
 # All verified training rollouts in the order in which their groups were concluded, in tenths: batches alone leave out zero-signal groups.
 PROGRESS = """select tenth, avg(performance) as reward from (
   select w.performance, ntile(10) over (order by w.at) as tenth from rewards w join rollouts r on r.rollout_id = w.rollout_id

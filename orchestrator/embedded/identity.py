@@ -75,16 +75,6 @@ class ProcessId:
         finally:
             os.close(handle)
 
-    def send_group(self, number: signal.Signals) -> bool:
-        """Signals the process group that this process leads. False when the leader is dead."""
-        try:
-            if not self.alive or os.getpgid(self.pid) != self.pid:
-                return False
-            os.killpg(self.pid, number)
-            return True
-        except ProcessLookupError:
-            return False
-
     async def gone(self, timeout_s: float) -> bool:
         """Waits until the process is dead; False when it still lives after `timeout_s` seconds."""
         try:

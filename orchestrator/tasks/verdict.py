@@ -16,7 +16,6 @@ import msgspec
 
 from orchestrator.contracts.events import TestResult
 
-WORK_DIR: Final = "/app"
 TESTS_DIR: Final = "/tests"
 REWARD_FILE: Final = "/logs/verifier/reward.txt"
 RESULTS_FILE: Final = "/logs/verifier/results.json"
