@@ -29,8 +29,9 @@ class MessageKey:
 _SETTLED = text(
     """
     SELECT k.n
-    FROM unnest(CAST(:rollouts AS bigint[]), CAST(:epochs AS int[]), CAST(:idxs AS int[]), CAST(:kinds AS text[]))
-         WITH ORDINALITY AS k(rollout_id, epoch, idx, kind, n)
+    FROM unnest(CAST(:rollouts AS bigint[]), CAST(:epochs AS int[]), CAST(:idxs AS int[]), CAST(:kinds AS text[]),
+                CAST(:msg_ids AS text[]))
+         WITH ORDINALITY AS k(rollout_id, epoch, idx, kind, msg_id, n)
     LEFT JOIN rollouts r ON r.rollout_id = k.rollout_id
     WHERE r.rollout_id IS NULL
        OR r.lease_epoch <> k.epoch
@@ -40,12 +41,17 @@ _SETTLED = text(
        OR (k.kind = 'step' AND EXISTS (
             SELECT 1 FROM steps s WHERE s.run_id = r.run_id AND s.run_id = :run AND s.rollout_id = k.rollout_id
                                     AND s.attempt = r.attempt AND s.idx = k.idx))
+       OR k.msg_id IN (SELECT d.msg_id FROM dead_letters d WHERE d.run_id = :run AND d.stream IN ('STEPS', 'RESULTS')
+                                                             AND d.msg_id IS NOT NULL)
     """
 )
 
 
 async def settled(connection: AsyncConnection, run_id: int, keys: Sequence[MessageKey]) -> set[MessageKey]:
-    """The subset of `keys` that the data pool has, or will refuse (its lease epoch is over)."""
+    """The subset of `keys` that the data pool has, has refused (a dead letter), or will refuse (its lease epoch is over).
+
+    A refused result is no longer kept alive by its runner: its lease runs out, and the rollout runs again.
+    """
     if not keys:
         return set()
     rows = await connection.execute(
@@ -56,6 +62,7 @@ async def settled(connection: AsyncConnection, run_id: int, keys: Sequence[Messa
             "epochs": [key.epoch for key in keys],
             "idxs": [key.idx for key in keys],
             "kinds": [key.kind for key in keys],
+            "msg_ids": [str(key) for key in keys],
         },
     )
     return {keys[row.n - 1] for row in rows}

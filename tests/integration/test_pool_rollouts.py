@@ -13,11 +13,13 @@ from orchestrator.flow.complete import complete_reported, conclude_group
 from orchestrator.flow.context import Flow
 from orchestrator.flow.reaper import reap
 from orchestrator.pool import ending, history, leases, results
+from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import Run
 from orchestrator.pool.tables import (
     counters,
+    dead_letters,
     rewards,
     rollouts,
     step_marks,
@@ -294,6 +296,18 @@ async def test_an_attempt_that_a_stopping_runner_gives_back_is_no_failure(engine
     row = await rollout_row(engine, lease.rollout_id)
     assert (row.state, row.failure_class) == ("lost", "poison")
     assert row.reason == "1 attempts failed; the last one: the runner's lease ran out"
+
+
+async def test_a_refused_message_is_settled_for_its_sender_so_that_its_lease_may_run_out(
+    engine: AsyncEngine,
+) -> None:
+    run, _, [lease, other] = await started(engine)
+    keys = [MessageKey(held.rollout_id, held.epoch, 0, "result") for held in (lease, other)]
+    async with engine.begin() as connection:
+        assert await settled(connection, run.run_id, keys) == set()
+        letter = {"subject": "x", "reason": "x", "deliveries": 1, "body": b"", "msg_id": str(keys[0])}
+        await connection.execute(dead_letters.insert().values(run_id=run.run_id, stream="RESULTS", **letter))
+        assert await settled(connection, run.run_id, keys) == {keys[0]}
 
 
 async def test_a_member_lost_to_infrastructure_leaves_baseline_and_batch_and_gets_no_reward(
