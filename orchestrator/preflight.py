@@ -11,10 +11,11 @@ from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.flow.complete import reward_settings
 from orchestrator.flow.dispatcher import queue_settings
-from orchestrator.plugins import names
+from orchestrator.plugins import load, names
 from orchestrator.rewards.settings import check_rewards
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.policies import queue_policy
+from sandboxes.base import Provider
 
 
 def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
@@ -66,6 +67,13 @@ def check_model(directory: Path) -> None:
         raise ConfigurationError(
             f"policy.model: vocabulary mismatch in {directory}: the tokenizer makes {size} ids and the model knows {known}"
         )
+
+
+async def check_sandbox(name: str) -> None:
+    """Whether the provider can open a sandbox here: it opens one. Also removes what dead owners left."""
+    provider: Provider = load("sandboxes", name)()
+    if problems := await provider.problems():
+        raise ConfigurationError(f"sandbox.provider: {name} cannot be used: {' '.join(problems)}")
 
 
 def check_port(host: str, port: int) -> None:

@@ -28,7 +28,7 @@ from orchestrator.home import Home
 from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
-from orchestrator.preflight import check_config, check_model, check_port
+from orchestrator.preflight import check_config, check_model, check_port, check_sandbox
 
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
 
@@ -50,6 +50,8 @@ async def up(
     async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
         if "gateway" in only:
             check_port(config.gateway.host, config.gateway.port)
+        if "runner" in only or "verifier" in only:
+            await check_sandbox(config.sandbox.provider)
         services = await anyio.to_thread.run_sync(_services, home, config)
         supervisor.add(*services)
         await supervisor.ready()

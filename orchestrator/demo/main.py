@@ -36,7 +36,7 @@ VAR = Path("var")
 
 
 @contextlib.contextmanager
-def running_stack(directory: Path) -> Iterator[None]:
+def running_stack(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`penstock up` as a process of ours: stopped by its id at the end."""
     with (directory / "up.log").open("wb") as log:
         process = subprocess.Popen(
@@ -46,7 +46,7 @@ def running_stack(directory: Path) -> Iterator[None]:
             start_new_session=True,
         )
         try:
-            yield
+            yield process
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -58,13 +58,19 @@ def running_stack(directory: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def connected(directory: Path) -> AsyncIterator[Client]:
-    """Wait until the run exists and an orchestrator serves it, then connect as any client would."""
+async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIterator[Client]:
+    """Wait until the run exists and an orchestrator serves it, then connect as any client would.
+
+    PenstockError says what `stack` said when it ended instead.
+    """
     home = Home.at(directory)
     deadline = anyio.current_time() + 60
     while (status := read_status(home.layout)) is None or not any(
         process.name == "orchestrator" and process.state is ProcessState.READY for process in status.processes
     ):
+        if stack.poll() is not None:
+            said = (directory / "up.log").read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise PenstockError(said[-1].removeprefix("penstock: "))
         if anyio.current_time() > deadline:
             raise PenstockError(f"the stack did not come up within 60 s; see {directory / 'up.log'}")
         await anyio.sleep(0.1)
@@ -90,8 +96,8 @@ class Demo:
     async def run(self, *, seed: int, setup_s: float, policy_s: float, as_json: bool) -> None:
         """Evaluate, learn, evaluate, report."""
         console = self._console
-        with running_stack(self._directory):
-            async with connected(self._directory) as client:
+        with running_stack(self._directory) as stack:
+            async with connected(self._directory, stack) as client:
                 before = await self._evaluate(client, "before", greedy=False)
                 greedy_before = await self._evaluate(client, "greedy-before", greedy=True)
                 console.print(f"the loop runs for {self._seconds:.0f} s", highlight=False)

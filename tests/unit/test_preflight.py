@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.preflight import check_config, check_model, check_port
+from orchestrator.preflight import check_config, check_model, check_port, check_sandbox
 
 KNOWN = ("mini-swe-agent", "shell")
 
@@ -54,6 +54,17 @@ def test_a_model_directory_without_one_of_its_files_is_named(tmp_path: Path, nam
 def test_a_tokenizer_that_knows_more_ids_than_the_model_is_a_mismatch(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"vocabulary mismatch .* makes 2 ids and the model knows 1"):
         check_model(a_model(tmp_path, 1))
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_that_cannot_be_opened_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ConfigurationError, match="bubblewrap cannot be used: bwrap is not installed: apt-get"
+    ):
+        await check_sandbox("bubblewrap")
 
 
 def test_a_taken_port_is_named_with_its_key() -> None:
