@@ -29,14 +29,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 
 from orchestrator.bus.nats import NatsBus
-from orchestrator.config import Config
+from orchestrator.config import Config, differences
 from orchestrator.flow.context import Flow
 from orchestrator.flow.dispatcher import dispatcher
 from orchestrator.flow.ender import ender
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
 from orchestrator.flow.reaper import reaper
-from orchestrator.flow.rebuild import rebuild
+from orchestrator.flow.rebuild import REBUILT, rebuild
 from orchestrator.flow.relay import relay
 from orchestrator.log import bind, get
 from orchestrator.plugins import names
@@ -57,8 +57,10 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
         async with engine.begin() as connection:
             await check_revision(connection)
             run = await ensure_run(connection, config.run.name, config.to_json())
-        # A run keeps the configuration that it began with.
-        config = Config.from_json({**run.config, "services": config.services.model_dump()})
+        kept = Config.from_json({**run.config, "services": config.services.model_dump()})
+        if changed := differences(kept, config):
+            log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
+        config = kept
         bus = await stack.enter_async_context(NatsBus.connect(config.services.nats_url))
         stack.enter_context(bind(run=run.name))
         yield Flow(run.run_id, run.name, config, engine, bus)
@@ -75,7 +77,7 @@ async def orchestrate(config: Config) -> None:
 
         flow.bus.on_stream_new(on_stream_new)
         await flow.bus.ensure_streams()
-        for stream in ("WORK", "POLICY"):  # one that was wiped and made anew while we were away looks normal
+        for stream in REBUILT:  # one that was wiped and made anew while we were away looks normal
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         async with anyio.create_task_group() as tasks:

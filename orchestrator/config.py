@@ -127,6 +127,12 @@ class RolloutSection(_Section):
     retry_delay_s: Annotated[float, Field(ge=0)] = 1.0
     train_timeouts: bool = False  # an agent's own timeout: trained as a failure, else filtered
 
+    @model_validator(mode="after")
+    def _shares(self) -> "RolloutSection":
+        if min(self.scaffolds.values(), default=0) < 0 or sum(self.scaffolds.values()) <= 0:
+            raise ValueError(f"scaffolds must be shares >= 0 with at least one above 0, not {self.scaffolds}")
+        return self
+
 
 class SandboxSection(_Section):
     """The provider and the limits of one sandbox."""
@@ -210,6 +216,17 @@ class Config(_Section):
         """The inverse of `to_json`."""
         queue = {key: value for key, value in stored["queue"].items() if key != "window"}
         return cls.model_validate({**stored, "queue": queue})
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The dotted keys whose values differ, services apart."""
+    mine, theirs = one.to_json(), other.to_json()
+    return [
+        f"{section}.{key}"
+        for section in mine
+        for key in mine[section]
+        if mine[section][key] != theirs[section][key]
+    ]
 
 
 def _explain(error: ValidationError, source: str) -> str:

@@ -119,12 +119,12 @@ def doctor(as_json: JsonOption = False) -> None:
 def reconcile(config: ConfigOption = HERE) -> None:
     """Publish again what the streams towards workers must hold. Harmless when nothing is missing."""
     from orchestrator.app import open_flow
-    from orchestrator.flow.rebuild import rebuild
+    from orchestrator.flow.rebuild import REBUILT, rebuild
 
     async def work() -> None:
         async with open_flow(Home.at(config).connected()) as flow:
             await flow.bus.ensure_streams()
-            for stream in ("WORK", "POLICY"):
+            for stream in REBUILT:
                 typer.echo(f"{stream}: {await rebuild(flow, stream)} messages owed")
 
     anyio.run(work)

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import Delivery
-from orchestrator.bus.subjects import Consumer
+from orchestrator.bus.subjects import Consumer, run_of
 from orchestrator.contracts.errors import MessageError
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
@@ -54,7 +54,7 @@ async def process(
     async def work(connection: AsyncConnection) -> Mapping[int, str]:
         refused = await handle(connection, deliveries)
         for i, reason in refused.items():
-            await _keep(connection, flow.run_id, deliveries[i], reason)
+            await _keep(connection, flow, deliveries[i], reason)
         return refused
 
     try:
@@ -67,7 +67,7 @@ async def process(
                 await process(flow, handle, [delivery], after)
             return
         reason = sentence(error) if isinstance(error, DBAPIError) else str(error)
-        await transact(flow.engine, lambda c: _keep(c, flow.run_id, deliveries[0], reason))
+        await transact(flow.engine, lambda c: _keep(c, flow, deliveries[0], reason))
         refused = {0: reason}
     else:
         if after is not None:
@@ -82,10 +82,14 @@ async def process(
             await delivery.ack()
 
 
-async def _keep(connection: AsyncConnection, run_id: int | None, delivery: Delivery, reason: str) -> None:
+async def _keep(connection: AsyncConnection, flow: Flow, delivery: Delivery, reason: str) -> None:
+    try:
+        ours = run_of(delivery.subject) == flow.run
+    except ValueError:
+        ours = False
     await connection.execute(
         dead_letters.insert().values(
-            run_id=run_id,
+            run_id=flow.run_id if ours else None,
             stream=delivery.stream,
             subject=delivery.subject,
             schema=clean(delivery.schema) if delivery.schema else None,

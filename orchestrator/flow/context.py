@@ -28,7 +28,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """`work`: something to dispatch may be there. `outbox`: something to publish. `conclude`: group ids whose members may all be done."""
+    """`work`: something to dispatch may be there. `outbox`: something to publish."""
 
     work: Signal = field(default_factory=Signal)
     outbox: Signal = field(default_factory=Signal)

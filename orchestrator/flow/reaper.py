@@ -45,19 +45,22 @@ async def reap(connection: AsyncConnection, flow: Flow) -> None:
     """Take every lease back that has run out."""
     await history.lock_run(connection, flow.run_id)
     for lease in await leases.expired(connection, flow.run_id):
-        await history.count(connection, flow.run_id, "leases_expired")
+        await history.count(
+            connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
+        )
         await _take_back(connection, flow, lease)
 
 
 async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+    ended = " stopped before it was done" if lease.given_back else "'s lease ran out"
     match lease.state:
         case RolloutState.RUNNING:
-            reason = "the runner's lease ran out"
+            reason = f"the runner{ended}"
         case RolloutState.REPORTED:
             await complete_reported(connection, flow, [lease.rollout_id])
             reason = "announced steps never arrived"  # a no-op if they did after all
         case _:
-            reason = "the verifier runner's lease ran out"
+            reason = f"the verifier runner{ended}"
             await verify_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason)
             return
     await run_again(connection, flow, lease.rollout_id, lease.epoch, lease.state, reason)

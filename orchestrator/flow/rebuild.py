@@ -3,7 +3,9 @@
 Streams towards Postgres are rebuilt by their senders, from their journals.
 """
 
-from sqlalchemy import select
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -22,6 +24,7 @@ from orchestrator.pool.transact import transact
 log = get(__name__)
 
 REBUILT = ("WORK", "POLICY")
+FORGOTTEN = timedelta(minutes=5)
 
 
 async def rebuild(flow: Flow, stream: str) -> int:
@@ -44,7 +47,17 @@ async def rebuild(flow: Flow, stream: str) -> int:
     return rebuilt
 
 
-async def _work(connection: AsyncConnection, flow: Flow) -> list[tuple[str, Event]]:
+async def remind(connection: AsyncConnection, flow: Flow) -> int:
+    """Owe assignments again that nobody took for `FORGOTTEN`: one that was delivered in vain too often is a dead letter by now."""
+    forgotten = rollouts.c.changed < func.clock_timestamp() - FORGOTTEN
+    messages = await _work(connection, flow, forgotten)
+    await owe_all(connection, flow.run_id, messages)
+    return len(messages)
+
+
+async def _work(
+    connection: AsyncConnection, flow: Flow, *conditions: ColumnElement[bool]
+) -> list[tuple[str, Event]]:
     rows = await connection.execute(
         select(
             rollouts.c.rollout_id,
@@ -58,6 +71,7 @@ async def _work(connection: AsyncConnection, flow: Flow) -> list[tuple[str, Even
         .where(
             rollouts.c.run_id == flow.run_id,
             rollouts.c.state.in_([RolloutState.QUEUED, RolloutState.FINISHED]),
+            *conditions,
         )
         .order_by(rollouts.c.rollout_id)
     )

@@ -31,7 +31,7 @@ from orchestrator.flow.ender import ender
 from orchestrator.flow.ingest import ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
 from orchestrator.flow.reaper import reaper
-from orchestrator.flow.rebuild import REBUILT, rebuild
+from orchestrator.flow.rebuild import REBUILT, rebuild, remind
 from orchestrator.flow.relay import relay, relay_page
 from orchestrator.pool import leases
 from orchestrator.pool.batches import NewVersion, publish
@@ -390,6 +390,18 @@ async def test_streams_towards_workers_are_rebuilt_from_the_database(stage: Stag
         (1, subjects.work_rollout(stage.run.name)),
         (2, subjects.work_verify(stage.run.name)),
     ]
+
+
+async def test_an_assignment_that_nobody_took_for_long_is_given_again(stage: Stage) -> None:
+    engine = stage.flow.engine
+    await builders.accepted(engine, stage.run, ["old", "new"], size=2)
+    assert await dispatched(stage) == 2
+    async with engine.begin() as connection:
+        await connection.execute(text("DELETE FROM outbox"))
+        old = "UPDATE rollouts SET changed = now() - interval '6 minutes' FROM groups WHERE seq = 0 AND groups.group_id = rollouts.group_id"
+        await connection.execute(text(old))
+        assert await remind(connection, stage.flow) == 2
+    assert await stage.count("outbox") == 2
 
 
 async def test_tasks_become_ready_groups_though_the_stream_of_work_is_deleted_on_the_way(

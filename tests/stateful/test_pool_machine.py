@@ -280,7 +280,7 @@ def test_any_order_of_events_keeps_the_promises_of_the_pool(machine: type[PoolMa
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=8,
+            max_examples=6,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import Config, load
+from orchestrator.config import Config, differences, load
 from orchestrator.contracts.errors import ConfigurationError
 
 
@@ -54,6 +54,7 @@ def test_without_a_file_everything_has_a_value() -> None:
             "[reward]\nzero_signal = 'never'\n",
             "reward.zero_signal: Input should be 'performance' or 'returns'",
         ),
+        ("[rollout]\nscaffolds = {shell = 0}\n", "scaffolds must be shares >= 0 with at least one above 0"),
         ("queue = 3\n", "queue: Input should be a valid dictionary"),
         ("[queue\n", "is not valid TOML"),
     ],
@@ -147,3 +148,11 @@ def test_a_stage_ends_by_the_first_condition_that_holds() -> None:
     assert stage.reached(batches=0, train_steps=9, seconds=0) == "9 train steps are done"
     assert stage.reached(batches=0, train_steps=0, seconds=61) == "61 seconds have passed"
     assert Config().stage.reached(batches=10**6, train_steps=10**6, seconds=10**6) is None
+
+
+def test_what_differs_between_two_configurations_is_named() -> None:
+    other = Config.model_validate(
+        {"queue": {"capacity": 30}, "trainer": {"lr": 1e-3}, "services": {"nats_url": "nats://x"}}
+    )
+    assert differences(Config(), Config()) == []
+    assert differences(Config(), other) == ["queue.capacity", "queue.window", "trainer.lr"]
