@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -159,7 +159,9 @@ async def serve(settings: GatewaySettings) -> None:
         async with engine.connect() as connection:
             await check_revision(connection)
             run = await get_run(connection, settings.run)
-        async with Gateway.open(settings, engine, bus, run.run_id):
+        # A run keeps the sampling parameters that it began with; the rest is this process's own.
+        config = settings.config.model_copy(update={"sampling": Config.from_json(run.config).sampling})
+        async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
             await anyio.sleep_forever()
 
 
