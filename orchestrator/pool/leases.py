@@ -209,13 +209,14 @@ async def lose(
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A lease that ran out."""
+    """A lease that ran out, or was given back before its time."""
 
     run_id: int
     rollout_id: int
     attempt: int
     epoch: int
     state: RolloutState
+    given_back: bool
 
 
 async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) -> list[Expired]:
@@ -226,6 +227,7 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
             rollouts.c.rollout_id,
             rollouts.c.attempt,
             rollouts.c.lease_epoch,
+            rollouts.c.lease_owner,
             rollouts.c.state,
         )
         .where(rollouts.c.run_id == run_id, rollouts.c.lease_until < func.clock_timestamp())
@@ -233,7 +235,13 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
-    return [Expired(r.run_id, r.rollout_id, r.attempt, r.lease_epoch, RolloutState(r.state)) for r in rows]
+    return [
+        Expired(
+            row.run_id, row.rollout_id, row.attempt, row.lease_epoch, RolloutState(row.state),
+            given_back=row.lease_owner is None and row.state != RolloutState.REPORTED,
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
