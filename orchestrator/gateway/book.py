@@ -72,24 +72,22 @@ class SessionBook:
 
     async def end(self, rollout: int, attempt: int, epoch: int, state: str) -> Seal:
         """Seal (or close) the session of a lease epoch; again: the same seal. Raises Problem 404 when there never was one."""
-        session = self._current(rollout, attempt, epoch)
-        if session is None:
-            async with self._opening:
-                session = self._current(rollout, attempt, epoch)
-                if session is None:
-                    stored = await self._store.by_lease(rollout, attempt, epoch)
-                    if stored is None:
-                        raise Problem(
-                            404,
-                            "unknown_session",
-                            f"no session of rollout {rollout}, attempt {attempt}, epoch {epoch}",
-                        )
-                    if stored.seal is not None:
-                        return stored.seal
-                    session = await self._rebuild(stored)
-                    session.over = stored.state if stored.state != "open" else None
-        seal = await self._close(session, state)
-        await self._store.end(session, seal, state)
+        async with self._opening:  # else a late call could find the session open, and commit behind its seal
+            session = self._current(rollout, attempt, epoch)
+            if session is None:
+                stored = await self._store.by_lease(rollout, attempt, epoch)
+                if stored is None:
+                    raise Problem(
+                        404,
+                        "unknown_session",
+                        f"no session of rollout {rollout}, attempt {attempt}, epoch {epoch}",
+                    )
+                if stored.seal is not None:
+                    return stored.seal
+                session = await self._rebuild(stored)
+                session.over = stored.state if stored.state != "open" else None
+            seal = await self._close(session, state)
+            await self._store.end(session, seal, state)
         return seal
 
     def activity(self, rollout: int, attempt: int, epoch: int) -> Activity:
