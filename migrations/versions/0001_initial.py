@@ -280,7 +280,8 @@ def upgrade() -> None:
         ),
         sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name=op.f("rewards_run_id_fkey")),
         sa.PrimaryKeyConstraint("rollout_id", "revision", name=op.f("rewards_pkey")),
-        comment="Append-only composite rewards: total = performance + beta*speed + alpha*process; per_step holds every part and each step's advantage.",
+        comment="Append-only composite rewards: total = performance + beta*speed + alpha*process; "
+        "per_step holds every part and each step's advantage.",
     )
     op.create_table(
         "rollout_servers",
