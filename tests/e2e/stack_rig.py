@@ -1,0 +1,210 @@
+"""A whole Penstock in a directory of its own: started, watched, hurt and stopped from outside, through the command line alone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from orchestrator.embedded.leftovers import find_leftovers
+from orchestrator.embedded.process_spec import ProcessState, ProcessStatus, SupervisorStatus
+from orchestrator.embedded.supervisor import read_status
+from orchestrator.home import Home
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_S = 150.0  # a machine may be busy with other things
+LOOK_S = 0.05
+
+CONFIG = """\
+[run]
+name = "e2e"
+
+[policy]
+model = "{model}"
+
+[queue]
+batch_groups = 2
+group_size = 2
+max_staleness = 1
+capacity = 6
+window_fraction = 0.5
+
+[stage]
+max_turns = 2
+max_context = 1024
+end_batches = {batches}
+
+[sampling]
+max_new_tokens = 12
+
+[rollout]
+slots = 6
+verify_slots = 2
+lease_ttl_s = {lease_ttl_s}
+retry_delay_s = 0.1
+timeout_s = 30.0
+"""
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    """A new directory, gone afterwards. Unlike `tmp_path`, PostgreSQL's user and those of sandboxes can pass through it."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-e2e-"))
+    directory.chmod(0o755)
+    (directory / "tmp").mkdir(mode=0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]], what: str, patience_s: float) -> None:
+    """Wait until `holds`."""
+    try:
+        with anyio.fail_after(patience_s):
+            while True:
+                found = holds()
+                if found if isinstance(found, bool) else await found:
+                    return
+                await anyio.sleep(LOOK_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {patience_s:g} s: {what}") from None
+
+
+@dataclass(slots=True)
+class Stack:
+    """One run directory and the `penstock up` that was last started in it."""
+
+    directory: Path
+    process: subprocess.Popen[bytes] | None = None
+    said: int = 0  # bytes of up.log that earlier starts wrote
+
+    @property
+    def home(self) -> Home:
+        return Home.at(self.directory)
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "up.log"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Of this repository's code. Sandboxes lie in a temporary directory of the stack's own."""
+        own = {
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "agents")]),
+            "TMPDIR": str(self.directory / "tmp"),
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+        }
+        inherited = {k: v for k, v in os.environ.items() if k not in ("DATABASE_URL", "NATS_URL")}
+        return {**inherited, **own, **more}
+
+    def configure(self, model: Path, *, batches: int, lease_ttl_s: float = 3.0, more: str = "") -> None:
+        """Write the run's configuration."""
+        text = CONFIG.format(model=model, batches=batches, lease_ttl_s=lease_ttl_s) + more
+        (self.directory / "penstock.toml").write_text(text)
+
+    def penstock(
+        self, *arguments: str, timeout_s: float = 60.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli", *arguments, "--config", str(self.directory)],
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    async def up(self, *options: str) -> None:
+        """`penstock up`, until it says that everything is up."""
+        self._start(*options)
+        await until(self._is_up, "penstock up is up", START_S)
+
+    def _start(self, *options: str) -> None:
+        with self.log.open("ab") as log:
+            self.said = log.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.cli", "up", "--config", str(self.directory), *options],
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _is_up(self) -> bool:
+        said = self.log.read_bytes()[self.said :].decode()
+        assert self.process is not None and self.process.poll() is None, said
+        return " is up; " in said
+
+    def signalled(self, number: signal.Signals, timeout_s: float = 60.0) -> int:
+        """Signal the supervisor and wait for its end; returns its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def status(self) -> SupervisorStatus:
+        found = read_status(self.home.layout)
+        assert found is not None
+        return found
+
+    def of(self, name: str) -> ProcessStatus:
+        """What the supervisor says about one process."""
+        return next(process for process in self.status().processes if process.name == name)
+
+    def kill(self, name: str) -> int:
+        """SIGKILL one process by the id in the status file; returns that id."""
+        pid = self.of(name).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def back(self, name: str, killed: int) -> None:
+        """Wait until the supervisor has another process of that name ready."""
+
+        def ready() -> bool:
+            found = self.of(name)
+            assert found.state is not ProcessState.FAILED, found.detail
+            return found.state is ProcessState.READY and found.pid not in (None, killed)
+
+        await until(ready, f"{name} is back", START_S)
+
+    def left_running(self) -> list[str]:
+        """Processes of this stack: by the supervisor's mark, or because their files or mounts are its own (sandboxes)."""
+        found = {process.pid for process in find_leftovers(self.home.layout)}
+        needle = str(self.directory)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if needle in (entry / "mountinfo").read_text() or needle in os.readlink(entry / "cwd"):
+                        found.add(int(entry.name))
+                except (OSError, ValueError):
+                    continue  # gone meanwhile, or not ours to look at
+        return [f"{pid} {_command(pid)}" for pid in sorted(found)]
+
+    def sandboxes_left(self) -> list[str]:
+        """Sandboxes on this stack's disk."""
+        roots = (self.directory / "tmp").glob("penstock-sandboxes-*")
+        return [path.name for root in roots for path in root.iterdir() if path.name != "reap.lock"]
+
+    def destroy(self) -> None:
+        """End what a failed test left, by its identity."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if (self.directory / "penstock.toml").exists():
+            for process in find_leftovers(self.home.layout):
+                process.send(signal.SIGKILL)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return "(gone)"

@@ -1,0 +1,122 @@
+"""The whole loop, small: tasks in, policy versions out, and the books balance."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import load
+from orchestrator.contracts.states import GroupState
+from orchestrator.pool.batches import contents
+from orchestrator.pool.transact import transact
+from orchestrator.scheduling.policies import queue_policy
+from orchestrator.scheduling.replay import Transition, replay
+from tests.e2e.observer import Observer, observing
+from tests.e2e.stack_rig import Stack
+from trainer.batch import read_parts
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+
+BATCHES = 3
+TRAINED_STEPS = """
+select b.batch_id, s.full_len - s.state_len as action_len,
+       step_ids(s.run_id, s.rollout_id, s.attempt, s.idx) as ids, step_logprobs(s.run_id, s.rollout_id, s.attempt, s.idx) as logprobs
+  from batches b
+  join batch_rollouts r on r.batch_id = b.batch_id
+  join rewards w on w.rollout_id = r.rollout_id and w.revision = r.reward_revision
+  join steps s on s.run_id = b.run_id and s.rollout_id = r.rollout_id and s.attempt = r.attempt
+ where b.run_id = :run and b.state = 'committed' and (w.per_step -> s.idx ->> 'weight')::float > 0 and s.full_len > s.state_len
+ order by b.batch_no, s.rollout_id, s.idx"""
+
+
+async def test_the_loop_trains_and_loses_nothing(stack: Stack, model: Path) -> None:
+    stack.configure(model, batches=BATCHES)
+    await stack.up()
+    async with observing(stack.home) as seen:
+        await seen.publish(14)
+        await seen.until_ended()
+        await seen.nothing_lost()
+        await check_versions(seen)
+        await check_schedule(seen, stack)
+        await check_tokens(seen)
+    said = stack.penstock(
+        "sql", "select state, count(*) as n from groups where state = 'trained' group by 1", "--json"
+    )
+    assert json.loads(said.stdout) == {"state": "trained", "n": 2 * BATCHES}, said
+    assert stack.penstock("down").stdout == "stopped\n"
+    assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
+
+
+async def check_versions(seen: Observer) -> None:
+    """One version per batch after the first, each of a whole checkpoint, the last one serving after a passed canary."""
+    versions = await seen.rows(
+        "select version, parent, batch_no, path from policy_versions where run_id = :run order by 1"
+    )
+    expected = [(0, None, None), *((n + 1, n, n) for n in range(BATCHES))]
+    assert [(v.version, v.parent, v.batch_no) for v in versions] == expected
+    assert (Path(versions[-1].path) / "manifest.json").exists()
+    await seen.until_served(BATCHES)
+    (server,) = await seen.rows("select * from rollout_servers where run_id = :run")
+    assert server.detail.startswith("canary difference 0.0"), server.detail
+
+
+async def check_schedule(seen: Observer, stack: Stack) -> None:
+    """Every claim is the one that the window allows; no token is older than admission lets it become."""
+    queue = load(stack.directory / "penstock.toml").queue
+    policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
+    history = await seen.rows(
+        "select transition_id, seq, to_state from transitions where run_id = :run and kind = 'group' and seq is not null order by 1"
+    )
+    claims = replay(
+        [Transition(row.transition_id, row.seq, GroupState(row.to_state)) for row in history], policy
+    )
+    assert claims and all(claim.agrees for claim in claims), claims
+    trained = await seen.rows("select seq from groups where run_id = :run and state = 'trained'")
+    assert {row.seq for row in trained} <= {seq for claim in claims for seq in claim.recorded}
+    oldest = await seen.value("select max(staleness) from staleness where run_id = :run")
+    # While a new version is on its way to the servers the old one still answers: one more than admission's own bound.
+    assert 0 <= oldest <= queue.max_staleness + -(-(queue.window - 1) // queue.batch_groups) + 1
+
+
+async def check_tokens(seen: Observer) -> None:
+    """What the trainer learned from is, token by token, the fold of the stored steps, and its metrics say the same."""
+    stored = await seen.rows(TRAINED_STEPS)
+    metrics = await seen.rows(
+        "select b.batch_id, t.metrics from train_steps t join batches b using (batch_id) where t.run_id = :run order by b.batch_no"
+    )
+    assert len(metrics) == BATCHES
+    for row in metrics:
+        steps = [step for step in stored if step.batch_id == row.batch_id]
+        (part,) = await transact(
+            seen.engine,
+            partial(read_parts, run_id=seen.run_id, batch_id=row.batch_id, parts=1, permute_seed=None),
+        )
+        trained = sorted(part.samples, key=lambda sample: (int(sample.rollout), sample.step))
+        assert [sample.ids.tolist() for sample in trained] == [step.ids for step in steps]
+        assert [sample.behavior_logprobs.tolist() for sample in trained] == [step.logprobs for step in steps]
+        measured = row.metrics
+        assert measured["samples"] == len(steps) > 0
+        assert measured["tokens_naive"] == sum(len(step.ids) for step in steps)
+        assert measured["tokens_merged"] == different_prefixes([step.ids for step in steps])
+        assert measured["action_tokens"] == sum(step.action_len for step in steps)
+        assert measured["applied"] and measured["gradient_norm"] > 0 and measured["entropy"] > 0
+        assert sum(measured["staleness"].values()) == measured["action_tokens"]
+    # The first batch was made by the weights that it trains: server and trainer agree on every token.
+    assert metrics[0].metrics["staleness"].keys() == {"0"} and metrics[0].metrics["max_abs_dlogprob"] < 1e-3
+    assert len(await transact(seen.engine, lambda c: contents(c, metrics[0].batch_id))) == 4
+
+
+def different_prefixes(sequences: Sequence[Sequence[int]]) -> int:
+    """The tokens of a trie of these sequences."""
+    trie: dict[int, dict] = {}  # type: ignore[type-arg]
+    nodes = 0
+    for sequence in sequences:
+        at = trie
+        for token in sequence:
+            if token not in at:
+                at[token] = {}
+                nodes += 1
+            at = at[token]
+    return nodes
