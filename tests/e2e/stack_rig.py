@@ -193,6 +193,12 @@ class Stack:
         roots = (self.directory / "tmp").glob("penstock-sandboxes-*")
         return [path.name for root in roots for path in root.iterdir() if path.name != "reap.lock"]
 
+    def tracebacks(self) -> list[str]:
+        """The ends of logs in which a process died, or complained, of something that nobody thought of."""
+        logs = [self.log, *sorted(self.home.layout.logs.glob("*.log"))]
+        said = [(log.name, log.read_text(errors="replace").partition("Traceback")) for log in logs]
+        return [f"{name}: {found}{rest[:4000]}" for name, (_, found, rest) in said if found]
+
     def destroy(self) -> None:
         """End what a failed test left, by its identity."""
         if self.process is not None and self.process.poll() is None:
