@@ -30,6 +30,7 @@ from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
 from orchestrator.preflight import check_config, check_model, check_port, check_sandbox
 
+NATS_PATIENCE_S = 5.0
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
 
 
@@ -95,7 +96,7 @@ async def create_run(config: Config) -> None:
 
 async def check_bus(config: Config) -> None:
     """Raise BusError, one sentence, when NATS cannot be reached or is not fit: before processes die of it one by one."""
-    async with NatsBus.connect(config.services.nats_url, name="penstock-up"):
+    async with NatsBus.connect(config.services.nats_url, name="penstock-up", patience_s=NATS_PATIENCE_S):
         pass
 
 
