@@ -150,12 +150,12 @@ def _processes(
     port = config.gateway.port or free_port()  # the same over restarts: runners keep its address
     if "gateway" in only:
         servers = tuple(part for url in urls for part in ("--server", url))
-        home.gateway_url_file.unlink(missing_ok=True)
         yield ProcessSpec(
             name="gateway",
             argv=(*penstock, "gateway", *options, *servers, "--port", str(port)),
             env=env,
             after=after("orchestrator"),
+            before_start=lambda: home.gateway_url_file.unlink(missing_ok=True),
             ready=_exists(home.gateway_url_file),
         )
     if "runner" in only:

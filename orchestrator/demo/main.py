@@ -151,7 +151,7 @@ class Demo:
             label=label,
             rollouts=1 if greedy else EVAL_ROLLOUTS,
             greedy=greedy,
-            timeout_s=180,
+            timeout_s=300,
             tick=tick,
         )
         if self._console.is_terminal:

@@ -120,7 +120,7 @@ async def evaluate(
         version=version,
         sampling={"temperature": 0.0} if greedy else None,
     )
-    with anyio.move_on_after(timeout_s):
+    with anyio.move_on_after(timeout_s) as limit:
         while True:
             done = await client.value(
                 "select count(*) from groups where run_id = :run and label = :label and done", label=label
@@ -129,6 +129,10 @@ async def evaluate(
             if done == len(tasks):
                 break
             await anyio.sleep(0.25)
+    if limit.cancelled_caught:
+        raise PenstockError(
+            f"evaluation {label!r} did not end within {timeout_s:.0f} s: its figures would not be comparable"
+        )
     seconds = anyio.current_time() - started
     rows = await client.rows(
         "select g.domain, g.scaffold, count(*) as n, sum((w.performance >= 1)::int) as ok from groups g"

@@ -63,8 +63,8 @@ async def run_black(
     answer = await scaffold.harvest(box, ended)
     fault = scaffold.classify(ended, answer)
     if fault is None:
-        return Outcome(FailureClass.COMPLETED, answer=answer, log=_tail(ended))
-    return Outcome(_class(fault), fault.reason, answer, _tail(ended))
+        return Outcome(FailureClass.COMPLETED, answer=answer, log=_tail(ended), own_word=True)
+    return Outcome(_class(fault), fault.reason, answer, _tail(ended), own_word=True)
 
 
 async def follow(activity: Callable[[], Awaitable[Activity]], clocks: Clocks, period_s: float) -> None:

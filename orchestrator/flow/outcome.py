@@ -22,6 +22,7 @@ REASON_CHARACTERS = 1000
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted.
+    `own_word`: how a program that ran to its end was classified; a failed sandbox or gateway is never that.
 
     Texts are made fit for a message and for Postgres.
     """
@@ -31,6 +32,7 @@ class Outcome:
     answer: str | None = None
     log: str = ""
     scaffold_error: bool = False
+    own_word: bool = False  # the program's own account of its end, not the platform's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])

@@ -203,11 +203,8 @@ class RolloutRunner:
             if outcome.infra:
                 return outcome, None
             return Outcome(FailureClass.INFRA_FAILURE, f"gateway: not sealed: {error}", log=outcome.log), None
-        black = record.scaffold is not None and record.scaffold.manifest.kind == "black"
-        if black and seal.exhausted and outcome.answer is None:
-            outcome = replace(
-                outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted, scaffold_error=False
-            )
+        if outcome.own_word and seal.exhausted and outcome.answer is None:
+            outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
         return outcome, seal
 
     async def _close(self, lease: Lease, record: _Record) -> None:
