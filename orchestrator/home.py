@@ -6,6 +6,7 @@
 <directory>/.penstock/journal/<process>/    messages that Postgres does not have yet
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -71,6 +72,13 @@ class Home:
                 f"{directory} belongs to somebody else or is writable by others; remove it and start again"
             )
         return directory / "gateway.sock"
+
+    def discard_socket(self) -> None:
+        """Remove the socket's directory, which lies outside of the run's own. For when no gateway of this run lives."""
+        socket = self.gateway_socket
+        socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else lies there: it is not ours to remove
+            socket.parent.rmdir()
 
     def config(self) -> Config:
         """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""

@@ -65,6 +65,8 @@ async def up(
         if started is not None:
             started(config)
         await supervisor.until_stopped()
+    if "gateway" in only:
+        home.discard_socket()
 
 
 def _services(home: Home, config: Config) -> list[ProcessSpec]:
