@@ -1,6 +1,7 @@
 """What can be known to be wrong before anything is started, each as one sentence: ConfigurationError."""
 
 import json
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from orchestrator.rewards.settings import check_rewards
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.policies import queue_policy
 from sandboxes.base import Provider
+
+NEEDED_DISK_MB = 512  # a fresh PostgreSQL, its write-ahead log and a few checkpoints of a small policy
 
 
 def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
@@ -74,6 +77,15 @@ async def check_sandbox(name: str) -> None:
     provider: Provider = load("sandboxes", name)()
     if problems := await provider.problems():
         raise ConfigurationError(f"sandbox.provider: {name} cannot be used: {' '.join(problems)}")
+
+
+def check_disk(directory: Path, needed_mb: int = NEEDED_DISK_MB) -> None:
+    """Room for services and journals in the run's directory, which exists."""
+    free_mb = shutil.disk_usage(directory).free // 2**20
+    if free_mb < needed_mb:
+        raise ConfigurationError(
+            f"the disk of {directory} is full: {free_mb} MB are free and a run needs {needed_mb} MB to start; free some space there"
+        )
 
 
 def check_port(host: str, port: int) -> None:

@@ -28,7 +28,7 @@ from orchestrator.home import Home
 from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
-from orchestrator.preflight import check_config, check_model, check_port, check_sandbox
+from orchestrator.preflight import check_config, check_disk, check_model, check_port, check_sandbox
 
 NATS_PATIENCE_S = 5.0
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
@@ -49,6 +49,7 @@ async def up(
     if config.policy.model:
         check_model(Path(config.policy.model))
     async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
+        check_disk(home.layout.root)
         if "gateway" in only:
             check_port(config.gateway.host, config.gateway.port)
         if "runner" in only or "verifier" in only:

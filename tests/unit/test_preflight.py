@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.preflight import check_config, check_model, check_port, check_sandbox
+from orchestrator.preflight import check_config, check_disk, check_model, check_port, check_sandbox
 
 KNOWN = ("mini-swe-agent", "shell")
 
@@ -65,6 +65,12 @@ async def test_a_sandbox_that_cannot_be_opened_is_named_with_its_remedy(
         ConfigurationError, match="bubblewrap cannot be used: bwrap is not installed: apt-get"
     ):
         await check_sandbox("bubblewrap")
+
+
+def test_a_full_disk_is_named_with_what_is_needed(tmp_path: Path) -> None:
+    check_disk(tmp_path, needed_mb=1)
+    with pytest.raises(ConfigurationError, match=r"is full: \d+ MB are free and a run needs 1000000000 MB"):
+        check_disk(tmp_path, needed_mb=10**9)
 
 
 def test_a_taken_port_is_named_with_its_key() -> None:
