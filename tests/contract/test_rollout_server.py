@@ -459,9 +459,9 @@ def test_a_model_without_tokenizer_and_a_vocabulary_mismatch_are_named_in_one_se
 ) -> None:
     model = write_random_model(tmp_path / "model", vocab_size=300, hidden=32, layers=1)
     config = model / "config.json"
-    config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 320'))
+    config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 280'))
     said = start_and_fail("--model-path", str(model), "--port", "0")
-    assert "the tokenizer has 300 tokens, config.json says vocab_size = 320" in said
+    assert "the tokenizer has 300 tokens, config.json says vocab_size = 280" in said
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer.json" in start_and_fail("--model-path", str(model), "--port", "0")
     assert "no model directory at" in start_and_fail("--model-path", str(tmp_path / "nowhere"), "--port", "0")

@@ -97,7 +97,7 @@ def inspect_directory(path: Path) -> ModelDirectory:
 def load_tokenizer(directory: ModelDirectory) -> tuple[Tokenizer, frozenset[int]]:
     """The tokenizer and the ids that end a generation (the directory's `eos_ids` and the tokenizer's own).
 
-    Raises ValueError when there is none or when its size is not the model's vocab_size."""
+    Raises ValueError when there is none or when it makes ids that the model does not have. A model may have more: many pad theirs."""
     file = directory.path / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{directory.path} has no tokenizer.json: save the tokenizer beside the weights")
@@ -106,7 +106,7 @@ def load_tokenizer(directory: ModelDirectory) -> tuple[Tokenizer, frozenset[int]
     except Exception as error:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if size != directory.vocab_size:
+    if size > directory.vocab_size:
         raise ValueError(
             f"vocabulary mismatch in {directory.path}: the tokenizer has {size} tokens, "
             f"config.json says vocab_size = {directory.vocab_size}"
