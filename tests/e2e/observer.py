@@ -105,6 +105,19 @@ class Observer:
 
         await until(served, f"version {version} is served", PATIENCE_S)
 
+    async def until_given_back(self) -> None:
+        """Wait until work that a stopping worker gave back is taken back."""
+
+        async def taken_back() -> bool:
+            reason = "'% stopped before it was done'"
+            return bool(
+                await self.value(
+                    f"select count(*) > 0 from transitions where run_id = :run and reason like {reason}"
+                )
+            )
+
+        await until(taken_back, "a lease was given back", PATIENCE_S)
+
     async def nothing_lost(self) -> None:
         """Every submission of the ledger is in a terminal state, and no group was trained twice."""
         assert await self.value(LOST, ledger=self.ledger) == 0

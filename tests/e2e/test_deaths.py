@@ -83,8 +83,7 @@ async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_
 
     await stack.up()
     async with observing(stack.home, ledger) as seen:
-        given_back = "select count(*) from transitions where run_id = :run and reason like '% stopped before it was done'"
-        assert await seen.value(given_back) > 0
+        await seen.until_given_back()
         await seen.until_batches(2)
         await seen.until_at_work("verifier")
     left = [process.pid for process in stack.status().processes if process.pid is not None]
