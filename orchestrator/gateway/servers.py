@@ -198,11 +198,12 @@ class ServerPool:
     async def abandon(self, flight: Flight) -> None:
         """Give a call up: what it has so far comes back as an aborted action."""
         flight.abandoned = True
-        if flight.server is not None:
+        server = flight.server  # the call may leave it while the server is being told
+        if server is not None:
             try:
-                await flight.server.client.abort(flight.rid)
+                await server.client.abort(flight.rid)
             except RolloutServerError as error:
-                log.warning("server.abort_failed", server=flight.server.url, error=str(error))
+                log.warning("server.abort_failed", server=server.url, error=str(error))
 
     async def _admit(self, key: str) -> RolloutServer:
         while True:
