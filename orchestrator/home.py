@@ -8,6 +8,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.config import FILE, Config, load
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import check_name, is_name
 from orchestrator.embedded.layout import RunLayout
 from orchestrator.embedded.nats_server import recorded_nats_url
 from orchestrator.embedded.postgres_cluster import recorded_url
@@ -32,7 +34,8 @@ class Home:
         """`path` is the TOML file or its directory. Raises ConfigurationError when there is none."""
         file = (path / FILE if path.is_dir() else path).resolve()
         if not file.exists():
-            raise ConfigurationError(f"{file} does not exist; write one with: penstock init {file.parent}")
+            directory = file.parent if file.name == FILE or file.suffix == ".toml" else file
+            raise ConfigurationError(f"{file} does not exist; write one with: penstock init {directory}")
         return cls(file, overrides)
 
     @property
@@ -106,12 +109,12 @@ TEMPLATE = """\
 # Penstock: the configuration of one run. Every key is optional; `penstock config` prints all of them, resolved.
 
 [run]
-name = "{name}"
+name = {name}
 seed = 0
 
 [policy]
 # A Hugging Face directory: config.json, model.safetensors, tokenizer.json. It becomes policy version 0.
-model = "{model}"
+model = {model}
 
 [queue]
 batch_groups = 8      # P: groups per batch
@@ -131,11 +134,14 @@ parts = 1             # U: train steps per batch
 
 
 def write_template(directory: Path, name: str, model: str) -> Path:
-    """Write a new `penstock.toml`; never over an existing one."""
+    """Write a new `penstock.toml`; never over an existing one. Without `name` the run is called as its directory is, where that can be."""
+    name = name or (own if is_name(own := directory.resolve().name) else "default")
+    check_name("run", name)
     file = directory / FILE
     if file.exists():
         raise ConfigurationError(f"{file} exists already; edit it, or choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    file.write_text(TEMPLATE.format(name=name, model=model), encoding="utf-8")
+    quoted = {key: json.dumps(text, ensure_ascii=False) for key, text in (("name", name), ("model", model))}
+    file.write_text(TEMPLATE.format(**quoted), encoding="utf-8")
     load(file)
     return file

@@ -57,10 +57,20 @@ def sql(
         for row in rows:
             typer.echo(json.dumps(dict(zip(columns, row, strict=True)), default=show))
         return
+    console = Console()
+    too_wide = 1 + sum(len(column) + 3 for column in columns) > console.width
+    if too_wide:  # as psql does with \x: one upright table per row
+        for row in rows:
+            upright = Table("column", "value")
+            for column, value in zip(columns, row, strict=True):
+                upright.add_row(column, show(value))
+            console.print(upright)
+        console.print(f"{len(rows)} row{'s' * (len(rows) != 1)}", highlight=False)
+        return
     table = Table(*columns)
     for row in rows:
         table.add_row(*(show(value) for value in row))
-    Console().print(table)
+    console.print(table)
 
 
 def register(app: typer.Typer) -> None:

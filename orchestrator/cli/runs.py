@@ -23,7 +23,7 @@ err = Console(stderr=True)
 
 def init(
     directory: Annotated[Path, typer.Argument(help="Where to write penstock.toml.")] = HERE,
-    name: Annotated[str, typer.Option(help="The run's name.")] = "default",
+    name: Annotated[str, typer.Option(help="The run's name (default: the directory's).")] = "",
     model: Annotated[str, typer.Option(help="Hugging Face directory of the first policy.")] = "",
 ) -> None:
     """Write a penstock.toml: penstock init runs/first --model models/qwen3"""
@@ -58,7 +58,13 @@ def up(
             f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down`"
         )
 
-    anyio.run(lambda: up(home, only=wanted, on_event=show, started=started))
+    def kept(keys: list[str]) -> None:
+        err.print(
+            f"this run keeps the values that it began with of: {', '.join(keys)}; a new run.name begins a new run",
+            highlight=False,
+        )
+
+    anyio.run(lambda: up(home, only=wanted, on_event=show, started=started, kept=kept))
 
 
 def down(config: ConfigOption = HERE) -> None:

@@ -53,7 +53,8 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
-    Purpose(purpose)
+    if purpose not in list(Purpose):
+        raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
     prepared = [
@@ -109,13 +110,16 @@ def check(
 @app.command()
 def generate(
     directory: Annotated[Path, typer.Argument(help="Where to write train/ and heldout/.")],
-    train: Annotated[int, typer.Option(help="Training tasks.")] = 400,
-    heldout: Annotated[int, typer.Option(help="Held-out tasks.")] = 100,
+    train: Annotated[int, typer.Option(min=0, help="Training tasks.")] = 400,
+    heldout: Annotated[int, typer.Option(min=0, help="Held-out tasks.")] = 100,
     seed: Annotated[int, typer.Option(help="The suite's seed.")] = 0,
 ) -> None:
     """Write the built-in suite of shell tasks: penstock tasks generate suite --train 400 --heldout 100"""
     from orchestrator.tasks.suite import generate as draw
 
+    for target in (directory / "train", directory / "heldout"):
+        if target.exists():
+            raise ValueError(f"{target} exists already; remove it, or choose another directory")
     for folder, drawn in (("train", draw("train", train, seed)), ("heldout", draw("heldout", heldout, seed))):
         for number, item in enumerate(drawn):
             item.task.write(directory / folder / f"{number:04d}-{item.task.name}")

@@ -15,9 +15,14 @@ NAME = re.compile(r"[a-z0-9_-]{1,32}")
 NO_PARENT = bytes(32)  # what stands for the parent in a chain that starts from nothing
 
 
+def is_name(name: str) -> bool:
+    """Whether `name` can name a run, a domain or a pool."""
+    return NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise ValueError naming the rule that it breaks."""
-    if not NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(f"{kind} {name!r} is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -")
     return name
 

@@ -63,7 +63,7 @@ async def open_engine(
         await engine.dispose()
         raise ServiceError(
             f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {str(error).splitlines()[0]}); "
-            "check DATABASE_URL and that the server runs"
+            "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
         ) from error
     try:
         yield engine

@@ -1,5 +1,6 @@
 """The command line: help for every command, one sentence on stderr for what people must know, and exit statuses."""
 
+import json
 import os
 import subprocess
 import sys
@@ -91,7 +92,10 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
             "unknown process 'nothing'; known: rollout-server, orchestrator",
         ),
         (("tasks", "check", str(tmp_path / "none")), "none does not exist"),
-        (("tasks", "publish", here, "-c", here, "--purpose", "fun"), "'fun' is not a valid Purpose"),
+        (
+            ("tasks", "publish", here, "-c", here, "--purpose", "fun"),
+            "unknown purpose 'fun'; known: train, eval, record",
+        ),
     ):
         assert said in refused(penstock(*arguments))
 
@@ -124,3 +128,30 @@ def test_generated_tasks_are_well_formed(penstock: Penstock, tmp_path: Path) -> 
     assert penstock("tasks", "generate", str(suite), "--train", "5", "--heldout", "2").code == 0
     done = penstock("tasks", "check", str(suite / "train"), str(suite / "heldout"))
     assert (done.code, done.out) == (0, "7 tasks are well-formed\n")
+    assert "train exists already" in refused(penstock("tasks", "generate", str(suite)))
+
+
+def test_a_run_is_called_as_its_directory_where_that_can_be(penstock: Penstock, tmp_path: Path) -> None:
+    for directory, named in (("first", "first"), ("My run", "default")):
+        assert penstock("init", str(tmp_path / directory), "--model", 'a "b" \\ c').code == 0
+        kept = json.loads(penstock("config", "-c", str(tmp_path / directory)).out)
+        assert (kept["run"]["name"], kept["policy"]["model"]) == (named, 'a "b" \\ c')
+    said = refused(penstock("init", str(tmp_path / "second"), "--name", "Second"))
+    assert "'Second' is not a valid name" in said and not (tmp_path / "second").exists()
+    assert f"penstock init {tmp_path / 'second'}\n" in refused(
+        penstock("config", "-c", str(tmp_path / "second"))
+    )
+
+
+def test_a_row_that_is_too_wide_for_a_table_stands_upright(
+    monkeypatch: pytest.MonkeyPatch, penstock: Penstock, directory: Path
+) -> None:
+    async def answered(*_: object) -> tuple[list[str], list[tuple[object, ...]]]:
+        return [f"a_long_column_{n}" for n in range(9)], [tuple(range(9))]
+
+    monkeypatch.setattr("orchestrator.cli.pool.query", answered)
+    for variable in ("DATABASE_URL", "NATS_URL"):
+        monkeypatch.setenv(variable, "x")
+    monkeypatch.setenv("COLUMNS", "80")
+    said = penstock("sql", "-c", str(directory), "select 1").out
+    assert "a_long_column_8" in said and said.endswith("1 row\n")
