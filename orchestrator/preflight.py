@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from scaffolds.find import find
 from tokenizers import Tokenizer
 
 from orchestrator.config import Config
@@ -37,6 +38,17 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
         raise ConfigurationError(
             f"sandbox.provider: unknown provider {config.sandbox.provider!r}; known: {', '.join(known)}"
         )
+
+
+def check_scaffolds(config: Config) -> None:
+    """Load every scaffold with a share, as runners will: one that cannot be loaded would fail every attempt. Raises ConfigurationError."""
+    for name in config.rollout.scaffolds:
+        try:
+            find(name)
+        except Exception as error:
+            raise ConfigurationError(
+                f"rollout.scaffolds: {name!r} cannot be loaded ({type(error).__name__}: {error})"
+            ) from error
 
 
 def check_model(directory: Path) -> None:

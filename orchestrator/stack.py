@@ -16,7 +16,7 @@ from alembic import command
 from alembic.config import Config as AlembicConfig
 
 from orchestrator.bus.nats import NatsBus
-from orchestrator.config import Config, load
+from orchestrator.config import Config, differences, load
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.embedded.nats_server import prepare_nats
 from orchestrator.embedded.ports import free_port
@@ -28,9 +28,18 @@ from orchestrator.home import Home
 from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
-from orchestrator.preflight import check_config, check_disk, check_model, check_port, check_sandbox
+from orchestrator.preflight import (
+    check_config,
+    check_disk,
+    check_model,
+    check_port,
+    check_sandbox,
+    check_scaffolds,
+)
 
 NATS_PATIENCE_S = 5.0
+# Processes take these from the file at each start; the run keeps all others.
+OF_THE_MACHINE = ("gateway.", "servers.", "rollout.slots", "rollout.verify_slots", "sandbox.provider")
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
 
 
@@ -40,10 +49,16 @@ async def up(
     only: Sequence[str] = PROCESSES,
     on_event: Callable[[ProcessEvent], None] | None = None,
     started: Callable[[Config], None] | None = None,
+    kept: Callable[[list[str]], None] | None = None,
 ) -> None:
-    """Start everything, keep it alive until SIGINT or SIGTERM. Raises ConfigurationError or ServiceError, one sentence."""
+    """Start everything, keep it alive until SIGINT or SIGTERM. Raises ConfigurationError or ServiceError, one sentence.
+
+    `kept` is told which keys have a new value that an existing run ignores: it keeps what it began with.
+    """
     config = home.config()
     check_config(config, names("scaffolds"))
+    if "runner" in only:
+        check_scaffolds(config)
     if "rollout-server" in only and not config.servers.urls and not config.policy.model:
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
     if config.policy.model:
@@ -59,7 +74,9 @@ async def up(
         await supervisor.ready()
         config = home.connected()
         await migrate(config, own=any(spec.name == "postgres" for spec in services))
-        await create_run(config)
+        ignored = await create_run(config)
+        if ignored and kept is not None:
+            kept(ignored)
         await check_bus(config)
         supervisor.add(*_processes(home, config, only, tuple(spec.name for spec in services)))
         await supervisor.ready()
@@ -91,10 +108,12 @@ async def migrate(config: Config, *, own: bool) -> None:
         await check_revision(connection)
 
 
-async def create_run(config: Config) -> None:
-    """Every process finds the run that it belongs to, in whatever order they start."""
+async def create_run(config: Config) -> list[str]:
+    """Every process finds the run that it belongs to, in whatever order they start. Returns the keys whose new value the run ignores."""
     async with open_engine(config.services.database_url, size=1) as engine, engine.begin() as connection:
-        await ensure_run(connection, config.run.name, config.to_json())
+        run = await ensure_run(connection, config.run.name, config.to_json())
+    changed = differences(Config.from_json(run.config), config)
+    return [key for key in changed if not key.startswith(OF_THE_MACHINE)]
 
 
 async def check_bus(config: Config) -> None:

@@ -10,7 +10,14 @@ from tokenizers.models import WordLevel
 
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.preflight import check_config, check_disk, check_model, check_port, check_sandbox
+from orchestrator.preflight import (
+    check_config,
+    check_disk,
+    check_model,
+    check_port,
+    check_sandbox,
+    check_scaffolds,
+)
 
 KNOWN = ("mini-swe-agent", "shell")
 
@@ -34,6 +41,13 @@ def test_a_configuration_that_cannot_run_is_refused_in_one_sentence(
     check_config(Config(), KNOWN)
     with pytest.raises(ConfigurationError, match=sentence):
         check_config(Config.model_validate(changes), KNOWN)
+
+
+def test_a_scaffold_that_cannot_be_loaded_is_named_before_it_fails_every_attempt() -> None:
+    check_scaffolds(Config())
+    broken = Config.model_validate({"rollout": {"scaffolds": {"no_such_module:Mine": 1}}})
+    with pytest.raises(ConfigurationError, match="'no_such_module:Mine' cannot be loaded"):
+        check_scaffolds(broken)
 
 
 def a_model(directory: Path, vocabulary: int) -> Path:
