@@ -139,7 +139,8 @@ def candidates(mountinfo: str) -> list[Hierarchies]:
 
 def _make(directory: Path, version: int) -> None:
     for _ in range(20):  # another process may remove the empty parent between our two steps
-        directory.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # there, or removed again since the kernel said so
+            directory.parent.mkdir()
         if version == 2:
             for level in (directory.parent.parent, directory.parent):
                 with contextlib.suppress(FileNotFoundError):

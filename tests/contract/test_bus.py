@@ -1,7 +1,7 @@
 """What every bus must do, asked of the one in memory and of a real NATS server alike."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from secrets import token_hex
 
@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import nats
 import pytest
+from nats.js.errors import NotFoundError
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, ConsumerConflict, Delivery, Outgoing, StreamFull, TooLarge
@@ -54,7 +55,8 @@ async def rig(request: pytest.FixtureRequest, nats_server: EmbeddedNats) -> Asyn
 
         async def wipe_server() -> None:
             for stream in subjects.STREAMS:
-                await foreign.jetstream().delete_stream(f"{prefix.upper()}_{stream.name}")
+                with suppress(NotFoundError):  # deleted before, and not made again yet
+                    await foreign.jetstream().delete_stream(f"{prefix.upper()}_{stream.name}")
 
         bus = await stack.enter_async_context(
             NatsBus.connect(nats_server.url, name="test", prefix=prefix, timing=TIMING, streams=STREAMS)
