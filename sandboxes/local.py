@@ -49,21 +49,22 @@ class LocalProvider:
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or default_root()
-        self._ready = False
+        self._warned = self._ready = False
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         return self._open(spec)
 
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        if not self._ready:
-            self._ready = True
+        if not self._warned:
+            self._warned = True
             warnings.warn(
                 "the sandbox `local` does not isolate: programs run with your rights, files and network."
                 " Use it for development only, and `bubblewrap` for anything a model writes.",
                 NoIsolationWarning,
                 stacklevel=3,
             )
+        if not self._ready:  # whoever comes while it is prepared prepares it too
             await anyio.to_thread.run_sync(self._prepare)
         sandbox = LocalSandbox(self._root, spec, None, own_user=False)
         async with sandbox.opened():
@@ -72,6 +73,7 @@ class LocalProvider:
     def _prepare(self) -> None:
         prepare_root(self._root)
         reap(self._root)
+        self._ready = True
 
     async def problems(self) -> tuple[str, ...]:
         return () if shutil.which("sh") else ("sh is not installed: apt-get install dash.",)

@@ -1,10 +1,13 @@
 """The development provider's warning, and the suite's own ability to fail."""
 
+import threading
 import warnings
 from pathlib import Path
 
+import anyio
 import pytest
 
+from sandboxes import local
 from sandboxes.base import GATEWAY_SOCKET, Provider, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.conformance import CHECKS, run_check
@@ -23,6 +26,31 @@ async def test_local_warns_once_at_the_callers_line(root: Path) -> None:
                 pass
     assert [each.category for each in caught] == [NoIsolationWarning]
     assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
+async def test_who_opens_while_the_first_one_still_prepares_finds_a_prepared_place(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(
+        2, timeout=20
+    )  # broken, an error, if the second did not wait for a prepared place
+    prepare = local.prepare_root
+
+    def prepare_together(place: Path) -> None:
+        both.wait()
+        prepare(place)
+
+    monkeypatch.setattr(local, "prepare_root", prepare_together)
+    provider = LocalProvider()
+
+    async def use() -> None:
+        async with provider.open(SandboxSpec()) as sandbox:
+            assert (await sandbox.exec(["true"])).ok
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(use)
+        group.start_soon(use)
 
 
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
