@@ -81,7 +81,8 @@ class Seal:
     """What a sealed session announces. `digest` (hex) is sha256 of every chain_sha in idx order; last_idx is -1 without steps.
 
     `queued_s`: time that calls spent waiting for admission or a rollout server, not for generation. `calls` counts requests that
-    reached the policy, answered or not. `exhausted`: turns | context | tokens when a call was refused for that, else None.
+    reached the policy, answered or not. `exhausted`: turns | context | tokens when a call was refused for that, else None. `failing`: why
+    the platform failed the newest call that ended (no rollout server, a full disk), None when it was served or refused for its own sake.
     """
 
     steps: int
@@ -92,17 +93,20 @@ class Seal:
     calls: int
     exhausted: str | None
     sampled_tokens: int
+    failing: str | None = None
     versions: tuple[int, ...] = ()  # every policy version that made a token, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
     """What a session is doing: calls in flight, calls so far, and the seconds that finished calls have spent queueing. All zero for
-    one that is not in the gateway's memory: closed, or not spoken to since the gateway started."""
+    one that is not in the gateway's memory: closed, or not spoken to since the gateway started. `instance` names this gateway process: another
+    one means that the gateway was started anew meanwhile."""
 
     in_flight: int
     calls: int
     queued_s: float
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

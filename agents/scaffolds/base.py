@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sandboxes.base import WORK, ExecResult, File, Sandbox
+from sandboxes.base import WORK, ExecResult, File, KilledBy, Sandbox
 
 Message = dict[str, Any]
 """OpenAI's chat form: role, content, and where they apply reasoning_content, tool_calls, tool_call_id."""
@@ -192,7 +192,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How a black box failed: `policy` (trained), `timeout`, or `infra` (retried). `reason` in a few words."""
+    """How a black box failed: `policy` (trained), `timeout`, or `infra`. `reason` in a few words.
+
+    `infra` is retried only if the policy cannot have brought it about: before the first completion reached the program, or when the runner
+    itself saw the gateway fail. Otherwise it counts as the policy's doing, whose commands may end the program. Likewise a `timeout` counts
+    only when the time was used up.
+    """
 
     kind: Literal["policy", "timeout", "infra"]
     reason: str
@@ -250,7 +255,9 @@ class BlackBoxDefaults:
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
         if ended.timed_out:
             return Fault("timeout", "the scaffold's own time limit ended")
-        return None if ended.ok else Fault("infra", f"the scaffold ended with exit code {ended.exit_code}")
+        if ended.killed_by is not KilledBy.NONE:
+            return Fault("infra", f"limit of {ended.killed_by.value} reached")
+        return None if ended.ok else Fault("infra", f"the program ended with exit code {ended.exit_code}")
 
     async def on_abort(self, box: Sandbox) -> None:
         return None

@@ -1,7 +1,9 @@
 """Running a black box: a program inside the sandbox that reaches the gateway through the bound socket, and nothing else."""
 
 import math
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -20,6 +22,11 @@ from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
 log = get(__name__)
 
 ABORT_S = 5.0
+GRUDGE_S = (
+    60.0  # a program may give up this long after the gateway failed it, and it is still the platform's fault
+)
+SILENT_S = 10.0  # without an answer for so long, the gateway hangs
+IN_TIME = 0.9  # of its time limit: a program that says earlier that its time ended is not believed
 ASK_S = 1.0  # between two questions to the gateway, and the longest wait for an answer
 HOST = "http://gateway"  # any name: the socket decides where requests go
 
@@ -51,9 +58,9 @@ async def run_black(
                 f"the scaffold's install ended with exit code {installed.exit_code}: {_tail(installed)}"
             )
 
-    launch = scaffold.launch(task, gateway, limits)
+    launch, sight = scaffold.launch(task, gateway, limits), Sight()
     try:
-        async with beside(partial(follow, activity, clocks, min(ASK_S, clocks.stall_s / 4))):
+        async with beside(partial(follow, activity, clocks, min(ASK_S, clocks.stall_s / 4), sight)):
             # Without a limit of its own: the clocks know how much of its time was the platform's.
             ended = await clocks.run(partial(_run, WatchedBox(box, clocks), launch, math.inf))
     except BaseException:
@@ -64,10 +71,47 @@ async def run_black(
     fault = scaffold.classify(ended, answer)
     if fault is None:
         return Outcome(FailureClass.COMPLETED, answer=answer, log=_tail(ended), own_word=True)
-    return Outcome(_class(fault), fault.reason, answer, _tail(ended), own_word=True)
+    failure = _class(fault)
+    if fault.kind == "timeout" and clocks.elapsed_s < IN_TIME * limits.timeout_s:
+        failure = (
+            FailureClass.INFRA_FAILURE
+        )  # it died of something: whose doing that was is judged as for any other end
+    if failure is FailureClass.INFRA_FAILURE:
+        sight.looked(await activity())  # a gateway that is away for good raises here
+    return Outcome(
+        failure, fault.reason, answer, _tail(ended), own_word=True, platform=sight.failed(GRUDGE_S)
+    )
 
 
-async def follow(activity: Callable[[], Awaitable[Activity]], clocks: Clocks, period_s: float) -> None:
+@dataclass(slots=True)
+class Sight:
+    """What a runner saw of the gateway during one program: evidence that nothing in a sandbox can forge. Times are `time.monotonic()`."""
+
+    instance: str = ""
+    seen_at: float = field(default_factory=time.monotonic)
+    failed_at: float | None = None
+    how: str = ""
+
+    def looked(self, seen: Activity | None) -> None:
+        """Another look; None: no answer in time."""
+        now = time.monotonic()
+        if seen is None:
+            if now - self.seen_at > SILENT_S:
+                self.failed_at, self.how = now, "it was silent while the program ran"
+            return
+        if self.instance and seen.instance != self.instance:
+            self.failed_at, self.how = now, "it started anew while the program ran"
+        self.instance, self.seen_at = seen.instance, now
+
+    def failed(self, within_s: float) -> str:
+        """How the gateway failed in the last `within_s` seconds; empty: it did not."""
+        recent = self.failed_at is not None and time.monotonic() - self.failed_at < within_s
+        return self.how if recent else ""
+
+
+async def follow(
+    activity: Callable[[], Awaitable[Activity]], clocks: Clocks, period_s: float, sight: Sight
+) -> None:
     """Tell the clocks what the gateway sees, until cancelled. While the gateway is silent, whoever may wait for it waits for the platform."""
     last = Activity(0, 0, 0.0)
     while True:
@@ -77,6 +121,7 @@ async def follow(activity: Callable[[], Awaitable[Activity]], clocks: Clocks, pe
                 seen = await activity()
             except PenstockError as error:
                 log.info("gateway.silent", error=str(error))
+        sight.looked(seen)
         last = seen or last
         clocks.observed(waiting=seen is None or seen.in_flight > 0, calls=last.calls, queued_s=last.queued_s)
         await anyio.sleep(period_s)

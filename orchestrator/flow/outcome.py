@@ -2,13 +2,13 @@
 
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import RolloutFailure, ServiceError
 from orchestrator.contracts.states import FailureClass
-from orchestrator.gateway_client import BudgetExhausted
+from orchestrator.gateway_client import BudgetExhausted, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
 from sandboxes.base import SandboxError
@@ -17,12 +17,14 @@ log = get(__name__)
 
 LOG_BYTES = 4096
 REASON_CHARACTERS = 1000
+UNSEEN = frozenset({"auxiliary", "undelivered"})  # marks of steps that cannot have moved the program
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted.
-    `own_word`: how a program that ran to its end was classified; a failed sandbox or gateway is never that.
+    `own_word`: how a program that ran to its end was classified; a failed sandbox or gateway is never that. `platform`: what the runner
+    itself saw fail while the program ran, empty if nothing.
 
     Texts are made fit for a message and for Postgres.
     """
@@ -33,6 +35,7 @@ class Outcome:
     log: str = ""
     scaffold_error: bool = False
     own_word: bool = False  # the program's own account of its end, not the platform's
+    platform: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])
@@ -71,6 +74,27 @@ def outcome_of(error: Exception) -> Outcome:
     return Outcome(
         FailureClass.INFRA_FAILURE, f"scaffold: {type(error).__name__}", log=last, scaffold_error=True
     )  # fmt: skip
+
+
+def judged(outcome: Outcome, seal: Seal) -> Outcome:
+    """A program's own word held against what the gateway saw of its session.
+
+    What a program does once it has had completions is the policy's doing: its commands run as the program's own user and can end it, or write
+    what it leaves behind. So from the first served step on, only the platform's own evidence (a call that the gateway failed, a gateway
+    that was silent) makes an infrastructure failure; an exit code does not.
+    """
+    if not outcome.own_word:
+        return outcome
+    if seal.exhausted and outcome.answer is None:
+        return replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
+    if not outcome.infra:
+        return outcome
+    if failed := outcome.platform or seal.failing:
+        return replace(outcome, reason=f"gateway: {failed}")
+    unseen = {mark.idx for mark in seal.marks if mark.reason in UNSEEN}
+    if seal.steps > len(unseen):
+        return replace(outcome, failure=FailureClass.POLICY_FAILURE)
+    return outcome
 
 
 def culprit(error: Exception) -> Exception:

@@ -38,7 +38,8 @@ from orchestrator.flow.assignments import Assignments
 from orchestrator.flow.blackbox import endpoint_of, run_black
 from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, packed
-from orchestrator.flow.outcome import Outcome, captured
+from orchestrator.flow.managed import policy_of
+from orchestrator.flow.outcome import Outcome, captured, judged
 from orchestrator.flow.whitebox import run_white
 from orchestrator.flow.worker import Worker, WorkerSettings, open_worker, sandbox_limits
 from orchestrator.gateway_client import Budget, GatewayAdmin, GatewayRefused, NativeLlm, OpenSession, Seal
@@ -152,7 +153,10 @@ class RolloutRunner:
                     activity = partial(self._admin.activity, **key_of(lease))
                     return await run_black(black, view, box, session, clocks, limits, activity)
                 async with NativeLlm(self._gateway_url, session.token) as native:
-                    return await run_white(scaffold, view, box, native, clocks, limits, record.tool_calls)
+                    policy = policy_of(self._worker.config.rollout.context, lease.scaffold)
+                    return await run_white(
+                        scaffold, view, box, native, clocks, limits, record.tool_calls, policy
+                    )
 
             outcome = await captured(work)
             changed = await box.changed(LIMITS)
@@ -193,7 +197,7 @@ class RolloutRunner:
             raise InfraFailure(f"gateway: {error}") from error
 
     async def _seal(self, lease: Lease, outcome: Outcome, record: _Record) -> tuple[Outcome, Seal | None]:
-        """End the session. A harness that failed because its budget was used up failed by the policy's doing."""
+        """End the session, and hold a program's own word against what the gateway saw."""
         if not record.opened:
             return outcome, None
         try:
@@ -203,9 +207,7 @@ class RolloutRunner:
             if outcome.infra:
                 return outcome, None
             return Outcome(FailureClass.INFRA_FAILURE, f"gateway: not sealed: {error}", log=outcome.log), None
-        if outcome.own_word and seal.exhausted and outcome.answer is None:
-            outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
-        return outcome, seal
+        return judged(outcome, seal), seal
 
     async def _close(self, lease: Lease, record: _Record) -> None:
         """Close the session of an attempt that reports nothing. Best effort: it expires by itself."""

@@ -1,5 +1,6 @@
 """The book of sessions: opening, finding by token, sealing. What is not in memory is rebuilt from the data pool and the journal."""
 
+import secrets
 import time
 
 import anyio
@@ -37,6 +38,7 @@ class SessionBook:
         self._by_hash: dict[bytes, Session] = {}
         self._hash_of: dict[tuple[int, int], bytes] = {}  # (rollout, attempt) → the current token's hash
         self._opening = anyio.Lock()
+        self.instance = secrets.token_hex(8)
 
     async def open(self, terms: Terms) -> str:
         """Open a session and return its token. The same lease epoch again: the same session under a new token.
@@ -94,8 +96,8 @@ class SessionBook:
         """What the session of a lease epoch is doing, as far as this process knows it."""
         session = self._current(rollout, attempt, epoch)
         if session is None:
-            return Activity(0, 0, 0.0)
-        return Activity(len(session.calls), session.requests, session.queued_s)
+            return Activity(0, 0, 0.0, self.instance)
+        return Activity(len(session.calls), session.requests, session.queued_s, self.instance)
 
     async def _close(self, session: Session, state: str) -> Seal:
         """Cancel what is in flight; from here on nothing commits."""

@@ -230,6 +230,10 @@ class Calls:
             log.exception("call.failed", rollout=session.terms.rollout, attempt=session.terms.attempt)
             outcome = Problem(500, "internal_error", "the gateway failed; nothing was recorded")
         finally:
+            if isinstance(outcome, Reply):
+                session.failing = None
+            elif outcome.status >= 500:
+                session.failing = outcome.message
             if session.calls.get(request.digest) is call:
                 del session.calls[request.digest]
             call.finish(outcome)

@@ -67,6 +67,9 @@ class Session:
         self.queued_s = 0.0
         self.requests = len(forest.nodes)
         self.exhausted: str | None = None
+        self.failing: str | None = (
+            None  # why the platform failed the newest call that ended, None if it did not
+        )
         self.last_reply_at: float | None = None
         for node in forest.nodes:
             self.newest[node.digest] = node
@@ -115,6 +118,7 @@ class Session:
             queued_s=round(self.queued_s, 6),
             calls=self.requests,
             exhausted=self.exhausted,
+            failing=self.failing,
             sampled_tokens=self.sampled_tokens,
             versions=tuple(sorted({version for node in nodes for version in node.versions})),
         )

@@ -179,7 +179,7 @@ async def test_it_runs_in_the_sandbox_that_isolates_nothing(root: Path) -> None:
         ([{"content": "four"}], Fault("policy", "ill_formed: not a call of bash with a command")),
         ([bash("true")] * 4, Fault("policy", "turns")),
         ([bash("true"), Failure(400, "budget_exhausted", "used up")], Fault("policy", "used up")),
-        ([bash("kill -9 $PPID")], Fault("policy", "the program did not survive its commands: exit code 137")),
+        ([bash("kill -9 $PPID")], Fault("infra", "it ended early, exit code 137: it said nothing")),
         ([Failure(401, "invalid_api_key", "unknown")], Fault("infra", "GatewayRefused: 401: unknown")),
         ([bash("true"), Failure(409, "session_over", "over")], Fault("infra", "GatewayRefused: 409: over")),
     ],
@@ -207,7 +207,7 @@ async def test_a_program_that_does_not_start_is_an_infrastructure_failure(root: 
     async with scripted_chat(root, []) as chat:
         run = await play(chat, files={f"{PLACE}/start.py": File(b"import absent\n")})
     assert run.fault == Fault(
-        "infra", "the program did not start: exit code 1: ModuleNotFoundError: No module named 'absent'"
+        "infra", "it ended early, exit code 1: ModuleNotFoundError: No module named 'absent'"
     )
 
 

@@ -223,6 +223,37 @@ async def test_a_program_declared_in_toml_reaches_the_gateway_through_the_socket
         assert attempt.failure_class == "timeout" and attempt.reason.startswith("stall: ")
 
 
+async def test_a_program_that_its_own_commands_end_is_graded_and_not_run_again(opens: Opens) -> None:
+    """Else a policy could end every attempt that goes badly and be given another."""
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        looper = str(Path(__file__).parent / "looper_scaffold")
+        killed = await rig.submit(a_task(runs("echo done > out; kill -9 $PPID"), says("")), scaffold=looper)
+        greedy = await rig.submit(a_task(runs("head -c 2G /dev/zero | tail"), says("")), scaffold=looper)
+        assert (await rig.verdict(killed), await rig.verdict(greedy)) == (1.0, 0.0)
+        for rollout, reason in ((killed, "the program ended with exit code 137"), (greedy, "limit of")):
+            (attempt,) = await rig.attempts(rollout)
+            assert attempt.failure_class == "policy_failure" and attempt.reason.startswith(reason), attempt
+
+
+async def test_a_program_that_ends_before_its_first_completion_is_an_infrastructure_failure(
+    opens: Opens, directory: Path
+) -> None:
+    place = directory / "stillborn"
+    place.mkdir()
+    (place / "scaffold.toml").write_text(
+        'name = "stillborn"\nversion = "1"\nwire = "chat"\nargv = ["/bin/false"]\n'
+    )
+    async with opens() as rig:
+        rig.start_runner()
+        rollout = await rig.submit(PASSES, scaffold=str(place))
+        await rig.state(rollout, "lost")
+        attempts = await rig.attempts(rollout)
+        assert [a.failure_class for a in attempts] == ["infra_failure"] * 3
+        assert {a.reason for a in attempts} == {"the program ended with exit code 1"}
+
+
 async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> None:
     async with opens() as rig:
         rig.start_runner()

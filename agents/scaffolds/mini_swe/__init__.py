@@ -39,7 +39,6 @@ SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "
 
 _INSIDE: Final = Path(__file__).with_name("inside")
 _LONGEST_TRAJECTORY: Final = 64 << 20
-_FIRST_REPLY: Final = b"(step 1,"  # printed by the program above its first answer
 
 
 @scaffold(name="mini-swe-agent", version=VERSION, wire="chat")
@@ -90,16 +89,14 @@ class MiniSweAgent(BlackBoxDefaults):
         return submission.removesuffix("\n") if self._status == "Submitted" else None
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
-        """By the exit status in the trajectory. A program that had answers and died without one was brought down by the policy's commands."""
+        """By the exit status in the trajectory."""
         if answer is not None:
             return None
         match ended.killed_by:
             case KilledBy.TIMEOUT:
                 return Fault("timeout", "the program's time ended")
-            case KilledBy.MEMORY | KilledBy.CPU | KilledBy.DISK | KilledBy.OUTPUT:
-                return Fault("policy", f"limit of {ended.killed_by.value} reached")
-            case KilledBy.CALLER:
-                return Fault("infra", "ended from outside")
+            case KilledBy.MEMORY | KilledBy.CPU | KilledBy.DISK | KilledBy.OUTPUT | KilledBy.CALLER:
+                return Fault("infra", f"limit of {ended.killed_by.value} reached")
         match self._status:
             case "LimitsExceeded":
                 return Fault("policy", "turns" if self._detail == self._status else self._detail)
@@ -107,14 +104,8 @@ class MiniSweAgent(BlackBoxDefaults):
                 return Fault("policy", "ill_formed: not a call of bash with a command")
             case "TimeExceeded":
                 return Fault("timeout", "the program's time ended")
-            case "" if _FIRST_REPLY in ended.stdout:
-                return Fault(
-                    "policy", f"the program did not survive its commands: exit code {ended.exit_code}"
-                )
             case "":
-                return Fault(
-                    "infra", f"the program did not start: exit code {ended.exit_code}: {_last_line(ended)}"
-                )
+                return Fault("infra", f"it ended early, exit code {ended.exit_code}: {_last_line(ended)}")
         return Fault("infra", f"{self._status}: {self._detail}")
 
 

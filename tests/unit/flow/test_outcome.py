@@ -4,9 +4,10 @@ import pytest
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PolicyFailure, ServiceError
+from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.states import FailureClass
-from orchestrator.flow.outcome import Outcome, captured
-from orchestrator.gateway_client import BudgetExhausted, GatewayRefused
+from orchestrator.flow.outcome import Outcome, captured, judged
+from orchestrator.gateway_client import BudgetExhausted, GatewayRefused, Seal
 from sandboxes.base import SandboxError
 
 pytestmark = pytest.mark.anyio
@@ -54,3 +55,33 @@ async def test_what_a_person_must_mend_is_not_data() -> None:
 async def test_texts_fit_a_message_and_postgres() -> None:
     found = Outcome(FailureClass.COMPLETED, answer="a\x00b\ud800", log="x" * 5000, reason="y" * 5000)
     assert found.answer == "a\ufffdb?" and len(found.log) == 4096 and len(found.reason) == 1000
+
+
+def seal(steps: int, *marks: StepMark, exhausted: str | None = None, failing: str | None = None) -> Seal:
+    return Seal(steps, steps - 1, "", marks, 0.0, steps, exhausted, 0, failing=failing)
+
+
+DIED = Outcome(INFRA, "the program ended with exit code 137", own_word=True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seal", "failure", "reason"),
+    [
+        (DIED, seal(0), INFRA, DIED.reason),
+        (DIED, seal(1), POLICY, DIED.reason),
+        (DIED, seal(1, StepMark(0, "auxiliary")), INFRA, DIED.reason),
+        (DIED, seal(1, StepMark(0, "undelivered")), INFRA, DIED.reason),
+        (DIED, seal(2, StepMark(0, "auxiliary"), StepMark(0, "undelivered")), POLICY, DIED.reason),
+        (DIED, seal(1, StepMark(0, "version_suspect")), POLICY, DIED.reason),
+        (DIED, seal(3, failing="no rollout server answers"), INFRA, "gateway: no rollout server answers"),
+        (DIED, seal(3, exhausted="turns"), POLICY, "turns"),
+        (Outcome(INFRA, "x", own_word=True, platform="it started anew"), seal(3), INFRA, "gateway: it started anew"),
+        (Outcome(INFRA, "sandbox: gone"), seal(3), INFRA, "sandbox: gone"),
+        (Outcome(FailureClass.COMPLETED, answer="4", own_word=True), seal(3, failing="x"), FailureClass.COMPLETED, ""),
+    ],
+)  # fmt: skip
+def test_once_a_program_had_a_completion_its_early_end_is_the_policys_unless_the_platform_was_seen_to_fail(
+    outcome: Outcome, seal: Seal, failure: FailureClass, reason: str
+) -> None:
+    found = judged(outcome, seal)
+    assert (found.failure, found.reason) == (failure, reason)
