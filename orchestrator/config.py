@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
@@ -115,12 +115,62 @@ class SamplingSection(_Section):
     max_new_tokens: Positive = 256
 
 
+class NoContext(_Section):
+    """The history only grows."""
+
+    policy: Literal["none"]
+
+
+class _Turns(_Section):
+    """Once a history holds `max_turns` turns (a reply and what came back for it), the newest `keep_turns` stay."""
+
+    max_turns: Positive = 8
+
+    @model_validator(mode="after")
+    def _shrinks(self) -> Self:
+        keep = getattr(self, "keep_turns", 0)
+        if keep >= self.max_turns:
+            raise ValueError(f"keep_turns ({keep}) must be less than max_turns ({self.max_turns})")
+        return self
+
+
+class SlidingWindowContext(_Turns):
+    """Nothing stands for what goes."""
+
+    policy: Literal["sliding_window"]
+    keep_turns: Positive = 4
+
+
+class PeriodicSummaryContext(_Turns):
+    """A summary of the policy's own making stands for what goes; asking for it is one of its turns."""
+
+    policy: Literal["periodic_summary"]
+    keep_turns: Annotated[int, Field(ge=0)] = 1
+
+
+class DropRepliesContext(_Section):
+    """Past this share of `stage.max_context`, replies and tool returns go, but for the newest `keep_turns` turns."""
+
+    policy: Literal["drop_replies"]
+    past: Annotated[float, Field(gt=0, le=1)] = 0.3
+    keep_turns: Annotated[int, Field(ge=0)] = 1
+
+
+ContextSection = Annotated[
+    NoContext | SlidingWindowContext | PeriodicSummaryContext | DropRepliesContext,
+    Field(discriminator="policy"),
+]
+"""Context management of one white-box scaffold."""
+
+
 class RolloutSection(_Section):
-    """Runners: concurrent rollouts, leases, time limits of an attempt, and the shares of scaffolds among new groups."""
+    """Runners: concurrent rollouts, leases, time limits of an attempt, the shares of scaffolds among new groups, and the context
+    management of white-box scaffolds by their name."""
 
     slots: Positive = 8
     verify_slots: Positive = 2
     scaffolds: dict[str, float] = {"shell": 1.0}
+    context: dict[str, ContextSection] = {}
     lease_ttl_s: Seconds = 30.0
     timeout_s: Seconds = 300.0
     stall_s: Seconds = 60.0
@@ -229,19 +279,30 @@ def differences(one: Config, other: Config) -> list[str]:
     ]
 
 
+def _known(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that could stand where an unknown one was found."""
+    if len(location) > 2:  # below rollout.context.NAME, where pydantic puts the policy's name before the key
+        choices = get_args(get_args(ContextSection)[0])
+        return [
+            key
+            for choice in choices
+            if location[-2] in get_args(choice.model_fields["policy"].annotation)
+            for key in choice.model_fields
+        ]
+    section = Config.model_fields.get(str(location[0])) if len(location) > 1 else None
+    model = section.annotation if section else Config
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
 def _explain(error: ValidationError, source: str) -> str:
     parts = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
+        location = item["loc"]
+        if location[:2] == ("rollout", "context"):
+            location = (*location[:3], *location[4:])  # without the policy's name, which nobody wrote there
+        key = ".".join(str(part) for part in location)
         if item["type"] == "extra_forbidden":
-            section = Config.model_fields.get(str(item["loc"][0])) if len(item["loc"]) > 1 else None
-            model = section.annotation if section else Config
-            known = (
-                ", ".join(model.model_fields)
-                if isinstance(model, type) and issubclass(model, BaseModel)
-                else ""
-            )
-            parts.append(f"{key} is not a known key (known: {known})")
+            parts.append(f"{key} is not a known key (known: {', '.join(_known(item['loc']))})")
         else:
             message = item["msg"].removeprefix("Value error, ")
             parts.append(f"{key}: {message}" if key else message)

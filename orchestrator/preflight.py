@@ -34,6 +34,11 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
             raise ConfigurationError(
                 f"rollout.scaffolds: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
             )
+    for scaffold in config.rollout.context:
+        if scaffold not in known_scaffolds:
+            raise ConfigurationError(
+                f"rollout.context: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
+            )
     if config.sandbox.provider not in (known := names("sandboxes")):
         raise ConfigurationError(
             f"sandbox.provider: unknown provider {config.sandbox.provider!r}; known: {', '.join(known)}"
@@ -41,14 +46,19 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
 
 
 def check_scaffolds(config: Config) -> None:
-    """Load every scaffold with a share, as runners will: one that cannot be loaded would fail every attempt. Raises ConfigurationError."""
-    for name in config.rollout.scaffolds:
+    """Load every scaffold that is named, as runners will: one that cannot be loaded would fail every attempt. Raises ConfigurationError."""
+    for name in {**config.rollout.scaffolds, **config.rollout.context}:
         try:
-            find(name)
+            found = find(name)
         except Exception as error:
+            key = "scaffolds" if name in config.rollout.scaffolds else "context"
             raise ConfigurationError(
-                f"rollout.scaffolds: {name!r} cannot be loaded ({type(error).__name__}: {error})"
+                f"rollout.{key}: {name!r} cannot be loaded ({type(error).__name__}: {error})"
             ) from error
+        if name in config.rollout.context and found.manifest.kind != "white":
+            raise ConfigurationError(
+                f"rollout.context: {name!r} is a black box, which manages its context itself: remove the table rollout.context.{name}"
+            )
 
 
 def check_model(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """Running a white box: its Python here, its tools in the sandbox, its completions at the gateway's native route."""
 
 from scaffolds.base import AgentLimits, Scaffold, TaskView
+from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
 from orchestrator.contracts.states import FailureClass
@@ -20,9 +21,10 @@ async def run_white(
     clocks: Clocks,
     limits: AgentLimits,
     tool_calls: list[ToolCallTimed],
+    policy: ContextPolicy | None = None,
 ) -> Outcome:
-    """One episode under `clocks`; appends to `tool_calls` as they end. Raises whatever ended it early."""
-    recorder = Recorder(native, clocks, limits, tool_calls)
+    """One episode under `clocks`, each agent's history under `policy`; appends to `tool_calls` as they end. Raises whatever ended it early."""
+    recorder = Recorder(native, clocks, limits, tool_calls, policy)
     main = recorder.agent("main")
     watched = WatchedBox(box, clocks)
 

@@ -47,6 +47,15 @@ def test_without_a_file_everything_has_a_value() -> None:
         ("[queue]\ngroup_size = 1\n", "queue.group_size: Input should be greater than or equal to 2"),
         ("[queue]\nwindow = 3\n", "queue.window is not a known key"),
         (
+            "[rollout.context.shell]\npolicy = 'sliding_window'\nkeep = 3\n",
+            "rollout.context.shell.keep is not a known key (known: max_turns, policy, keep_turns)",
+        ),
+        ("[rollout.context.shell]\npolicy = 'forget'\n", "rollout.context.shell: Input tag 'forget'"),
+        (
+            "[rollout.context.shell]\npolicy = 'sliding_window'\nmax_turns = 2\n",
+            "rollout.context.shell: keep_turns (4) must be less than max_turns (2)",
+        ),
+        (
             "[run]\nname = 'Nice Run'\n",
             "'Nice Run' is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -",
         ),

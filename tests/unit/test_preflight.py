@@ -31,6 +31,10 @@ KNOWN = ("mini-swe-agent", "shell")
         ({"queue": {"min_batch_groups": 9}}, "min_batch_groups is 9"),
         ({"stage": {"domains": {"coding": 0}}}, "shares must be numbers"),
         ({"rollout": {"scaffolds": {"shall": 1}}}, "unknown scaffold 'shall'; known: mini-swe-agent, shell"),
+        (
+            {"rollout": {"context": {"shall": {"policy": "sliding_window"}}}},
+            "rollout.context: unknown scaffold 'shall'",
+        ),
         ({"sandbox": {"provider": "jail"}}, "unknown provider 'jail'; known: bubblewrap, local"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
@@ -48,6 +52,14 @@ def test_a_scaffold_that_cannot_be_loaded_is_named_before_it_fails_every_attempt
     broken = Config.model_validate({"rollout": {"scaffolds": {"no_such_module:Mine": 1}}})
     with pytest.raises(ConfigurationError, match="'no_such_module:Mine' cannot be loaded"):
         check_scaffolds(broken)
+
+
+def test_context_management_for_a_black_box_is_refused_with_the_table_to_remove() -> None:
+    table = {"policy": "sliding_window"}
+    check_scaffolds(Config.model_validate({"rollout": {"context": {"shell": table}}}))
+    black = Config.model_validate({"rollout": {"context": {"mini-swe-agent": table}}})
+    with pytest.raises(ConfigurationError, match=r"remove the table rollout\.context\.mini-swe-agent"):
+        check_scaffolds(black)
 
 
 def a_model(directory: Path, vocabulary: int) -> Path:
