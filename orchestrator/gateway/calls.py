@@ -52,6 +52,12 @@ class Call:
         """Whether it is done and has a reply."""
         return self._reply is not None
 
+    @property
+    def step(self) -> Node:
+        """The step of a call that succeeded."""
+        assert self._reply is not None
+        return self.session.forest.nodes[self._reply.step]
+
     def finish(self, outcome: Reply | Problem) -> None:
         """Set the outcome, once."""
         if isinstance(outcome, Problem):
@@ -114,19 +120,21 @@ class Calls:
         ):
             self._metrics.replays.labels("stored").inc()
             call = Call(session)
-            call.finish(_reply(last, StepTimings()))
+            call.finish(_reply(last, StepTimings(), self._stopped(request, last)))
             return call
         session.requests += 1
         self._check_turns(session)
-        tools = sha256(canonical_json(list(request.tools)).encode()).hex() if request.tools else ""
-        placement = session.forest.place(
-            request.turns, request.tools, tools if self._renderer.tools_in_prompt else ""
-        )
+        placement = self._place(session, request)
         params, recorded = self._params(session, request, placement)
         self._metrics.left_out.inc(request.left_out)
         call = session.calls[request.digest] = Call(session)
         self._tasks.start_soon(self._run, call, request, placement, params, recorded)
         return call
+
+    def count(self, session: Session, request: CompletionRequest) -> int:
+        """Tokens of the state that `request` would send; nothing is generated or recorded."""
+        session.check_open()
+        return len(self._place(session, request).ids)
 
     @contextmanager
     def serving(self, call: Call) -> Iterator[None]:
@@ -138,22 +146,37 @@ class Calls:
             call.waiting -= 1
             if call.waiting == 0 and not call.done:
                 call.session.calls = {k: c for k, c in call.session.calls.items() if c is not call}
-                if call.flight.server is None and not call.flight.abandoned:
-                    call.flight.abandoned = True
-                    call.scope.cancel()  # waiting for admission: nothing was sampled
-                else:
-                    self._tasks.start_soon(self._pool.abandon, call.flight)
+                self._tasks.start_soon(self._pool.abandon, call.flight)
+            elif call.succeeded and call.step.delivered is False:
+                self.undelivered(call.session, call.step.idx)  # it left while the reply was being written
 
     def delivered(self, session: Session, reply: Reply) -> None:
         """The whole reply was written to a harness."""
-        session.forest.nodes[reply.step].delivered = True
+        node = session.forest.nodes[reply.step]
+        node.delivered = True
         session.last_reply_at = anyio.current_time()
+        if UNDELIVERED in session.marks.get(node.idx, ()):  # a retry got what its first request did not
+            session.marks[node.idx].discard(UNDELIVERED)
+            if session.over is None:
+                self._tasks.start_soon(self._store.save_progress, session)
 
     def undelivered(self, session: Session, step: int) -> None:
         """The reply of a step could not be written: remembered beyond this process, until a later request shows that it came through."""
         if session.over is None:
             session.mark(session.forest.nodes[step], UNDELIVERED)
             self._tasks.start_soon(self._store.save_progress, session)
+
+    def _place(self, session: Session, request: CompletionRequest) -> Placement:
+        shown = request.tools and self._renderer.tools_in_prompt
+        tools = sha256(canonical_json(list(request.tools)).encode()).hex() if shown else ""
+        return session.forest.place(request.turns, request.tools, tools)
+
+    def _stopped(self, request: CompletionRequest, node: Node) -> str | None:
+        """The stop string of the request that ended a step."""
+        if not request.stop or node.ended or node.finish != "stop":
+            return None
+        text = self._renderer.decode(node.action.tolist())
+        return next((stop for stop in request.stop if stop in text), None)
 
     def _check_turns(self, session: Session) -> None:
         budget = session.terms.budget
@@ -175,7 +198,9 @@ class Calls:
     ) -> tuple[SamplingParams, dict[str, Any]]:
         """(what is sent, what is recorded). The run's parameters override the harness's; only the limit goes down, and stops are kept."""
         budget = session.terms.budget
-        context = min(budget.max_context, self._renderer.context)
+        context = min(
+            budget.max_context, self._renderer.context - 1
+        )  # a server refuses to fill it to the last token
         room = context - len(placement.ids)
         if room <= 0:
             raise self._exhausted(session, "context", context)
@@ -264,11 +289,13 @@ class Calls:
             calls_allowed=request.calls_allowed,
         )
         node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
+        if session.exhausted == "context":
+            session.exhausted = None  # the harness made room
         if call.waiting == 0:
             self.undelivered(session, node.idx)
         elif session.marks.get(node.idx):
             self._tasks.start_soon(self._store.save_progress, session)
-        return _reply(node, generated.timings)
+        return _reply(node, generated.timings, generated.stop)
 
     def _scripted(self, reply: Mapping[str, Any], request: CompletionRequest, room: int) -> Generated:
         """A demonstration: the next scripted reply, in the ids that the policy would have sampled."""
@@ -312,5 +339,7 @@ def _filled(arguments: Mapping[str, Any], seen: str) -> dict[str, Any]:
     }
 
 
-def _reply(node: Node, timings: StepTimings) -> Reply:
-    return Reply(node.idx, node.reply, node.finish, node.parse, node.state_len, len(node.action), timings)
+def _reply(node: Node, timings: StepTimings, stopped: str | None) -> Reply:
+    return Reply(
+        node.idx, node.reply, node.finish, node.parse, node.state_len, len(node.action), timings, stopped
+    )

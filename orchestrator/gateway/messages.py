@@ -5,16 +5,33 @@ message is read depends only on those before it, so that a longer history begins
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.gateway.problems import bad_request
+from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.pool.clean import clean, clean_json
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+STEP_KEY = "penstock_step"  # of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
+_MINTED = re.compile(r"(?:call|fc|ctc|msg|rs)_s(\d{1,9})(?:_\d+)?")
+# What only a provider's own servers make: nothing that the policy could be shown.
+_PROVIDER_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning", "server_tool_use"})
+_UNREADABLE = {
+    "image": "an image",
+    "image_url": "an image",
+    "input_image": "an image",
+    "computer_screenshot": "an image",
+    "input_audio": "audio",
+    "audio": "audio",
+    "file": "a file",
+    "input_file": "a file",
+    "document": "a document",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +105,46 @@ def call_id(step: int, position: int) -> str:
 
 
 def step_of(identifier: object) -> int | None:
-    """The step of an id made by `call_id`, else None."""
-    if isinstance(identifier, str) and identifier.startswith("call_s"):
-        step = identifier.removeprefix("call_s").partition("_")[0]
-        return int(step) if step.isascii() and step.isdigit() and len(step) < 10 else None
-    return None
+    """The step of an id that a wire minted (`call_id`, or the id of an item), else None."""
+    found = _MINTED.fullmatch(identifier) if isinstance(identifier, str) else None
+    return int(found[1]) if found is not None else None
 
 
-def flatten(content: Any) -> tuple[str, int]:
-    """(text, parts left out): content as a string, text parts joined; images and files would bypass the sandbox and are counted."""
+def flatten(content: Any, where: str = "messages") -> tuple[str, int]:
+    """(text, parts left out): content as a string, text parts joined. What a provider's servers made is left out and counted;
+    images, audio and files are refused (Problem 400): the policy reads text only, and fetching them would bypass the sandbox."""
     if content is None:
         return "", 0
     if isinstance(content, str):
         return clean(content), 0
     if not isinstance(content, list):
-        raise bad_request("the content of a message must be a string, a list of parts or null", "messages")
+        raise bad_request(
+            f"{where}: the content of a message must be a string, a list of parts or null", "messages"
+        )
     texts, left_out = [], 0
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
+            continue
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if isinstance(kind, str) and (kind in _PROVIDER_PARTS or kind.endswith("_tool_result")):
             left_out += 1
+        elif isinstance(text, str):
+            texts.append(text)
+        else:
+            raise unreadable(kind, where)
     return clean("".join(texts)), left_out
+
+
+def unreadable(kind: object, where: str) -> Problem:
+    """400: content that the policy cannot read."""
+    if isinstance(kind, str) and kind in _UNREADABLE:
+        return bad_request(
+            f"{where} holds {_UNREADABLE[kind]} ({kind}), and this policy reads text only: send text instead",
+            "messages",
+        )
+    return bad_request(f"{where} holds content of the unsupported type {kind!r}: send text parts", "messages")
 
 
 def read_call(raw: Any) -> Call:
@@ -139,30 +172,37 @@ def read_messages(raw: Any) -> tuple[list[Turn], int]:
     """(turns, parts left out) of a chat-form message list. Raises Problem 400 naming what is malformed.
 
     Folded, since templates drop or refuse them: a system message after the first place and a tool result without a call become
-    user messages; `developer` is system.
+    user messages; `developer` is system. Parallel tool results stand in the order of their calls: templates do not show ids.
     """
     if not isinstance(raw, list) or not raw:
         raise bad_request("messages must be a non-empty list", "messages")
     turns: list[Turn] = []
     left_out = 0
-    called = False  # whether the last assistant message called tools
+    called: dict[str, int] = {}  # positions of the last assistant message's tool calls, by id
+    results: list[tuple[int, Turn]] = []  # of those calls, so far without interruption
     for i, message in enumerate(raw):
         if not isinstance(message, dict):
             raise bad_request(f"messages[{i}] is not an object", "messages")
         role = message.get("role")
-        text, missing = flatten(message.get("content"))
+        text, missing = flatten(message.get("content"), f"messages[{i}]")
         left_out += missing
+        if role in ("tool", "function"):
+            if not called:
+                turns.append(Turn("user", text))
+                continue
+            results.append((called.get(str(message.get("tool_call_id")), len(called)), Turn("tool", text)))
+            results.sort(key=lambda result: result[0])
+            turns[len(turns) - len(results) + 1 :] = [turn for _, turn in results]
+            continue
+        results = []
         match role:
             case "system" | "developer":
                 turns.append(Turn("system" if i == 0 else "user", text))
             case "user":
                 turns.append(Turn("user", text))
-            case "tool" | "function":
-                turns.append(Turn("tool" if called else "user", text))
             case "assistant":
-                turn = _assistant(message, text)
-                called = bool(turn.calls)
-                turns.append(turn)
+                turns.append(_assistant(message, text))
+                called = {str(call.get("id")): at for at, call in enumerate(message.get("tool_calls") or [])}
             case _:
                 raise bad_request(f"messages[{i}] has the unknown role {role!r}", "messages")
     return turns, left_out
@@ -174,6 +214,8 @@ def _assistant(message: dict[str, Any], text: str) -> Turn:
         raise bad_request("tool_calls must be a list", "messages")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     hints = [step_of(call.get("id")) for call in raw_calls if isinstance(call, dict)]
+    known = message.get(STEP_KEY)
+    hints.append(known if isinstance(known, int) else None)
     return Turn(
         "assistant",
         text,

@@ -23,16 +23,31 @@ def unknown_session() -> Problem:
     )
 
 
+def credentials_disagree() -> Problem:
+    """401: two capabilities in one request."""
+    return Problem(
+        401,
+        "invalid_api_key",
+        "the path and the API key name different sessions: use one session's token in both, or in one of them",
+    )
+
+
 def session_over(why: str) -> Problem:
     """409: the session is sealed, closed or expired."""
     return Problem(409, "session_over", f"the session is over ({why}): nothing more is recorded under it")
 
 
 def budget_exhausted(which: str, limit: int) -> Problem:
-    """400: `which` is turns, context or tokens."""
-    return Problem(
-        400, "budget_exhausted", f"the session's budget of {limit} ({which}) is used up: end here", which
-    )
+    """400: `which` is turns, context or tokens. The words for a full context are those by which agent programs know it on every wire, and
+    then shorten their history."""
+    if which == "context":
+        message = (
+            f"prompt is too long: this session's maximum context length is {limit} tokens;"
+            " shorten the history or end here"
+        )
+    else:
+        message = f"the session's budget of {limit} ({which}) is used up: end here"
+    return Problem(400, "budget_exhausted", message, which)
 
 
 def upstream_refused(message: str) -> Problem:

@@ -35,7 +35,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A recorded step as it is served. finish: stop | length | abort."""
+    """A recorded step as it is served. finish: stop | length | abort. `stopped`: the stop string of the request that ended it."""
 
     step: int
     turn: Turn
@@ -44,6 +44,7 @@ class Reply:
     prompt_tokens: int
     completion_tokens: int
     timings: StepTimings
+    stopped: str | None = None
 
     @property
     def finish_reason(self) -> str:
@@ -57,23 +58,63 @@ class Reply:
         return [call_id(self.step, i) for i in range(len(self.turn.calls))]
 
 
-def body_digest(wire: str, body: Any) -> str:
-    """Hex digest of a decoded body, whatever its spacing and key order."""
-    return sha256(f"{wire}\n{canonical_json(body)}".encode()).hex()
+def body_digest(wire: str, body: Mapping[str, Any]) -> str:
+    """Hex digest of a decoded body, whatever its spacing and key order, and however the reply is to travel: a program whose stream
+    broke asks again without one."""
+    asked = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+    return sha256(f"{wire}\n{canonical_json(asked)}".encode()).hex()
 
 
 def read_tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], int]:
-    """(function tools, tools left out): provider-side tools run outside the sandbox and are stripped."""
-    if raw is None:
-        return (), 0
-    if not isinstance(raw, list):
-        raise bad_request("tools must be a list", "tools")
+    """(function tools, tools left out) of a chat-form list: provider-side tools run outside the sandbox and are stripped."""
     tools = []
-    for tool in raw:
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            tools.append({"type": "function", "function": function})
-    return tuple(tools), len(raw) - len(tools)
+    for i, tool in enumerate(tool_list(raw)):
+        function = tool.get("function")
+        if tool.get("type", "function") == "function" and isinstance(function, dict):
+            tools.append(
+                function_tool(
+                    function.get("name"),
+                    function.get("description"),
+                    function.get("parameters"),
+                    f"tools[{i}]",
+                )
+            )
+        elif tool.get("type") == "function":
+            raise bad_request(f"tools[{i}] has no function object", "tools")
+    return tuple(tools), len(raw or ()) - len(tools)
+
+
+def tool_list(raw: Any) -> list[dict[str, Any]]:
+    """A request's tools, each an object; none for null."""
+    if raw is None:
+        return []
+    if not isinstance(raw, list) or not all(isinstance(tool, dict) for tool in raw):
+        raise bad_request("tools must be a list of objects", "tools")
+    return raw
+
+
+def function_tool(name: Any, description: Any, schema: Any, where: str) -> dict[str, Any]:
+    """One form for a tool on all wires: name, description, parameters in this order, since templates print it; anything else that a
+    wire says about a tool (cache markers, strictness) does not reach the prompt. Raises Problem 400 naming what is malformed."""
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where} has no name", "tools")
+    if schema is None:
+        schema = {"type": "object", "properties": {}}
+    if not isinstance(schema, dict):
+        raise bad_request(f"{where}: the schema of tool {name!r} must be a JSON object", "tools")
+    kind, required = schema.get("type", "object"), schema.get("required") or []
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise bad_request(
+            f"{where}: the schema of tool {name!r} must be of type object, not {kind!r}", "tools"
+        )
+    if not isinstance(schema.get("properties") or {}, dict):
+        raise bad_request(f"{where}: the properties of tool {name!r} must be an object", "tools")
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise bad_request(f"{where}: what tool {name!r} requires must be a list of names", "tools")
+    function: dict[str, Any] = {"name": name}
+    if isinstance(description, str) and description:
+        function["description"] = description
+    return {"type": "function", "function": {**function, "parameters": schema}}
 
 
 def read_stop(raw: Any) -> tuple[str, ...]:

@@ -240,7 +240,7 @@ def test_traps_of_templates_are_folded_at_the_boundary(renderer: QwenRenderer) -
             {"role": "developer", "content": "rules"},
             {"role": "tool", "content": "an orphan"},
             {"role": "system", "content": "later rules"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "server_tool_use", "id": "x"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "not json"}}]},
             {"role": "tool", "content": "one"},
         ]
