@@ -4,17 +4,17 @@
     classify(ids)  → Origin: kind, parent and keep_len under which the step is stored
 
 Matching is by message (a harness replays text), merging is by id. A request whose history is not ours is never refused: it is a new
-branch, which shares the longest common prefix with an earlier step, or a new root.
+branch, which shares the longest common prefix with an earlier step, or a new root; `branches.py` says why.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.states import StepKind
+from orchestrator.gateway.branches import Difference, nearest, rendered_otherwise
 from orchestrator.gateway.messages import Turn, same_turns
 from orchestrator.gateway.render import Renderer, Tool
 
@@ -51,23 +51,41 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A request's place. `ids` is the state to send; `appended` the turns that the parent's conversation does not have."""
+    """A request's place. `ids` is the state to send; `appended` the turns that the parent's conversation does not have.
+
+    `matched` is the step whose conversation the request goes on with: the parent, unless a template that does not extend conversations
+    has rendered it into other ids."""
 
     parent: Node | None
     appended: tuple[Turn, ...]
     ids: list[int]
     tools: str
     foreign: bool  # assistant turns among `appended`
+    turns: tuple[Turn, ...]
+    matched: Node | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """How a step is stored. `reason`: why it is not a plain continuation (None for continuations and an attempt's first root)."""
+    """How a step is stored. `reason`: why it is not a plain continuation (None for one, and for an attempt's first root):
+
+    sibling           the same conversation was asked about before (best of n, a repeated body)
+    rewritten         a message of it was changed
+    shortened         it ends where no step began
+    tools             the prompt shows other tools
+    new_conversation  not even its first message is known
+    foreign_turn      it goes on with an answer that the policy never gave
+    closed            the answer before it was cut off, and is closed by tokens that nobody sampled
+    per_request       the model's chat template rewrites what was said, so nothing is shared
+
+    or what the scaffold says of its own context management. `difference` is where the request parts from the nearest recorded step.
+    """
 
     kind: StepKind
     parent: Node | None
     keep_len: int
     reason: str | None
+    difference: Difference | None = None
 
 
 class Forest:
@@ -111,19 +129,35 @@ class Forest:
     def place(self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str) -> Placement:
         """Where `turns` belong, and the exact ids of their state: recorded ids for whatever was sampled, rendered ones for the rest."""
         parent, consumed = self.match(turns, tools_digest)
+        if not self._renderer.extends:
+            return self._place_whole(turns, tools, tools_digest, parent)
         rest = turns[consumed:]
         segments = _split(rest)
-        if parent is not None:
-            ids = [*parent.full.tolist(), *self._renderer.suffix(parent.ended, segments[0][0])]
-        else:
-            ids = self._renderer.opening(segments[0][0], tools)
-        for (_, said), (following, _) in pairwise(segments):
-            assert said is not None
-            known = self._sampled(said)
-            action = known.action.tolist() if known is not None else self._renderer.action(said)
-            ended = known.ended if known is not None else True
-            ids += [*action, *self._renderer.suffix(ended, following)]
-        return Placement(parent, tuple(rest), ids, tools_digest, len(segments) > 1)
+        ids: list[int] = [] if parent is None else parent.full.tolist()
+        action = None if parent is None else parent.action.tolist()
+        for run, said in segments:
+            known = self._sampled(said) if said is not None else None
+            asking = said is None or known is not None
+            if action is None:
+                ids += self._renderer.opening(run, tools, asking=asking)
+            else:
+                ids += self._renderer.between(action, run, asking=asking)
+            if said is not None:
+                action = known.action.tolist() if known is not None else self._renderer.said(said)
+                ids += action
+        return Placement(parent, tuple(rest), ids, tools_digest, len(segments) > 1, tuple(turns), parent)
+
+    def _place_whole(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str, matched: Node | None
+    ) -> Placement:
+        """A request of its own: it goes on with the matched step only if the template happens to leave that as it was."""
+        ids = self._renderer.whole(turns, tools)
+        if matched is not None and ids[: len(matched.full)] == matched.full.tolist():
+            consumed = len(turns) - len(_after(matched, turns))
+            return Placement(
+                matched, tuple(turns[consumed:]), ids, tools_digest, False, tuple(turns), matched
+            )
+        return Placement(None, tuple(turns), ids, tools_digest, False, tuple(turns), matched)
 
     def _sampled(self, turn: Turn) -> Node | None:
         """The step that said `turn`, on whatever branch: its sampled ids stand for it, rather than a rendering."""
@@ -134,30 +168,34 @@ class Forest:
 
     def classify(self, placement: Placement, reason: str | None) -> Origin:
         """How the step is stored: the longest common prefix with any earlier step, or a root when not even the first turn is shared."""
+        kind, parent, keep_len = self._stored(placement)
+        if not self.nodes:
+            return Origin(kind, parent, keep_len, reason)
+        if (
+            kind is StepKind.CONTINUES
+            and parent is not None
+            and not parent.children
+            and not placement.foreign
+        ):
+            return Origin(kind, parent, keep_len, reason or (None if parent.ended else "closed"))
+        if placement.matched is not placement.parent and placement.matched is not None:
+            found = rendered_otherwise(self._renderer, placement.matched, placement.ids)
+        else:
+            found = nearest(self._roots, placement.turns, placement.tools)
+        return Origin(kind, parent, keep_len, reason or found.reason, found.difference)
+
+    def _stored(self, placement: Placement) -> tuple[StepKind, Node | None, int]:
         parent = placement.parent
         if parent is not None:
-            return Origin(
-                StepKind.CONTINUES,
-                parent,
-                len(parent.full),
-                reason or ("foreign_turn" if placement.foreign else None),
-            )
+            return StepKind.CONTINUES, parent, len(parent.full)
         state = np.asarray(placement.ids, dtype="<i4")
-        if not self.nodes:
-            return Origin(StepKind.ROOT, None, len(state), reason)
         shared = [node for node in self.nodes if same_turns(_first_turn(node), placement.appended[:1])]
         if not shared:
-            return Origin(StepKind.ROOT, None, len(state), reason or "new_conversation")
-        keep, nearest = max(
+            return StepKind.ROOT, None, len(state)
+        keep, near = max(
             ((_common(state, node.full), node) for node in shared), key=lambda found: (found[0], found[1].idx)
         )
-        sibling = keep == len(state) == nearest.state_len
-        return Origin(
-            StepKind.REWRITES,
-            nearest,
-            min(keep, len(nearest.full) - 1),
-            reason or ("sibling" if sibling else "rewritten"),
-        )
+        return StepKind.REWRITES, near, min(keep, len(near.full) - 1)
 
 
 def _first_turn(node: Node) -> tuple[Turn, ...]:
@@ -165,6 +203,15 @@ def _first_turn(node: Node) -> tuple[Turn, ...]:
     while node.parent is not None:
         node = node.parent
     return node.history[:1]
+
+
+def _after(node: Node, turns: Sequence[Turn]) -> Sequence[Turn]:
+    """What `turns` have beyond the conversation of `node`, with which they begin."""
+    length = 0
+    above: Node | None = node
+    while above is not None:
+        length, above = length + len(above.history) + 1, above.parent
+    return turns[length:]
 
 
 def _common(one: Ids, other: Ids) -> int:

@@ -1,6 +1,5 @@
 """The parser: what is well-formed becomes a message, everything else is text and says so."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.gateway.messages import Call, Turn, canonical_json
-from orchestrator.gateway.parse import fits, parse_action
+from orchestrator.gateway.parse import parse_action
 from orchestrator.gateway.render import QwenRenderer, TokenizerAdapter, load_renderer
+from orchestrator.gateway.schema import fits
 from trainer.policy.init import make_policy
 
 BASH: dict[str, Any] = {
@@ -41,9 +41,7 @@ def renderer(directory: Path) -> QwenRenderer:
 @pytest.fixture(scope="module")
 def ids_of(directory: Path) -> Any:
     """Text to ids with markers as tokens, as the policy samples them."""
-    tokenizer = TokenizerAdapter(directory)
-    tokenizer.inner.encode_special_tokens = False
-    return tokenizer.encode
+    return TokenizerAdapter(directory).encode
 
 
 def call_text(body: str) -> str:
@@ -96,7 +94,8 @@ def test_what_does_not_fit_the_grammar_is_ill_formed_and_calls_nothing(
 def test_markers_that_are_spelled_rather_than_sampled_are_text(
     renderer: QwenRenderer, directory: Path
 ) -> None:
-    ids = TokenizerAdapter(directory).encode("write <tool_call> and <|im_end|> here")
+    tokenizer = TokenizerAdapter(directory)
+    ids = tokenizer.encode(tokenizer.guard("write <tool_call> and <|im_end|> here"))
     parsed = parse_action(renderer, ids, [BASH])
     assert (parsed.status, parsed.turn.text) == ("ok", "write <tool_call> and <|im_end|> here")
 
@@ -119,7 +118,11 @@ def test_values_keep_their_types() -> None:
     assert not fits("f", {"a": 3}, [schema]) and not fits("f", {"a": True}, [schema])
 
 
-words = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+letters = st.characters(codec="utf-8", exclude_characters="\x00")
+quotes = st.sampled_from(
+    ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\ufdd0", "\ufdd1")
+)
+words = st.lists(st.one_of(st.text(letters, max_size=6), quotes), max_size=4).map("".join)
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,15 +130,8 @@ words = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00")
 def test_what_the_policy_would_sample_for_a_message_parses_to_that_message(
     renderer: QwenRenderer, text: str, reasoning: str, commands: list[str]
 ) -> None:
-    clean = [value.replace("<think>", "").replace("</think>", "").strip() for value in (text, reasoning)]
     calls = tuple(Call("bash", canonical_json({"command": command})) for command in commands)
-    if any(
-        marker in json.loads(call.arguments)["command"]
-        for call in calls
-        for marker in ("<think>", "</think>")
-    ):
-        return
-    turn = Turn("assistant", clean[0], clean[1] or None, calls)
+    turn = Turn("assistant", text.strip(), reasoning.strip() or None, calls)
     parsed = parse_action(renderer, renderer.action(turn), [BASH])
     assert parsed.status == "ok"
     assert parsed.turn.same(turn) and parsed.turn.reasoning == turn.reasoning

@@ -1,0 +1,135 @@
+"""Which renderer speaks for a model directory.
+
+1. `renderer` of its render.json: qwen3, minimax-m2, or template (the model's own chat template);
+2. else the family that its model_type names, if the model's own chat template, where there is one, agrees with it;
+3. else its own chat template.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.gateway.render.base import Renderer
+from orchestrator.gateway.render.bridged import BridgedRenderer
+from orchestrator.gateway.render.chat_template import ChatTemplate
+from orchestrator.gateway.render.minimax_m2 import MiniMaxRenderer
+from orchestrator.gateway.render.proof import prove
+from orchestrator.gateway.render.qwen3 import QwenRenderer
+from orchestrator.gateway.render.templated import TemplateRenderer
+from orchestrator.gateway.render.tokenizer import TokenizerAdapter
+from orchestrator.log import get
+
+log = get(__name__)
+
+FAMILIES: dict[str, type[QwenRenderer] | type[MiniMaxRenderer]] = {
+    "qwen3": QwenRenderer,
+    "minimax-m2": MiniMaxRenderer,
+}
+MODEL_TYPES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "minimax_m2": "minimax-m2", "minimax": "minimax-m2"}
+TEMPLATE = "template"
+Unproven = Literal["refuse", "per_request"]
+
+
+def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:
+    """The renderer of a model directory. `unproven`: what to do with a chat template under which a conversation does not extend.
+
+    ConfigurationError when a file is missing, vocabularies differ, nobody speaks the format, or the proof fails and `unproven` is refuse.
+    """
+    tokenizer = TokenizerAdapter(directory)
+    config = _read_json(directory / "config.json")
+    settings = _read_json(directory / "render.json") if (directory / "render.json").is_file() else {}
+    text = {**config, **config.get("text_config", {})}
+    vocabulary = text.get("vocab_size", tokenizer.size)
+    if tokenizer.size > vocabulary:
+        raise ConfigurationError(
+            f"{directory}: the tokenizer makes {tokenizer.size} ids and the model knows {vocabulary}: they do not belong together"
+        )
+    template = ChatTemplate.find(directory, settings.get("template_arguments", {}))
+    named = settings.get("renderer")
+    family = named or MODEL_TYPES.get(str(config.get("model_type")), TEMPLATE)
+    context = int(text.get("max_position_embeddings", 32768))
+    shown = bool(settings.get("tools_in_prompt", True))
+    if family in FAMILIES:
+        spoken = FAMILIES[family](tokenizer, settings, context=context, tools_in_prompt=shown)
+        if named is None and template is not None:
+            _agree(directory, str(family), spoken, tokenizer, template)
+        return spoken
+    if family != TEMPLATE:
+        raise ConfigurationError(
+            f"{directory}: no renderer for the chat format {family!r}; known: {', '.join(sorted([*FAMILIES, TEMPLATE]))}"
+        )
+    if template is None:
+        raise ConfigurationError(
+            f"{directory}: model_type {config.get('model_type')!r} is no known family and there is no chat template "
+            "(chat_template.jinja, or chat_template in tokenizer_config.json)"
+        )
+    renderer = TemplateRenderer(
+        tokenizer,
+        template,
+        eos=_end_tokens(directory),
+        context=context,
+        tools_in_prompt=shown,
+        call_syntax=settings.get("call_syntax"),
+    )
+    _check(directory, renderer, unproven)
+    return renderer
+
+
+def _check(directory: Path, renderer: TemplateRenderer, unproven: Unproven) -> None:
+    if renderer.call_syntax == "none":
+        log.warning("template.calls_unknown", model=str(directory), consequence="calls are served as text")
+    failure = prove(renderer, renderer.whole)
+    if failure is None:
+        return
+    if unproven == "refuse":
+        raise ConfigurationError(
+            f"{directory}: its chat template does not extend conversations: {failure}. Name a renderer in render.json, give the template "
+            "arguments that make it keep what was said (template_arguments), or set gateway.unproven_template to per_request"
+        )
+    log.error(
+        "template.per_request",
+        model=str(directory),
+        failure=failure,
+        consequence="every request is rendered whole and is a sample of its own: steps do not share what was sampled",
+    )
+    renderer.extends = False
+
+
+def _agree(
+    directory: Path,
+    family: str,
+    renderer: BridgedRenderer,
+    tokenizer: TokenizerAdapter,
+    template: ChatTemplate,
+) -> None:
+    """A family's name is a guess from model_type: variants share it and write differently."""
+    own = TemplateRenderer(
+        tokenizer,
+        template,
+        eos=_end_tokens(directory),
+        context=renderer.context,
+        tools_in_prompt=renderer.tools_in_prompt,
+    )
+    # Reasoning apart: many templates drop it from earlier turns, which a family's renderer keeps on purpose.
+    failure = prove(renderer, own.whole, sampled=False, thinking=False)
+    if failure is not None:
+        raise ConfigurationError(
+            f"{directory}: model_type says {family}, but its chat template writes otherwise: {failure}. "
+            f'Put {{"renderer": "{TEMPLATE}"}} (the template) or {{"renderer": "{family}"}} (the family) into its render.json'
+        )
+
+
+def _end_tokens(directory: Path) -> tuple[int, ...]:
+    """The ids that end a generation, from generation_config.json."""
+    path = directory / "generation_config.json"
+    found = _read_json(path).get("eos_token_id") if path.is_file() else None
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    return value if isinstance(value, dict) else {}
