@@ -205,12 +205,25 @@ class GatewaySection(_Section):
 
 
 class ServersSection(_Section):
-    """Rollout servers that speak SGLang's protocol: given ones, else `embedded` CPU servers."""
+    """Rollout servers that speak SGLang's protocol: given ones, else `embedded` CPU servers.
+
+    Each is looked at every `probe_s`; `silence_s` after its last answer its calls go on elsewhere. A call leaves the server that has its
+    session's prefix when it would wait there for more than `spill_s`. `lease_ttl_s` after its last sign of life a gateway loses its
+    servers to another one.
+    """
 
     urls: list[str] = []
     embedded: Positive = 1
     max_running: Positive = 64
     max_total_tokens: Positive = 262144
+    probe_s: Seconds = 0.5
+    silence_s: Seconds = 5.0
+    spill_s: Seconds = 2.0
+    lease_ttl_s: Seconds = 10.0
+    drain_s: Seconds = 3.0  # after a pause, before requests that the server holds are cut off
+    update_s: Seconds = 600.0  # to load new weights
+    retry_s: Seconds = 10.0  # longest wait after a weight sync that failed
+    look_s: Seconds = 2.0  # between looks for versions that the bus did not tell
 
 
 class RewardSection(_Section):

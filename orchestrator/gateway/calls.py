@@ -291,6 +291,7 @@ class Calls:
         node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
         if session.exhausted == "context":
             session.exhausted = None  # the harness made room
+            self._tasks.start_soon(self._store.save_progress, session)
         if call.waiting == 0:
             self.undelivered(session, node.idx)
         elif session.marks.get(node.idx):

@@ -50,4 +50,22 @@ class Metrics:
         self.version = Gauge(
             "penstock_gateway_server_version", "policy version that serves", ["server"], registry=r
         )
+        self.server_up = Gauge(
+            "penstock_gateway_server_up", "whether a rollout server answers", ["server"], registry=r
+        )
+        self.servers_lost = Counter(
+            "penstock_gateway_servers_lost", "rollout servers that stopped answering", ["server"], registry=r
+        )
+        self.server_delay = Gauge(
+            "penstock_gateway_server_delay_seconds",
+            "estimated wait of a call sent to a rollout server now",
+            ["server"],
+            registry=r,
+        )
+        self.spilled = Counter(
+            "penstock_gateway_spilled",
+            "calls that left the server of their session for a shorter queue",
+            ["server"],
+            registry=r,
+        )
         self.sessions = Gauge("penstock_gateway_open_sessions", "open sessions in memory", registry=r)

@@ -6,7 +6,7 @@
 | loop | waits for | unblocked by |
 |---|---|---|
 | courier | the bus, the ingest | NATS, the orchestrator |
-| keeper, one per rollout server | a published version | the trainer |
+| lease, watch and keeper, one per rollout server | its owner; its answer; a published version | time; the supervisor; the trainer |
 | policy | the bus, Postgres | NATS, Postgres |
 """
 
@@ -30,14 +30,17 @@ from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
 from orchestrator.gateway.book import SessionBook
 from orchestrator.gateway.calls import Calls
+from orchestrator.gateway.leases import ServerLease, ServerRows
 from orchestrator.gateway.listen import listen_tcp, listen_unix
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.record import Recorder
 from orchestrator.gateway.render import load_renderer
-from orchestrator.gateway.servers import RolloutServer, ServerPool
-from orchestrator.gateway.store import ServerStore, SessionStore
+from orchestrator.gateway.rollout_server import RolloutServer
+from orchestrator.gateway.servers import ServerPool
+from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.sync import Keeper, PublishedVersions
 from orchestrator.gateway.upstream import RolloutServerClient
+from orchestrator.gateway.watch import Watch
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.engine import Role, check_revision, open_engine
@@ -45,6 +48,8 @@ from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 
 log = get(__name__)
+
+RELEASE_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,16 @@ class Gateway:
             clients = [
                 await stack.enter_async_context(RolloutServerClient(url)) for url in settings.server_urls
             ]
-            pool = ServerPool([RolloutServer(client) for client in clients], metrics)
+            servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
+            pool = ServerPool(servers, metrics, spill_s=config.servers.spill_s)
             courier = Courier(journal, bus, _confirm(engine, run_id))
             sessions = SessionStore(engine, run_id)
             book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
-            versions = PublishedVersions(engine, run_id)
-            rows = ServerStore(engine, run_id, f"gateway:{settings.run}")
+            versions = PublishedVersions(engine, run_id, look_s=config.servers.look_s)
+            owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"  # the journal is locked: nobody else has this name
+            rows = ServerRows(engine, run_id, owner, config.servers.lease_ttl_s)
+            leases = [ServerLease(rows, server.url) for server in servers]
+            stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics)
@@ -128,11 +137,18 @@ class Gateway:
             tasks.start_soon(courier.run)
             tasks.start_soon(versions.follow, bus, settings.run)
             tasks.start_soon(versions.watch)
-            for server in pool.servers:
+            for server, lease in zip(servers, leases, strict=True):
+                watch = Watch(server, metrics, probe_s=config.servers.probe_s)
                 keeper = Keeper(
-                    server, pool, versions, rows, metrics, tolerance=config.gateway.canary_tolerance
+                    server,
+                    lease,
+                    versions,
+                    metrics,
+                    config.servers,
+                    tolerance=config.gateway.canary_tolerance,
                 )
-                tasks.start_soon(keeper.run)
+                for loop in (lease.run, watch.run, keeper.run):
+                    tasks.start_soon(loop)
 
             limit = config.gateway.body_limit_mb * 1024 * 1024
             inside = _app(sandbox.routes(), limit)
@@ -163,6 +179,13 @@ async def serve(settings: GatewaySettings) -> None:
         config = settings.config.model_copy(update={"sampling": Config.from_json(run.config).sampling})
         async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
             await anyio.sleep_forever()
+
+
+async def _release(leases: Sequence[ServerLease]) -> None:
+    """Another gateway need not wait until the leases run out; if the data pool is away, it does."""
+    with anyio.move_on_after(RELEASE_PATIENCE_S, shield=True):
+        for lease in leases:
+            await lease.release()
 
 
 def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:

@@ -1,6 +1,6 @@
 """The pool of rollout servers: which one a call goes to, and one long call made of segments.
 
-A session stays with a server (rendezvous hash: its prefix cache), spills to another when that one's queue is deep, and never notices that
+A session stays with a server (rendezvous hash: its prefix cache), leaves it while it would wait there for long, and never notices that
 one died or took new weights: the same ids, and what was sampled so far, go on under a fresh request id with what is left of the budget.
 
 | produces | waits for | unblocked by |
@@ -11,78 +11,30 @@ one died or took new weights: the same ids, and what was sampled so far, go on u
 import hashlib
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import anyio
 
 from orchestrator.contracts.events import StepTimings, VersionSpan
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import unavailable
-from orchestrator.gateway.upstream import (
-    Generation,
-    RolloutServerBroken,
-    RolloutServerClient,
-    RolloutServerError,
-    RolloutServerUnreachable,
-    SamplingParams,
-)
+from orchestrator.gateway.rollout_server import RolloutServer
+from orchestrator.gateway.upstream import Generation, RolloutServerError, SamplingParams
 from orchestrator.log import get
 
 log = get(__name__)
 
-SPILL_DEPTH = 64  # calls in flight at the preferred server above which another one is looked at
 MOST_BARREN = 8  # segments in a row without a token before a call gives up
 BARREN_WAIT_S = 0.05
 
 
-class RolloutServer:
-    """One server and its gate. `version` is what it serves after a passed canary; None: unknown, so nothing may be sent."""
-
-    def __init__(self, client: RolloutServerClient) -> None:
-        self.client = client
-        self.url = client.base_url
-        self.version: int | None = None
-        self.gate_open = False
-        self.flights: dict[str, anyio.CancelScope] = {}  # by request id
-        self.attention = anyio.Event()  # set: the keeper should look
-
-    @property
-    def ready(self) -> bool:
-        """Whether calls may be sent."""
-        return self.gate_open and self.version is not None
-
-    def distrust(self, reason: str) -> None:
-        """It died or is not what we think: nothing is sent until its keeper has synced it again."""
-        if self.version is not None:
-            log.warning("server.distrusted", server=self.url, reason=reason)
-        self.version, self.gate_open = None, False
-        self.attention.set()
-
-    async def drained(self) -> None:
-        """Wait until nothing is in flight."""
-        while self.flights:
-            await anyio.sleep(0.005)
-
-    async def send(self, ids: Sequence[int], params: SamplingParams, rid: str, key: str) -> Generation | None:
-        """One segment; None when the server was lost, or a sync cut the request off: send it again."""
-        with anyio.CancelScope() as scope:
-            self.flights[rid] = scope
-            try:
-                return await self.client.generate(ids, params, rid=rid, routing_key=key)
-            except (RolloutServerUnreachable, RolloutServerBroken) as error:
-                self.distrust(str(error))
-            finally:
-                del self.flights[rid]
-        return None
-
-
 @dataclass(slots=True)
 class Flight:
-    """Where a call is right now, so that it can be given up. `abandoned`: stop at the next chance, keep what there is."""
+    """Where a call is right now, so that it can be given up. `abandoned` set: stop at the next chance, keep what there is."""
 
     server: RolloutServer | None = None
     rid: str = ""
-    abandoned: bool = False
+    abandoned: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +61,10 @@ class Segments:
         self.suspect = False
 
     def add(self, generation: Generation, pinned: int) -> bool:
-        """Append one reply. False, and nothing is taken, when it comes from weights that have no version of ours."""
-        labels = [span.version for span in generation.spans] or [generation.weight_version]
-        if not all(label.isascii() and label.isdigit() for label in labels):
+        """Append one reply. False, and nothing is taken, when it comes from weights that have no version of ours, or an older one than
+        was pinned: then the server was started anew behind our back."""
+        labels = generation.labels
+        if not all(label.isascii() and label.isdigit() and int(label) >= pinned for label in labels):
             return False
         at = len(self.ids)
         self.ids += generation.output_ids
@@ -130,13 +83,16 @@ class Segments:
 class ServerPool:
     """Every rollout server of the run."""
 
-    def __init__(self, servers: Sequence[RolloutServer], metrics: Metrics) -> None:
+    def __init__(self, servers: Sequence[RolloutServer], metrics: Metrics, *, spill_s: float = 2.0) -> None:
         self.servers = list(servers)
         self._metrics = metrics
+        self._spill_s = spill_s
         self._changed = anyio.Event()
+        for server in self.servers:
+            server.changed = self._look_again
 
-    def changed(self) -> None:
-        """A gate opened: whoever waits for admission looks again."""
+    def _look_again(self) -> None:
+        """A gate opened, or will not: whoever waits for admission looks again."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -152,8 +108,11 @@ class ServerPool:
         so_far = Segments()
         while True:
             asked = anyio.current_time()
-            server = await self._admit(key)
+            server = await self._admit(key, flight)
             queue_s += anyio.current_time() - asked
+            finish = None
+            if server is None:
+                break
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
             flight.server, flight.rid = server, rid
@@ -161,17 +120,22 @@ class ServerPool:
             sent = anyio.current_time()
             generation = await server.send([*ids, *so_far.ids], left, rid, key)
             flight.server = None
-            if generation is not None and not so_far.add(generation, pinned):
-                server.distrust(f"a reply has the weight version {generation.weight_version!r}")
-                generation = None
-            finish = generation.finish if generation is not None else None
             if generation is not None:
+                foreign = generation.labels - {str(pinned)}
+                if foreign and server.version == pinned:
+                    server.distrust(
+                        f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}"
+                    )
+                if not so_far.add(generation, pinned):
+                    generation = None
+            if generation is not None:
+                finish = generation.finish
                 queue_s += generation.timings.queue_s
                 if first_byte is None and generation.output_ids:
                     first_byte = sent - begun + (generation.timings.first_token_s or 0.0)
-            if finish is not None and finish.kind != "abort":
-                break
-            if flight.abandoned:
+                if finish.kind != "abort":
+                    break
+            if flight.abandoned.is_set():
                 break
             if len(so_far.ids) >= params.max_new_tokens:
                 finish = None  # cut exactly at the limit
@@ -182,8 +146,8 @@ class ServerPool:
                 raise unavailable("every rollout server that was tried failed; try again")
             if barren > 1:
                 await anyio.sleep(BARREN_WAIT_S * 2**barren)
-        kind = "abort" if flight.abandoned and (finish is None or finish.kind == "abort") else None
-        kind = kind or (finish.kind if finish is not None else "length")
+        cut = finish is None or finish.kind == "abort"
+        kind = "abort" if cut and flight.abandoned.is_set() else "length" if finish is None else finish.kind
         total = anyio.current_time() - begun
         return Generated(
             tuple(so_far.ids),
@@ -197,7 +161,7 @@ class ServerPool:
 
     async def abandon(self, flight: Flight) -> None:
         """Give a call up: what it has so far comes back as an aborted action."""
-        flight.abandoned = True
+        flight.abandoned.set()
         server = flight.server  # the call may leave it while the server is being told
         if server is not None:
             try:
@@ -205,19 +169,51 @@ class ServerPool:
             except RolloutServerError as error:
                 log.warning("server.abort_failed", server=server.url, error=str(error))
 
-    async def _admit(self, key: str) -> RolloutServer:
-        while True:
-            waiting = self._changed
-            ready = [server for server in self.servers if server.ready]
-            if ready:
-                return choose(ready, key)
-            await waiting.wait()
+    async def _admit(self, key: str, flight: Flight) -> RolloutServer | None:
+        """The server to send to, once there is one; None when the call is given up before."""
+        while not flight.abandoned.is_set():
+            changed = self._changed
+            if (chosen := choose(self.servers, key, self._spill_s)) is not None:
+                if chosen is not preferred(self.servers, key):
+                    self._metrics.spilled.labels(chosen.url).inc()
+                return chosen
+            # While other servers are ready, a long sync is left behind; nothing announces that moment.
+            others = any(server.ready for server in self.servers)
+            await first_of(changed, flight.abandoned, within=self._spill_s if others else None)
+        return None
 
 
-def choose(ready: Sequence[RolloutServer], key: str) -> RolloutServer:
-    """The server that the key prefers, or the emptiest one when that is full and another has less than half of its queue."""
-    preferred = max(ready, key=lambda server: hashlib.sha256(f"{key}|{server.url}".encode()).digest())
-    emptiest = min(ready, key=lambda server: len(server.flights))
-    if len(preferred.flights) >= SPILL_DEPTH and 2 * len(emptiest.flights) < len(preferred.flights):
-        return emptiest
-    return preferred
+def preferred(servers: Sequence[RolloutServer], key: str) -> RolloutServer | None:
+    """Where the key's prefix is cached: the highest random weight among the servers that are there."""
+    usable = [server for server in servers if server.usable]
+    if not usable:
+        return None
+    return max(usable, key=lambda server: hashlib.sha256(f"{key}|{server.url}".encode()).digest())
+
+
+def choose(servers: Sequence[RolloutServer], key: str, spill_s: float) -> RolloutServer | None:
+    """The preferred server, or where the wait there is longer than `spill_s`, one with less than half of it. None: nothing may be
+    sent yet."""
+    first = preferred(servers, key)
+    if first is None:
+        return None
+    if (delay := first.delay) > spill_s:
+        best = min(
+            (server for server in servers if server.ready), key=lambda server: server.delay, default=None
+        )
+        if best is not None and 2 * best.delay < delay:
+            return best
+    return first if first.ready else None
+
+
+async def first_of(*events: anyio.Event, within: float | None) -> None:
+    """Return when one of `events` is set, or after `within` seconds."""
+    with anyio.move_on_after(within):
+        async with anyio.create_task_group() as tasks:
+
+            async def wait(event: anyio.Event) -> None:
+                await event.wait()
+                tasks.cancel_scope.cancel()
+
+            for event in events:
+                tasks.start_soon(wait, event)

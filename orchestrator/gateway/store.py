@@ -1,4 +1,4 @@
-"""The gateway's rows in the data pool: sessions and rollout servers. Everything else it says goes over the bus."""
+"""The sessions of this gateway in the data pool."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,15 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.contracts.states import ServerState
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.sessions import Session, Terms
 from orchestrator.gateway_client import Budget, Seal
-from orchestrator.pool.tables import rollout_servers, rollouts, sessions
+from orchestrator.pool.tables import rollouts, sessions
 from orchestrator.pool.transact import transact
 
 
@@ -176,31 +174,3 @@ def _stored(row: Any) -> StoredSession:
         noted.get("exhausted"),
         msgspec.convert(noted, Seal) if over and noted else None,
     )
-
-
-class ServerStore:
-    """Rows of this run's rollout servers."""
-
-    def __init__(self, engine: AsyncEngine, run_id: int, owner: str) -> None:
-        self._engine = engine
-        self._run_id = run_id
-        self._owner = owner
-
-    async def write(self, url: str, state: ServerState, version: int | None, detail: str = "") -> None:
-        """Say what a server is doing; `version` is what serves after a passed canary."""
-        values = {
-            "owner": self._owner,
-            "state": state.value,
-            "version": version,
-            "detail": detail[:500] or None,
-            "changed": func.clock_timestamp(),
-        }
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(
-                upsert(rollout_servers)
-                .values(run_id=self._run_id, url=url, **values)
-                .on_conflict_do_update(index_elements=["run_id", "url"], set_=values)
-            )
-
-        await transact(self._engine, work)

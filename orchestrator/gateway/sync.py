@@ -2,15 +2,18 @@
 
 | produces | waits for | unblocked by |
 |---|---|---|
-| a server at the newest version, its row | a published version; a server that answers | the trainer; the supervisor |
+| a server at the newest version, its row (owner) | a published version; a server that answers | the trainer; the supervisor |
+| the gate as the row says (other gateways) | the row | the owner, or the end of its lease |
 
 One sync: gate closed → pause (abort; calls come back with their partial actions and wait at the gate) → weights, caches flushed → continue →
-canary → row → gate open, and the held calls go on. Several versions in a row: only the newest matters.
+canary → gate open, and the held calls go on → row. Several versions in a row: only the newest matters. A server that says that it has
+the version already, as after a restart of the gateway, is not paused: the canary alone decides.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,10 +24,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus
+from orchestrator.config import ServersSection
 from orchestrator.contracts.states import ServerState
+from orchestrator.gateway.leases import LeaseLost, ServerLease
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.servers import RolloutServer, ServerPool
-from orchestrator.gateway.store import ServerStore
+from orchestrator.gateway.rollout_server import RolloutServer
+from orchestrator.gateway.servers import first_of
 from orchestrator.gateway.upstream import RolloutServerError, WeightUpdateRefused
 from orchestrator.log import get
 from orchestrator.pool.policies import PolicyVersion, newest_version
@@ -32,9 +37,8 @@ from orchestrator.pool.transact import transact
 
 log = get(__name__)
 
-DRAIN_S = 3.0  # after a pause, before requests that the server holds are cut off
-LOOK_S = 2.0  # between looks at an idle server, and at the data pool for a version that the bus did not tell
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
+FIRST_WAIT_S = 0.2  # after a sync that failed
+ROW_PATIENCE_S = 2.0  # for rows that only inform: a server that comes back does not wait for the data pool
 
 
 class SyncFailed(Exception):
@@ -89,9 +93,10 @@ class Targets(Protocol):
 class PublishedVersions:
     """The newest version in the data pool. The bus only says when to look."""
 
-    def __init__(self, engine: AsyncEngine, run_id: int) -> None:
+    def __init__(self, engine: AsyncEngine, run_id: int, *, look_s: float) -> None:
         self._engine = engine
         self._run_id = run_id
+        self._look_s = look_s
         self.newest: PolicyVersion | None = None
         self.moved = anyio.Event()
         self._looking = anyio.Lock()
@@ -114,109 +119,129 @@ class PublishedVersions:
                 await self.refresh()
 
     async def watch(self) -> None:
-        """Refresh every LOOK_S seconds, until cancelled: a bus that was wiped must not keep old weights serving."""
+        """Refresh every `look_s` seconds, until cancelled: a bus that was wiped must not keep old weights serving."""
         while True:
             await self.refresh()
-            await anyio.sleep(LOOK_S)
+            await anyio.sleep(self._look_s)
 
 
 class Keeper:
-    """Keeps one server at the newest version. `run` until cancelled."""
+    """Keeps one server at the newest version while this gateway owns it, else its gate as the owner says. `run` until cancelled."""
 
     def __init__(
         self,
         server: RolloutServer,
-        pool: ServerPool,
+        lease: ServerLease,
         targets: Targets,
-        rows: ServerStore,
         metrics: Metrics,
+        settings: ServersSection,
         *,
         tolerance: float,
     ) -> None:
         self._server = server
-        self._pool = pool
+        self._lease = lease
         self._targets = targets
-        self._rows = rows
         self._metrics = metrics
+        self._settings = settings
         self._tolerance = tolerance
+        self._seen: tuple[int, float] = (
+            -1,
+            0.0,
+        )  # the newest version that was published, and when we saw that
 
     async def run(self) -> None:
-        """Sync whenever the server is not at the newest version; look after it in between."""
-        wait = FIRST_WAIT_S
+        """Sync whenever the server is not at the newest version, once it answers."""
+        server, wait = self._server, FIRST_WAIT_S
         while True:
-            target, moved = self._targets.newest, self._targets.moved
-            attention = self._server.attention = anyio.Event()
-            if target is None:
-                await moved.wait()
-                continue
-            if self._server.version == target.version and self._server.gate_open:
-                await _first_of(moved, attention, within=LOOK_S)
-                if not moved.is_set() and not attention.is_set():
-                    await self._look(target)
-                continue
-            try:
-                await self.sync(target)
-                wait = FIRST_WAIT_S
-            except (SyncFailed, RolloutServerError) as error:
-                log.warning("sync.failed", server=self._server.url, version=target.version, error=str(error))
-                state = ServerState.READY if self._server.ready else ServerState.FAILED
-                await self._rows.write(self._server.url, state, self._server.version, str(error))
-                await _first_of(moved, within=wait)
-                wait = min(LONGEST_WAIT_S, wait * 2)
+            target, moved, leased = self._targets.newest, self._targets.moved, self._lease.moved
+            attention = server.attention = anyio.Event()
+            if not server.answers:
+                await self._say(ServerState.FAILED, "it does not answer")
+                await first_of(attention, leased, within=None)
+            elif target is None:
+                await first_of(moved, leased, within=None)
+            elif self._lease.epoch is None:
+                pause = await self._follow(target)
+                await first_of(moved, attention, leased, within=pause)
+            elif server.version == target.version and server.ready:
+                await first_of(moved, attention, leased, within=None)
+            else:
+                try:
+                    await self.sync(target)
+                    wait = FIRST_WAIT_S
+                except LeaseLost:
+                    continue
+                except (SyncFailed, RolloutServerError) as error:
+                    log.warning("sync.failed", server=server.url, version=target.version, error=str(error))
+                    await self._say(ServerState.READY if server.ready else ServerState.FAILED, str(error))
+                    await first_of(moved, attention, leased, within=wait)
+                    wait = min(self._settings.retry_s, wait * 2)
 
-    async def _look(self, target: PolicyVersion) -> None:
-        """A server that died, or restarted with other weights, is noticed before it is used."""
-        try:
-            label = (await self._server.client.model_info()).get("weight_version")
-        except RolloutServerError as error:
-            self._server.distrust(str(error))
-            return
-        if label != str(target.version):
-            self._server.distrust(f"it serves the weights {label!r}")
+    async def _say(self, state: ServerState, detail: str) -> None:
+        """A row that only informs."""
+        if self._lease.epoch is not None:
+            with (
+                anyio.move_on_after(ROW_PATIENCE_S),
+                suppress(LeaseLost),
+            ):  # lost: it is for the new owner to say
+                await self._lease.write(state, self._server.version, detail)
+
+    async def _follow(self, target: PolicyVersion) -> float:
+        """Do as the owner's row says; returns the seconds until the next look. While the data pool is away the gate stays as it is."""
+        server, row = self._server, await self._lease.read()
+        if self._seen[0] != target.version:
+            self._seen = (target.version, anyio.current_time())
+        quick, slow = self._settings.probe_s / 5, self._settings.probe_s
+        if row is not None and row.state is ServerState.SYNCING:
+            server.hold()
+            return quick
+        if row is None or row.state is not ServerState.READY or row.version is None:
+            server.shut()
+            return slow
+        fresh = anyio.current_time() - self._seen[1] < self._settings.drain_s
+        if row.version != target.version and fresh:  # its owner is about to sync it
+            server.hold()
+            return quick
+        if server.version != row.version or not server.ready:
+            try:
+                label = (await server.client.model_info()).get("weight_version")
+            except RolloutServerError as error:
+                log.info("follow.failed", server=server.url, error=str(error))
+                label = None
+            if label == str(row.version):
+                server.admit(row.version)
+            else:
+                server.shut()
+        return slow
 
     async def sync(self, target: PolicyVersion) -> None:
-        """Make `target` serve. On SyncFailed before the weights changed, the old version goes on serving."""
+        """Make `target` serve. On SyncFailed before the weights changed, the old version goes on serving. Raises LeaseLost."""
         server = self._server
         canary = await anyio.to_thread.run_sync(read_published, target)
-        await server.client.model_info()  # nothing is written or closed for a server that is not there
-        await self._rows.write(
-            server.url, ServerState.SYNCING, server.version, f"to version {target.version}"
-        )
+        label = (await server.client.model_info()).get(
+            "weight_version"
+        )  # nothing is closed for one that is not there
+        await self._lease.write(ServerState.SYNCING, server.version, f"to version {target.version}")
         old, begun = server.version, anyio.current_time()
-        server.gate_open = False
+        server.hold()
         try:
-            await server.client.pause("abort")
-            with anyio.move_on_after(DRAIN_S):
-                await server.drained()
-            for scope in list(server.flights.values()):
-                scope.cancel()  # held by the server since before the gate closed: they have no token yet
-            await server.drained()
-            try:
-                await server.client.update_weights(target.path, str(target.version))
-            except WeightUpdateRefused as refused:
-                await server.client.continue_()
-                server.gate_open = old is not None
-                self._pool.changed()
-                raise SyncFailed(
-                    f"the server refuses version {target.version} and keeps {old}: {refused.message}"
-                ) from refused
-            server.version = None  # the old weights are gone, the new ones unproven
-            await server.client.continue_()
-            served = await server.client.prompt_logprobs(list(canary.ids))
+            difference = float("inf")
+            if label == str(target.version):
+                await server.client.continue_()  # an owner that died may have left it paused
+                difference = await self._difference(canary)
+            if difference > self._tolerance:
+                await self._load(target, old)
+                difference = await self._difference(canary)
         except RolloutServerError:
-            server.version = None
+            server.shut()
             raise
-        difference = canary.difference(served)
         self._metrics.canary.labels(server.url).set(difference)
         if difference > self._tolerance:
+            server.shut()
             raise SyncFailed(
                 f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than {self._tolerance}"
             )
-        await self._rows.write(
-            server.url, ServerState.READY, target.version, f"canary difference {difference:.5f}"
-        )
-        server.version, server.gate_open = target.version, True
-        self._pool.changed()
+        server.admit(target.version)
         held = anyio.current_time() - begun
         self._metrics.sync_s.observe(held)
         self._metrics.version.labels(server.url).set(target.version)
@@ -227,16 +252,36 @@ class Keeper:
             canary=round(difference, 6),
             held_s=round(held, 3),
         )
+        await self._lease.write(ServerState.READY, target.version, f"canary difference {difference:.5f}")
 
+    async def _difference(self, canary: Canary) -> float:
+        """max |Δlogprob| between the trainer and what is served."""
+        return canary.difference(await self._server.client.prompt_logprobs(list(canary.ids)))
 
-async def _first_of(*events: anyio.Event, within: float) -> None:
-    """Return when one of `events` is set, or after `within` seconds."""
-    with anyio.move_on_after(within):
-        async with anyio.create_task_group() as tasks:
-
-            async def wait(event: anyio.Event) -> None:
-                await event.wait()
-                tasks.cancel_scope.cancel()
-
-            for event in events:
-                tasks.start_soon(wait, event)
+    async def _load(self, target: PolicyVersion, old: int | None) -> None:
+        """Exchange the weights. SyncFailed when the server keeps the old ones, which then go on serving."""
+        server = self._server
+        await server.client.pause("abort")
+        with anyio.move_on_after(self._settings.drain_s / 10):
+            await server.drained()
+        if server.flights:
+            await server.client.abort()  # what was on its way when the pause began is held by the server
+        with anyio.move_on_after(self._settings.drain_s):
+            await server.drained()
+        server.cut_off()
+        await server.drained()
+        try:
+            await server.client.update_weights(
+                target.path, str(target.version), timeout=self._settings.update_s
+            )
+        except WeightUpdateRefused as refused:
+            await server.client.continue_()
+            if old is None:
+                server.shut()
+            else:
+                server.admit(old)
+            raise SyncFailed(
+                f"the server refuses version {target.version} and keeps {old}: {refused.message}"
+            ) from refused
+        server.version = None  # the old weights are gone, the new ones unproven
+        await server.client.continue_()

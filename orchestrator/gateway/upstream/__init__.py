@@ -5,6 +5,7 @@ from orchestrator.gateway.upstream.errors import (
     RequestRefused,
     RolloutServerBroken,
     RolloutServerError,
+    RolloutServerSilent,
     RolloutServerUnreachable,
     WeightUpdateRefused,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "RolloutServerBroken",
     "RolloutServerClient",
     "RolloutServerError",
+    "RolloutServerSilent",
     "RolloutServerUnreachable",
     "SamplingParams",
     "Timings",

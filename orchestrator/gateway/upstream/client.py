@@ -16,6 +16,7 @@ import msgspec
 from orchestrator.gateway.upstream.errors import (
     RequestRefused,
     RolloutServerBroken,
+    RolloutServerSilent,
     RolloutServerUnreachable,
     WeightUpdateRefused,
 )
@@ -25,6 +26,9 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 QUICK_S = 30.0
 """For routes that do not generate. Above the 20 s after which a paused server's /health says 503."""
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections are ours to close: SGLang's HTTP server does after 5 s, and a request sent at that moment would be lost."""
 
 
 class RolloutServerClient:
@@ -37,7 +41,7 @@ class RolloutServerClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
         )
         return self
@@ -137,17 +141,17 @@ class RolloutServerClient:
 
     # ---- state ----
 
-    async def model_info(self) -> Mapping[str, Any]:
+    async def model_info(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
         """`weight_version`, `model_path`, `architectures` …; instant, also while paused."""
-        return await self._get_object("/model_info")
+        return await self._get_object("/model_info", timeout)
 
     async def server_info(self) -> Mapping[str, Any]:
         """Limits and settings: `max_total_num_tokens`, `max_req_input_len` …"""
         return await self._get_object("/server_info")
 
-    async def loads(self) -> Mapping[str, Any]:
+    async def loads(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
         """The first rank's load: `num_running_reqs`, `num_waiting_reqs`, `token_usage`, `gen_throughput` …"""
-        body = await self._get_object("/v1/loads")
+        body = await self._get_object("/v1/loads", timeout)
         ranks = body.get("loads")
         if not isinstance(ranks, list) or not ranks or not isinstance(ranks[0], dict):
             raise RolloutServerBroken(f"{self.base_url}/v1/loads", "no load of any rank")
@@ -163,8 +167,8 @@ class RolloutServerClient:
 
     # ---- transport ----
 
-    async def _get_object(self, path: str) -> dict[str, Any]:
-        url, raw = await self._call("GET", path, None, QUICK_S)
+    async def _get_object(self, path: str, timeout: float = QUICK_S) -> dict[str, Any]:
+        url, raw = await self._call("GET", path, None, timeout)
         body = self._json(url, raw)
         if not isinstance(body, dict):
             raise RolloutServerBroken(url, "the reply is no JSON object")
@@ -184,7 +188,7 @@ class RolloutServerClient:
                 raw = await response.read()
                 status = response.status
         except TimeoutError as error:
-            raise RolloutServerUnreachable(url, f"no answer within {timeout} s") from error
+            raise RolloutServerSilent(url, f"no answer within {timeout} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise RolloutServerUnreachable(url, f"{type(error).__name__}: {error}") from error
         if status < 300:

@@ -3,6 +3,7 @@
 | error | whose fault | what to do |
 |---|---|---|
 | RolloutServerUnreachable | network, or the server died | the same ids elsewhere, under a fresh request id |
+| RolloutServerSilent | the server hangs, or is stopped | ask again; silent for long, it is as good as dead |
 | RolloutServerBroken | the server | as above; a supervisor looks at it |
 | RequestRefused | ours: the request can never work | fail this completion |
 | WeightUpdateRefused | the published weights | keep the old ones, do not publish |
@@ -22,6 +23,10 @@ class RolloutServerError(InfraFailure):
 
 class RolloutServerUnreachable(RolloutServerError):
     """No connection, a connection lost before the answer was complete, or no answer in time."""
+
+
+class RolloutServerSilent(RolloutServerUnreachable):
+    """No answer in time, from a server that may be there."""
 
 
 class RolloutServerBroken(RolloutServerError):

@@ -90,6 +90,11 @@ class Generation:
     timings: Timings
     text: str = field(repr=False)
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """Every weight version that made a token; the server's own when there is no token."""
+        return frozenset(span.version for span in self.spans) or frozenset({self.weight_version})
+
 
 def parse_generation(reply: Any) -> Generation:
     """Read one `/generate` reply made with return_logprob. Raises ValueError when it contradicts itself."""

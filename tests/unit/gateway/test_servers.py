@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.servers import Flight, RolloutServer, ServerPool
+from orchestrator.gateway.rollout_server import RolloutServer
+from orchestrator.gateway.servers import Flight, ServerPool
 from orchestrator.gateway.upstream.errors import RolloutServerUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -35,4 +36,4 @@ async def test_a_call_may_leave_its_dying_server_while_it_is_given_up() -> None:
     server = Dying(flight)
     flight.server = cast(RolloutServer, server)
     await ServerPool([], Metrics()).abandon(flight)
-    assert flight.abandoned and server.told == "r"
+    assert flight.abandoned.is_set() and server.told == "r"
