@@ -1,36 +1,20 @@
 """OpenAI Chat Completions: streamed or not, tools, parallel tools, reasoning_content, usage.
 
-The stream is made from the finished action: a role chunk at once, comments while nothing is there yet, then reasoning, content, one delta
-with an index per tool call, the finish reason, usage if asked for, [DONE].
+A stream is a role chunk at once, comments while nothing is there yet, then reasoning, content, one delta with an index per tool call,
+the finish reason, usage if asked for, [DONE].
 """
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
-from orchestrator.gateway.calls import Call
-from orchestrator.gateway.dialects.base import KEEP_ALIVE_S, Incoming, agent_of, retries_of
-from orchestrator.gateway.messages import read_messages
+from orchestrator.gateway.dialects.base import Incoming, Spoken, as_object, model_of, request_of, sse
+from orchestrator.gateway.dialects.errors import openai_error
 from orchestrator.gateway.problems import Problem, bad_request
-from orchestrator.gateway.requests import (
-    CompletionRequest,
-    Reply,
-    body_digest,
-    read_limit,
-    read_stop,
-    read_tools,
-)
+from orchestrator.gateway.requests import Reply, read_tools
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    409: "conflict_error",
-    413: "invalid_request_error",
-}
+DONE = b"data: [DONE]\n\n"
 
 
 class ChatDialect:
@@ -38,33 +22,25 @@ class ChatDialect:
 
     name = "chat"
     paths: tuple[str, ...] = ("/v1/chat/completions",)
+    counting: tuple[str, ...] = ()
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Incoming:
-        if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
+        body = as_object(body)
         if body.get("n") not in (None, 1):
             raise bad_request("n must be 1: ask several times instead", "n")
-        turns, parts_out = read_messages(body.get("messages"))
-        tools, tools_out = read_tools(body.get("tools"))
-        limits = [read_limit(body.get(key), key) for key in ("max_completion_tokens", "max_tokens")]
-        given = [limit for limit in limits if limit is not None]
-        request = CompletionRequest(
-            turns=tuple(turns),
-            tools=tools,
-            digest=body_digest(self.name, body),
-            agent=agent_of(headers),
-            model=str(body.get("model") or ""),
-            max_tokens=min(given) if given else None,
-            stop=read_stop(body.get("stop")),
-            calls_allowed=body.get("tool_choice") != "none",
-            retries=retries_of(headers),
-            left_out=parts_out + tools_out,
+        tools, left_out = read_tools(body.get("tools"))
+        request = request_of(
+            self.name,
+            body,
+            headers,
+            Spoken(body.get("messages") or [], tools, left_out),
+            limits=("max_completion_tokens", "max_tokens"),
+            stop="stop",
         )
         options = body.get("stream_options")
-        usage = bool(options.get("include_usage")) if isinstance(options, dict) else False
         echo = {
-            "model": str(body.get("model") or "policy"),
-            "usage": usage,
+            "model": model_of(body),
+            "usage": bool(options.get("include_usage")) if isinstance(options, dict) else False,
             "id": f"chatcmpl-{secrets.token_hex(12)}",
         }
         return Incoming(request, bool(body.get("stream")), echo)
@@ -89,56 +65,58 @@ class ChatDialect:
             "usage": _usage(reply),
         }
 
-    async def stream(self, incoming: Incoming, call: Call) -> AsyncIterator[bytes]:
-        created = int(time.time())
+    def events(self, incoming: Incoming) -> "ChatEvents":
+        return ChatEvents(incoming)
 
-        def chunk(delta: Mapping[str, Any] | None, finish: str | None = None, usage: Any = None) -> bytes:
-            value: dict[str, Any] = {
-                "id": incoming.echo["id"],
-                "object": "chat.completion.chunk",
-                "created": created,
-                "model": incoming.echo["model"],
-                "choices": [],
-            }
-            if delta is not None:
-                value["choices"] = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-            if incoming.echo["usage"]:
-                value["usage"] = usage
-            return _event(value)
-
-        yield chunk({"role": "assistant", "content": ""})
-        while not await call.wait(KEEP_ALIVE_S):
-            yield b": waiting for the policy\n\n"
-        try:
-            reply = await call.result()
-        except Problem as problem:
-            yield _event(self.error(problem))
-            return
-        if reply.turn.reasoning is not None:
-            yield chunk({"reasoning_content": reply.turn.reasoning})
-        if reply.turn.text:
-            yield chunk({"content": reply.turn.text})
-        for index, tool_call in enumerate(_calls(reply)):
-            yield chunk({"tool_calls": [{"index": index, **tool_call}]})
-        yield chunk({}, reply.finish_reason)
-        if incoming.echo["usage"]:
-            yield chunk(None, usage=_usage(reply))
-        yield b"data: [DONE]\n\n"
+    def counted(self, tokens: int) -> Any:
+        raise AssertionError("this wire has no route for it")
 
     def error(self, problem: Problem) -> Any:
-        kind = _TYPES.get(problem.status, "server_error")
-        return {
-            "error": {
-                "message": problem.message,
-                "type": kind,
-                "param": problem.param,
-                "code": problem.code,
-            }
+        return openai_error(problem)
+
+
+class ChatEvents:
+    """The chunks of one reply."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._echo = incoming.echo
+        self._created = int(time.time())
+
+    def opening(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def waiting(self) -> bytes:
+        return b": waiting for the policy\n\n"
+
+    def finished(self, reply: Reply) -> Iterator[bytes]:
+        if reply.turn.reasoning is not None:
+            yield self._chunk({"reasoning_content": reply.turn.reasoning})
+        if reply.turn.text:
+            yield self._chunk({"content": reply.turn.text})
+        for index, call in enumerate(_calls(reply)):
+            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+        yield self._chunk({}, reply.finish_reason)
+        if self._echo["usage"]:
+            yield self._chunk(None, usage=_usage(reply))
+        yield DONE
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        yield sse(openai_error(problem))
+        yield DONE
+
+    def _chunk(self, delta: Mapping[str, Any] | None, finish: str | None = None, usage: Any = None) -> bytes:
+        value: dict[str, Any] = {
+            "id": self._echo["id"],
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._echo["model"],
+            "choices": [],
         }
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+        if delta is not None:
+            value["choices"] = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+        if self._echo["usage"]:
+            value["usage"] = usage
+        return sse(value)
 
 
 def _calls(reply: Reply) -> list[dict[str, Any]]:

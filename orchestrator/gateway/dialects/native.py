@@ -1,23 +1,14 @@
 """The native route of white-box scaffolds: the chat form in, the parsed action with its step, usage and timings out."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from orchestrator.gateway.calls import Call
-from orchestrator.gateway.dialects.base import Incoming, retries_of
-from orchestrator.gateway.dialects.chat import ChatDialect
-from orchestrator.gateway.messages import read_messages
-from orchestrator.gateway.problems import Problem, bad_request
-from orchestrator.gateway.requests import (
-    CompletionRequest,
-    Reply,
-    body_digest,
-    read_limit,
-    read_stop,
-    read_tools,
-)
+from orchestrator.gateway.dialects.base import Events, Incoming, Spoken, as_object, request_of
+from orchestrator.gateway.dialects.errors import openai_error
+from orchestrator.gateway.problems import Problem
+from orchestrator.gateway.requests import Reply, read_tools
 
 
 class NativeDialect:
@@ -25,23 +16,21 @@ class NativeDialect:
 
     name = "native"
     paths: tuple[str, ...] = ("/native/complete",)
+    counting: tuple[str, ...] = ()
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Incoming:
-        if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
-        turns, parts_out = read_messages(body.get("messages"))
-        tools, tools_out = read_tools(body.get("tools"))
+        body = as_object(body)
+        tools, left_out = read_tools(body.get("tools"))
         reason, agent = body.get("replace_reason"), body.get("agent")
-        request = CompletionRequest(
-            turns=tuple(turns),
-            tools=tools,
-            digest=body_digest(self.name, body),
+        request = request_of(
+            self.name,
+            body,
+            headers,
+            Spoken(body.get("messages") or [], tools, left_out),
+            limits=("max_tokens",),
+            stop="stop",
             agent=agent[:64] if isinstance(agent, str) and agent else "main",
-            max_tokens=read_limit(body.get("max_tokens"), "max_tokens"),
-            stop=read_stop(body.get("stop")),
-            retries=retries_of(headers),
             reason=reason[:200] if isinstance(reason, str) and reason else None,
-            left_out=parts_out + tools_out,
         )
         return Incoming(request, False, {})
 
@@ -60,8 +49,11 @@ class NativeDialect:
             "timings": msgspec.to_builtins(reply.timings),
         }
 
-    async def stream(self, incoming: Incoming, call: Call) -> AsyncIterator[bytes]:
-        yield msgspec.json.encode(self.reply(incoming, await call.result()))
+    def events(self, incoming: Incoming) -> Events:
+        raise AssertionError("the native route is never streamed")
+
+    def counted(self, tokens: int) -> Any:
+        raise AssertionError("this wire has no route for it")
 
     def error(self, problem: Problem) -> Any:
-        return ChatDialect().error(problem)
+        return openai_error(problem)
