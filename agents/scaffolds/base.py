@@ -33,11 +33,49 @@ class PolicyFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program from a registry, pinned by a lock file with hashes or exact versions: see `scaffolds.programs`.
+
+    `kind`: npm (`lock` is a package-lock.json, package.json beside it) or python (a requirements.lock without dependencies left out).
+    `inside`: where a sandbox sees it, read-only. `licence`: terms that a person has to accept before it is installed.
+    """
+
+    name: str
+    kind: Literal["npm", "python"]
+    lock: Path
+    inside: str
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The least that a sandbox must grant for the program itself to run; a run's own limits count where they are larger."""
+
+    memory_mb: int = 0
+    processes: int = 0
+    cpu_s: int = 0
+    disk_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What `penstock scaffold check` has to know of a program that cannot be seen from the tools that it offers.
+
+    `finish`: a shell command by which the policy ends (a program that takes no plain answer). `write`: for a program without tools, a text
+    that makes it write the line `done` into the file `out`.
+    """
+
+    finish: str = ""
+    write: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What is recorded about a scaffold on every rollout. `sha` is the hex sha256 of its own source files.
 
-    `auxiliary` are patterns of model names (`*-mini`) whose calls are not the policy's work: titles, summaries. They are recorded and
-    carry train weight 0. `timeout_s` bounds a black box beside the task's own limit; None leaves it to the task.
+    `auxiliary` are rules for calls that are not the policy's work: titles, summaries, memories. `*-small` is a pattern of model names,
+    `text:*title generator*` one of the conversation's first message. Such calls are recorded and carry train weight 0. `timeout_s` bounds a
+    black box beside the task's own limit; None leaves it to the task.
     """
 
     name: str
@@ -47,6 +85,9 @@ class Manifest:
     sha: str
     auxiliary: tuple[str, ...] = ()
     timeout_s: float | None = None
+    program: Program | None = None
+    needs: Needs = field(default_factory=Needs)
+    check: Hints = field(default_factory=Hints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scaffolds.base import Scaffold
-from scaffolds.declare import ATTRIBUTE, TOML, from_toml
+from scaffolds.declare import ATTRIBUTE
+from scaffolds.scaffold_toml import TOML, from_toml
 
 GROUP = "penstock.scaffolds"
 

@@ -137,7 +137,7 @@ class RolloutRunner:
             completion_s=max(60.0, self._worker.config.rollout.timeout_s),
         )
         files = applied(task.environment_files(), [])
-        walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s)
+        walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s, scaffold.manifest.needs)
         if scaffold.manifest.kind == "white":
             spec = SandboxSpec(files=files, limits=walls)
         else:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scaffolds.base import Needs
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator import plugins
@@ -100,12 +101,13 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         )  # fmt: skip
 
 
-def sandbox_limits(section: SandboxSection, wall_s: float) -> Limits:
-    """The configured limits of one sandbox, `wall_s` for each of its programs."""
+def sandbox_limits(section: SandboxSection, wall_s: float, needs: Needs | None = None) -> Limits:
+    """The configured limits of one sandbox, `wall_s` for each of its programs; more where a scaffold's own program needs more."""
+    least = needs or Needs()
     return Limits(
-        memory_mb=section.memory_mb,
-        processes=section.processes,
-        cpu_s=float(section.cpu_s),
-        disk_mb=section.disk_mb,
+        memory_mb=max(section.memory_mb, least.memory_mb),
+        processes=max(section.processes, least.processes),
+        cpu_s=float(max(section.cpu_s, least.cpu_s)),
+        disk_mb=max(section.disk_mb, least.disk_mb),
         wall_s=wall_s,
     )

@@ -1,5 +1,6 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import anyio
@@ -34,6 +35,8 @@ from orchestrator.pool.confirm import MessageKey
 from orchestrator.pool.steps import canonical
 
 log = get(__name__)
+
+TEXT_RULE = "text:"
 
 
 class Recorder:
@@ -70,7 +73,7 @@ class Recorder:
                 session.newest[node.digest] = node
                 if generated.suspect:
                     session.mark(node, VERSION_SUSPECT)
-                if any(fnmatchcase(request.model, pattern) for pattern in session.terms.auxiliary):
+                if auxiliary(request, session.terms.auxiliary):
                     session.mark(node, AUXILIARY)
         self._metrics.steps.labels(origin.kind.value).inc()
         self._metrics.tokens.inc(len(generated.ids))
@@ -179,3 +182,15 @@ class Recorder:
 def _root(origin: Origin) -> int:
     assert origin.parent is not None
     return origin.parent.root
+
+
+def auxiliary(request: CompletionRequest, rules: Sequence[str]) -> bool:
+    """Whether a scaffold's rules take a call for something else than the policy's work: by its model's name, or with `text:` before the
+    pattern by its conversation's first message."""
+    first = request.turns[0].text if request.turns else ""
+    return any(
+        fnmatchcase(first, rule.removeprefix(TEXT_RULE))
+        if rule.startswith(TEXT_RULE)
+        else fnmatchcase(request.model, rule)
+        for rule in rules
+    )

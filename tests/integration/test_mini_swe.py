@@ -179,7 +179,10 @@ async def test_it_runs_in_the_sandbox_that_isolates_nothing(root: Path) -> None:
         ([{"content": "four"}], Fault("policy", "ill_formed: not a call of bash with a command")),
         ([bash("true")] * 4, Fault("policy", "turns")),
         ([bash("true"), Failure(400, "budget_exhausted", "used up")], Fault("policy", "used up")),
-        ([bash("kill -9 $PPID")], Fault("infra", "it ended early, exit code 137: it said nothing")),
+        (
+            [bash("kill -9 $PPID")],
+            Fault("infra", "it ended early, exit code 137: Warning: Input is not a terminal (fd=0)."),
+        ),
         ([Failure(401, "invalid_api_key", "unknown")], Fault("infra", "GatewayRefused: 401: unknown")),
         ([bash("true"), Failure(409, "session_over", "over")], Fault("infra", "GatewayRefused: 409: over")),
     ],

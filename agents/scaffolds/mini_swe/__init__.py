@@ -1,7 +1,7 @@
 """mini-swe-agent, the program of that name from PyPI, with its own loop, inside the sandbox.
 
     host                                   inside, without network
-    ops/setup_mini → <venv>/mini    ─bind→ /opt/mini                       the program and what it needs, byte-compiled
+    requirements.lock, installed    ─bind→ /opt/mini                       the program and what it needs, byte-compiled
     inside/*                        ─copy→ /home/agent/.mini               the three places where it may be extended:
                                              start.py                        its command line
                                              penstock_model.py               --model-class: the gateway's socket
@@ -19,29 +19,30 @@ of the policy.
 
 import json
 import math
-import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from sandboxes.base import ExecResult, File, KilledBy, PathRefused, Sandbox
-from scaffolds.base import AgentLimits, BlackBoxDefaults, Endpoint, Fault, Launch, TaskView
+from scaffolds.base import AgentLimits, BlackBoxDefaults, Endpoint, Fault, Hints, Launch, Program, TaskView
 from scaffolds.declare import scaffold
+from scaffolds.programs import PYTHON, binds_of
 
 VERSION: Final = "2.4.6"
-PYTHON: Final = "/usr/bin/python3"
 PROGRAM: Final = "/opt/mini"
 PLACE: Final = "/home/agent/.mini"
 TRAJECTORY: Final = f"{PLACE}/trajectory.json"
 SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "
 
 _INSIDE: Final = Path(__file__).with_name("inside")
+_PROGRAM: Final = Program("mini-swe-agent", "python", Path(__file__).with_name("requirements.lock"), PROGRAM)
 _LONGEST_TRAJECTORY: Final = 64 << 20
 
 
-@scaffold(name="mini-swe-agent", version=VERSION, wire="chat")
+@scaffold(
+    name="mini-swe-agent", version=VERSION, wire="chat", program=_PROGRAM, check=Hints(finish=f"{SUBMIT}done")
+)
 class MiniSweAgent(BlackBoxDefaults):
     """See the module. Derive from it and set `config` to use other templates."""
 
@@ -64,7 +65,7 @@ class MiniSweAgent(BlackBoxDefaults):
         }
 
     def binds(self) -> Mapping[Path, str]:
-        return {program(): PROGRAM}
+        return binds_of(_PROGRAM)
 
     def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
         settings = ("-c", f"{PLACE}/mini.yaml", "-c", f"{PLACE}/attempt.yaml", "-o", TRAJECTORY)
@@ -129,14 +130,6 @@ def environment(gateway: Endpoint) -> dict[str, str]:
         "OPENAI_API_KEY": gateway.token,
         "PENSTOCK_GATEWAY_SOCKET": gateway.socket,
     }
-
-
-def program() -> Path:
-    """Where the program is installed on this machine: `$PENSTOCK_MINI`, else beside this Python's packages. ValueError if nowhere."""
-    place = Path(os.environ.get("PENSTOCK_MINI") or Path(sys.prefix) / "mini")
-    if not (place / "minisweagent").is_dir():
-        raise ValueError(f"mini-swe-agent is not installed in {place}: run ops/setup, or set PENSTOCK_MINI")
-    return place.resolve()
 
 
 def as_yaml(value: Any) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from scaffolds import find
 from scaffolds.base import AgentLimits, BlackBoxDefaults, Context, Endpoint, Launch, Llm, TaskView
-from scaffolds.declare import from_toml, scaffold, source_sha
+from scaffolds.declare import scaffold, source_sha
+from scaffolds.scaffold_toml import from_toml
 
 from sandboxes.base import ExecResult, KilledBy, Sandbox
 
@@ -62,13 +63,22 @@ def test_a_toml_scaffold_fills_in_placeholders_once_and_leaves_other_braces_alon
     found = from_toml(written(tmp_path, MINIMAL + files))
     black = found.black()
     launch = black.launch(TASK, ENDPOINT, LIMITS)
-    assert launch.argv == ["/bin/echo", "4 {unknown.key} x"] and launch.env == {
-        "URL": "http://gateway/s/x/v1"
-    }
+    relayed, argv = launch.argv[:5], launch.argv[5:]
+    assert argv == ["/bin/echo", "4 {unknown.key} x"] and relayed[3] == ENDPOINT.socket
+    assert launch.env == {"URL": f"http://127.0.0.1:{relayed[4]}/s/x/v1"}
     placed = black.files(TASK, ENDPOINT, LIMITS)
     assert placed["/home/agent/run.py"].data == b"print('say {gateway.token}')"
     assert placed["/home/agent/blob"].data == b"\xff{task.name}"
     assert (found.manifest.kind, found.manifest.wire, found.manifest.name) == ("black", "chat", "echo")
+
+
+def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path) -> None:
+    black = from_toml(
+        written(tmp_path, "tcp = false\n" + MINIMAL + '[env]\nURL = "{gateway.root_url}"\n')
+    ).black()
+    launch = black.launch(TASK, ENDPOINT, LIMITS)
+    assert launch.argv == ["/bin/echo", "4 {unknown.key} x"] and launch.env == {"URL": "http://gateway/s/x"}
+    assert not black.files(TASK, ENDPOINT, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +91,12 @@ def test_a_toml_scaffold_fills_in_placeholders_once_and_leaves_other_braces_alon
         (MINIMAL + "timeout_s = -1", "timeout_s must be a number of seconds"),
         (MINIMAL + "speed = 1", "speed is not a known key"),
         (MINIMAL + '[files]\n"/x" = "absent"', r"\[files\] /x: "),
+        (MINIMAL + 'answer = "all"', "answer must be one of last line, stdout, none"),
+        (MINIMAL + 'tcp = "yes"', "tcp must be true or false"),
+        (MINIMAL + '[program]\nnpm = "x.json"', r"\[program\] must hold npm or python"),
+        (MINIMAL + '[program]\nnpm = "x.json"\ninside = "/opt/x"', r"\[program\] npm: there is no .*x.json"),
+        (MINIMAL + "[needs]\nmemory = 1", r"\[needs\] must hold whole numbers for memory_mb"),
+        (MINIMAL + '[check]\nend = "x"', r"\[check\] end is not a known key"),
         ("name =", "scaffold.toml: "),
     ],
 )

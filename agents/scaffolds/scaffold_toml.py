@@ -1,0 +1,316 @@
+"""A scaffold without Python: a `scaffold.toml`, with what it places beside it.
+
+    name = "echo"
+    version = "1"
+    wire = "chat"                       # chat | responses | anthropic
+    argv = ["/usr/bin/python3", "/home/agent/run.py"]
+    stdin = "{task.instruction}"        # optional
+    install = []                        # optional: run first, inside
+    timeout_s = 120                     # optional
+    harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message
+    answer = "last line"                # where nothing is harvested: "last line" of stdout, all of "stdout", or "none"
+    auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
+    policy_exit_codes = [3]             # the policy's fault from the first call on
+    tcp = true                          # gateway.base_url is reached over 127.0.0.1; false: over the socket only
+
+    [env]
+    OPENAI_BASE_URL = "{gateway.base_url}"
+    OPENAI_API_KEY = "{gateway.token}"
+
+    [files]                             # absolute path inside → file beside scaffold.toml, placeholders filled in
+    "/home/agent/run.py" = "run.py"
+
+    [program]                           # optional: from a registry, by `penstock scaffold install`
+    npm = "package-lock.json"           # or python = "requirements.lock"
+    inside = "/opt/echo"
+    licence = ""                        # terms that a person has to accept first
+
+    [needs]                             # optional: the least that the program itself needs
+    memory_mb = 1024                    # and processes, cpu_s, disk_mb
+
+    [check]                             # optional, for `penstock scaffold check`
+    finish = ""                         # a shell command by which the policy ends, where a plain answer does not
+    write = ""                          # for a program without tools: a reply that makes it write the line `done` into the file `out`
+
+Placeholders: gateway.base_url (ends in /v1), gateway.root_url (the same without /v1), gateway.token, gateway.socket, task.instruction, task.name,
+task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s. Every other pair of braces is left alone.
+"""
+
+import re
+import secrets
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from sandboxes.base import ExecResult, File, PathRefused, Sandbox
+from scaffolds import relay
+from scaffolds.base import (
+    AgentLimits,
+    BlackBoxDefaults,
+    Endpoint,
+    Fault,
+    Hints,
+    Launch,
+    Manifest,
+    Needs,
+    Program,
+    Scaffold,
+    TaskView,
+    Wire,
+)
+from scaffolds.declare import checked_name, source_sha
+from scaffolds.programs import PYTHON, binds_of
+
+TOML = "scaffold.toml"
+RELAY = "/home/agent/.penstock/relay.py"
+PORTS = range(20_000, 28_000)  # below what the kernel gives to clients
+
+_PLACEHOLDER = re.compile(r"\{(gateway|task|limits)\.([a-z_]+)\}")
+_NEEDS = tuple(Needs.__dataclass_fields__)
+_HINTS = tuple(Hints.__dataclass_fields__)
+_VERSION_PATH = "/v1"
+
+Answer = Literal["last line", "stdout", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """The content of a `scaffold.toml`, checked."""
+
+    argv: tuple[str, ...]
+    install: tuple[str, ...]
+    stdin: str | None
+    env: Mapping[str, str]
+    files: Mapping[str, File]
+    harvest: tuple[str, ...]
+    answer: Answer
+    policy_exit_codes: frozenset[int]
+    tcp: bool
+    program: Program | None
+
+
+class TomlBlackBox(BlackBoxDefaults):
+    """A black box declared by a `scaffold.toml`."""
+
+    def __init__(self, declared: _Declared) -> None:
+        self._declared = declared
+        # One of its own, because a sandbox that isolates nothing shares the host's.
+        self._port = secrets.choice(PORTS)
+
+    def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
+        fill = self._filler(task, gateway, limits)
+        own = {RELAY: File(Path(relay.__file__).read_bytes())} if self._declared.tcp else {}
+        placed = {
+            path: replace(file, data=_fill_bytes(file.data, fill))
+            for path, file in self._declared.files.items()
+        }
+        return {**own, **placed}
+
+    def binds(self) -> Mapping[Path, str]:
+        return binds_of(self._declared.program) if self._declared.program else {}
+
+    def install(self) -> Launch | None:
+        return Launch(self._declared.install) if self._declared.install else None
+
+    def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
+        declared, fill = self._declared, self._filler(task, gateway, limits)
+        argv = [fill(part) for part in declared.argv]
+        if declared.tcp:
+            argv = [PYTHON, "-S", RELAY, gateway.socket, str(self._port), *argv]
+        env = {key: fill(value) for key, value in declared.env.items()}
+        stdin = None if declared.stdin is None else fill(declared.stdin).encode(errors="replace")
+        return Launch(argv, env, stdin=stdin)
+
+    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
+        for pattern in self._declared.harvest:
+            found = await box.exec(["bash", "-c", 'compgen -G "$1"', "bash", box.path(pattern)], timeout_s=10)
+            for path in sorted(found.stdout.decode(errors="replace").splitlines()):
+                inside = pattern.rpartition("/")[0] + "/" + path.rpartition("/")[2]
+                try:
+                    return (await box.get(inside)).decode(errors="replace")
+                except (FileNotFoundError, PathRefused, ValueError):
+                    continue
+        if self._declared.harvest or self._declared.answer == "none":
+            return None
+        if self._declared.answer == "stdout":
+            return ended.stdout.decode(errors="replace").strip() or None
+        return await super().harvest(box, ended)
+
+    def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
+        if ended.exit_code in self._declared.policy_exit_codes:
+            return Fault("policy", f"the program ended with exit code {ended.exit_code}")
+        return super().classify(ended, answer)
+
+    def _filler(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Callable[[str], str]:
+        url = gateway.base_url
+        if self._declared.tcp:
+            url = urlsplit(url)._replace(netloc=f"127.0.0.1:{self._port}").geturl()
+        own = {"base_url": url, "root_url": url.removesuffix(_VERSION_PATH)}
+        values = {"gateway": asdict(gateway) | own, "task": asdict(task), "limits": asdict(limits)}
+
+        def one(match: re.Match[str]) -> str:
+            return str(values[match[1]].get(match[2], match[0]))
+
+        return lambda text: _PLACEHOLDER.sub(one, text)
+
+
+def from_toml(path: Path) -> Scaffold:
+    """Read a manifest. ValueError, one sentence, names the file and the key."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    reader = _Reader(path, table)
+    wire = reader.text("wire", "chat")
+    if wire not in get_args(Wire) or wire == "native":
+        raise ValueError(f"{path}: wire must be chat, responses or anthropic, got {wire!r}")
+    name = reader.text("name")
+    try:
+        checked_name(name)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    argv = reader.texts("argv")
+    if not argv:
+        raise ValueError(f"{path}: argv must name the program to start")
+    declared = _Declared(
+        argv=argv,
+        install=reader.texts("install"),
+        stdin=reader.text("stdin") if "stdin" in table else None,
+        env=reader.table("env"),
+        files=reader.files(),
+        harvest=reader.texts("harvest"),
+        answer=reader.one_of("answer", get_args(Answer)),
+        policy_exit_codes=reader.codes("policy_exit_codes"),
+        tcp=reader.flag("tcp", True),
+        program=reader.program(name),
+    )
+    manifest = Manifest(
+        name,
+        reader.text("version"),
+        "black",
+        wire,
+        source_sha(path.parent),
+        reader.texts("auxiliary"),
+        reader.seconds("timeout_s"),
+        declared.program,
+        reader.needs(),
+        reader.hints(),
+    )
+    if table:
+        raise ValueError(f"{path}: {sorted(table)[0]} is not a known key")
+    return Scaffold(manifest, partial(TomlBlackBox, declared))
+
+
+class _Reader:
+    """Takes keys out of a table, each checked; what is left over is unknown."""
+
+    def __init__(self, path: Path, table: dict[str, Any]) -> None:
+        self._path = path
+        self._table = table
+
+    def _wrong(self, key: str, must_be: str, got: object) -> ValueError:
+        return ValueError(f"{self._path}: {key} must be {must_be}, got {got!r}")
+
+    def text(self, key: str, default: str | None = None) -> Any:
+        value = self._table.pop(key, default)
+        if not isinstance(value, str) or not value:
+            raise self._wrong(key, "text", value)
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._table.pop(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of texts", value)
+        return tuple(value)
+
+    def one_of(self, key: str, allowed: tuple[str, ...]) -> Any:
+        """The first is the default."""
+        value = self._table.pop(key, allowed[0])
+        if value not in allowed:
+            raise self._wrong(key, f"one of {', '.join(allowed)}", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._table.pop(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def seconds(self, key: str) -> float | None:
+        value = self._table.pop(key, None)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        ):
+            raise self._wrong(key, "a number of seconds above 0", value)
+        return value
+
+    def codes(self, key: str) -> frozenset[int]:
+        value = self._table.pop(key, [])
+        if not isinstance(value, list) or not all(type(code) is int for code in value):
+            raise self._wrong(key, "a list of whole numbers", value)
+        return frozenset(value)
+
+    def table(self, key: str) -> dict[str, str]:
+        value = self._table.pop(key, {})
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise ValueError(f"{self._path}: [{key}] must hold texts, got {value!r}")
+        return value
+
+    def files(self) -> dict[str, File]:
+        found = {}
+        for inside, beside in self.table("files").items():
+            source = self._path.parent / beside
+            try:
+                found[inside] = File(source.read_bytes(), 0o755 if source.stat().st_mode & 0o100 else 0o644)
+            except OSError as error:
+                raise ValueError(f"{self._path}: [files] {inside}: {error}") from error
+        return found
+
+    def program(self, name: str) -> Program | None:
+        if "program" not in self._table:
+            return None
+        table = self.table("program")
+        kinds = [kind for kind in ("npm", "python") if kind in table]
+        if (
+            len(kinds) != 1
+            or not table.get("inside", "").startswith("/")
+            or set(table) - {"npm", "python", "inside", "licence"}
+        ):
+            raise ValueError(
+                f"{self._path}: [program] must hold npm or python (a lock file), inside (an absolute path) and at most licence"
+            )
+        lock = (self._path.parent / table[kinds[0]]).resolve()
+        if not lock.is_file():
+            raise ValueError(f"{self._path}: [program] {kinds[0]}: there is no {lock}")
+        # The directory names it: several manifests of one directory share one program.
+        kind: Literal["npm", "python"] = "npm" if kinds == ["npm"] else "python"
+        return Program(lock.parent.name, kind, lock, table["inside"], table.get("licence", ""))
+
+    def needs(self) -> Needs:
+        table = self._table.pop("needs", {})
+        if (
+            not isinstance(table, dict)
+            or set(table) - set(_NEEDS)
+            or not all(type(v) is int for v in table.values())
+        ):
+            raise ValueError(f"{self._path}: [needs] must hold whole numbers for {', '.join(_NEEDS)}")
+        return Needs(**table)
+
+    def hints(self) -> Hints:
+        table = self.table("check")
+        if unknown := sorted(set(table) - set(_HINTS)):
+            raise ValueError(
+                f"{self._path}: [check] {unknown[0]} is not a known key; known: {', '.join(_HINTS)}"
+            )
+        return Hints(**table)
+
+
+def _fill_bytes(body: bytes, fill: Callable[[str], str]) -> bytes:
+    try:
+        return fill(body.decode()).encode()
+    except UnicodeDecodeError:  # not text: nothing to fill in
+        return body
