@@ -33,7 +33,8 @@ def typed(text: str, types: Sequence[str]) -> Any:
     Null, objects and arrays can hardly be meant as strings and are tried first where they are declared; then the types in the schema's
     order. So "3" for a string is "3", "null" for a nullable string is null, and every other text for one is itself.
     """
-    first = [name for name in types if name in ("null", "object", "array")]
+    exact = "string" not in types or text == text.strip()
+    first = [name for name in types if exact and name in ("null", "object", "array")]
     for name in [*first, *(name for name in types if name not in first)]:
         if name == "string":
             return text

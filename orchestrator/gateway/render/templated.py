@@ -153,7 +153,7 @@ class TemplateRenderer:
             thought = message.pop("reasoning_content")
             message["content"] = f"{opened}\n{thought}\n{closed}\n\n{message['content']}"
         for key in [key for key in ("reasoning_content", "tool_calls") if not message.get(key)]:
-            del message[key]
+            message.pop(key, None)
         for number, call in enumerate(message.get("tool_calls", ())):
             call["id"] = f"{number:09d}"
         return message
