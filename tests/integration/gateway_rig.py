@@ -1,7 +1,7 @@
 """What the tests of the gateway share: a real rollout server behind a proxy that writes down every id, and a gateway on real services."""
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,18 +62,37 @@ def make_policies(directory: Path, count: int) -> Policies:
 
 @dataclass
 class Proxy:
-    """Stands before the rollout server. `sent` are the /generate exchanges in the order of their answers: (input_ids, output_ids)."""
+    """Stands before the rollout server. `sent` are the /generate exchanges in the order of their answers: (input_ids, output_ids).
+
+    `asked` and `answers` are the same with whole bodies, `asked` also those that never were answered; `seen` is every path, in the order
+    of the requests. A connection that the server drops is dropped here too.
+    """
 
     target: str
     url: str = ""
     sent: list[tuple[list[int], list[int]]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
     busy: int = 0
+    _under_way: list[web.Request] = field(default_factory=list)
+
+    def drop(self) -> None:
+        """Break every connection with a completion under way."""
+        for request in self._under_way:
+            assert request.transport is not None
+            request.transport.abort()
 
     async def forward(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = await request.json() if raw and request.path == "/generate" else {}
+        sampled = bool(body) and "logprob_start_len" not in body
         self.busy += bool(body)
+        self.seen.append("canary" if body and not sampled else request.path)
+        if sampled:
+            self.asked.append(body)
+            self._under_way.append(request)
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
                 async with http.request(
@@ -83,11 +102,17 @@ class Proxy:
                     headers={"Content-Type": "application/json"},
                 ) as answer:
                     reply = await answer.read()
-                    if body and "logprob_start_len" not in body:
+                    if sampled:
                         self.bodies.append(body)
-                        self.sent.append((body["input_ids"], (await answer.json())["output_ids"]))
+                        self.answers.append(await answer.json())
+                        self.sent.append((body["input_ids"], self.answers[-1]["output_ids"]))
                     return web.Response(body=reply, status=answer.status, content_type="application/json")
+        except aiohttp.ClientConnectionError:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response(status=502)
         finally:
+            self._under_way = [other for other in self._under_way if other is not request]
             self.busy -= bool(body)
 
 
@@ -114,7 +139,8 @@ class Rig:
     run_id: int
     engine: AsyncEngine
     flow: Flow
-    proxy: Proxy
+    proxy: Proxy  # of the first rollout server
+    proxies: Sequence[Proxy]
     policies: Policies
     settings: GatewaySettings
     gateway: Gateway
@@ -162,7 +188,8 @@ class Rig:
     async def open(self, rollout: int | None = None, **options: Any) -> tuple[int, OpenSession]:
         """A session of a rollout (a new one), with a roomy budget unless `budget` says otherwise."""
         rollout = await self.new_rollout() if rollout is None else rollout
-        options = {"epoch": 1, "attempt": 1, "budget": Budget(20, 2048)} | options
+        terms: dict[str, Any] = {"epoch": 1, "attempt": 1, "budget": Budget(20, 2048)}
+        options = terms | options
         return rollout, await self.admin.open_session(run=self.run, rollout=rollout, **options)
 
     async def seal(self, rollout: int, *, epoch: int = 1) -> Seal:
@@ -218,13 +245,25 @@ class Rig:
 
 @asynccontextmanager
 async def open_rig(
-    database_url: str, nats_url: str, server_url: str, policies: Policies, directory: Path, **sampling: Any
+    database_url: str,
+    nats_url: str,
+    server_url: str | Sequence[str],
+    policies: Policies,
+    directory: Path,
+    *,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+    **sampling: Any,
 ) -> AsyncIterator[Rig]:
-    """A gateway in this process. Version 0 is not published yet; the ingest does not run yet."""
+    """A gateway in this process, before one rollout server or several. Version 0 is not published yet; the ingest does not run yet.
+    `sections` are other parts of the configuration."""
     run = f"r{secrets.token_hex(6)}"
-    config = Config.model_validate({"run": {"name": run}, "sampling": {"max_new_tokens": 24, **sampling}})
+    config = Config.model_validate(
+        {"run": {"name": run}, "sampling": {"max_new_tokens": 24, **sampling}, **(sections or {})}
+    )
+    urls = [server_url] if isinstance(server_url, str) else server_url
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(running_proxy(server_url))
+        proxies = [await stack.enter_async_context(running_proxy(url)) for url in urls]
+        proxy = proxies[0]
         engine = await stack.enter_async_context(open_engine(database_url))
         async with engine.begin() as connection:
             run_id = (await ensure_run(connection, run, config.to_json())).run_id
@@ -236,7 +275,7 @@ async def open_rig(
             run=run,
             config=config,
             model_dir=policies.model,
-            server_urls=(proxy.url,),
+            server_urls=tuple(each.url for each in proxies),
             socket_path=directory / "socket" / "gateway.sock",
             journal_dir=directory / "journal",
             admin_secret_file=directory / "admin-secret",
@@ -264,6 +303,8 @@ async def open_rig(
         gateway = await tasks.start(serve)
         admin = await stack.enter_async_context(GatewayAdmin(gateway.url, gateway.admin_secret))
         flow = Flow(run_id, run, config, engine, bus)
-        yield Rig(run, run_id, engine, flow, proxy, policies, settings, gateway, admin, tasks, stop_gateway)
+        yield Rig(
+            run, run_id, engine, flow, proxy, proxies, policies, settings, gateway, admin, tasks, stop_gateway
+        )
         await stop_gateway()
         tasks.cancel_scope.cancel()
