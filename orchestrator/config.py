@@ -185,9 +185,20 @@ class RolloutSection(_Section):
 
 
 class SandboxSection(_Section):
-    """The provider and the limits of one sandbox."""
+    """The provider and the limits of one sandbox. `base_images`: what a Dockerfile may begin FROM where no image is built, because this
+    machine's own system stands for it."""
 
     provider: str = "bubblewrap"
+    base_images: tuple[str, ...] = (
+        "debian:12",
+        "debian:12-slim",
+        "debian:bookworm",
+        "debian:bookworm-slim",
+        "python:3.11",
+        "python:3.11-slim",
+        "python:3.11-bookworm",
+        "python:3.11-slim-bookworm",
+    )
     memory_mb: Positive = 512
     processes: Positive = 64
     cpu_s: Positive = 60

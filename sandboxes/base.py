@@ -34,7 +34,14 @@ WRITABLE = (WORK, "/tmp", "/logs", HOME)
 PLACED = ("/tests", "/solution")
 """Directories that only the caller may write, through `files` or `put`."""
 GATEWAY_SOCKET = "/run/penstock/gateway.sock"
-DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_ENV: Mapping[str, str] = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME,
+    "USER": "agent",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",
+}
+"""What every program's environment begins with."""
 
 
 class SandboxError(RuntimeError):
@@ -130,13 +137,21 @@ class SandboxSpec:
     runs. `binds`: host path → absolute path inside, read-only, visible to the sandbox's unprivileged user.
     `gateway_socket`: host path of a Unix socket with mode 0666, alone in its directory: the directory is what
     is bound, so that a gateway that starts again is reachable for programs that already run. `env` is added
-    to the provider's small default environment (`PATH HOME USER LANG TMPDIR`); nothing of the host's is.
+    to `DEFAULT_ENV`; nothing of the host's is. `directories`: absolute paths below a `WRITABLE` directory, made
+    if missing. `cwd`: where programs begin that are not told otherwise.
+
+    `build` is for providers with `containers` alone, others refuse it: a build context (path → bytes, `Dockerfile`
+    among them) whose image the programs find around the places above. Its ENV and WORKDIR hold then, WORKDIR
+    being the work directory in place of `/app`; `env` is added to them and `cwd` is not looked at.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)
     binds: Mapping[Path, str] = field(default_factory=dict)
     gateway_socket: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
+    cwd: str = WORK
+    build: Mapping[str, bytes] | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -229,10 +244,10 @@ class Sandbox(Protocol):
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
-        """Run to the end. `timeout_s` defaults to `Limits.wall_s`; cancelling ends the program first."""
+        """Run to the end. `timeout_s` defaults to `Limits.wall_s`, `cwd` to the spec's; cancelling ends the program first."""
         ...
 
     async def start(
@@ -241,7 +256,7 @@ class Sandbox(Protocol):
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> Process:
         """Begin a long-running program, under the same limits."""
@@ -274,6 +289,8 @@ class Provider(Protocol):
     name: str
     isolated: bool
     """False if programs can see or touch the host: development only."""
+    containers: bool
+    """Whether it builds images: any Dockerfile then, by `SandboxSpec.build`, not only what needs no engine."""
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; gone, with every process in it, when the block ends."""

@@ -22,7 +22,7 @@ import anyio.to_thread
 from sandboxes import cgroups
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
 from sandboxes.bubblewrap_program import BubblewrapProgram
-from sandboxes.directory import DirectorySandbox, host_name, ulimits
+from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch
@@ -64,6 +64,7 @@ class BubblewrapProvider:
 
     name = "bubblewrap"
     isolated = True
+    containers = False
 
     def __init__(self, root: Path | None = None, *, use_cgroups: bool = True) -> None:
         self._root = root or default_root()
@@ -198,6 +199,7 @@ def _missing_tools() -> tuple[str, ...]:
 
 def _check(spec: SandboxSpec) -> None:
     """`ValueError` for what the caller got wrong, before anything is made."""
+    refuse_build(spec)
     for outside, inside in spec.binds.items():
         if os.path.normpath(inside) != inside or not inside.startswith("/") or _overlaps(inside):
             raise ValueError(

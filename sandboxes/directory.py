@@ -24,10 +24,9 @@ import anyio.to_thread
 
 from sandboxes import artifacts, tree
 from sandboxes.base import (
-    DEFAULT_PATH,
+    DEFAULT_ENV,
     HOME,
     PLACED,
-    WORK,
     WRITABLE,
     ArtifactLimits,
     Artifacts,
@@ -83,7 +82,7 @@ class DirectorySandbox(ABC):
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
         process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
@@ -100,9 +99,10 @@ class DirectorySandbox(ABC):
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> Process:
+        cwd = self.spec.cwd if cwd is None else cwd
         if not argv or not cwd.startswith("/"):
             raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
         if self._tasks is None:
@@ -113,8 +113,7 @@ class DirectorySandbox(ABC):
             self.directory / "files",
             self.cgroup,
         )
-        defaults = {"PATH": DEFAULT_PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
-        merged = {**defaults, **self.spec.env, **(env or {})}
+        merged = {**DEFAULT_ENV, **self.spec.env, **(env or {})}
         program = spawn(partial(self.launch, argv, merged, cwd, bounds, stdin))
         if isinstance(program, Unstartable):
             return program
@@ -199,6 +198,13 @@ class DirectorySandbox(ABC):
         if self._hierarchies is not None:
             self.cgroup = self._hierarchies.create(self.id, self.limits)
         self._put(self.spec.files)
+        owner = (self.uid, self.uid) if self.uid >= 0 else None
+        for inside in self.spec.directories:
+            name, parts = locate(inside)
+            try:
+                tree.make(self.directory / "files" / name, parts, owner)
+            except OSError as error:
+                raise SandboxError(f"cannot make {inside}: {error}") from error
 
     def _make(self, directory: Path) -> None:
         directory.mkdir()
@@ -231,6 +237,12 @@ def locate(inside: str) -> tuple[str, list[str]]:
                 return host_name(directory), inside.removeprefix(f"{directory}/").split("/")
     places = ", ".join((*WRITABLE, *PLACED))
     raise ValueError(f"{inside!r} is not a plain path to a file below one of {places}")
+
+
+def refuse_build(spec: SandboxSpec) -> None:
+    """`ValueError` for an image: directories of this machine are all there is."""
+    if spec.build is not None:
+        raise ValueError("this sandbox builds no images: choose a provider with container support")
 
 
 def ulimits(limits: Limits, *, alone: bool) -> str:

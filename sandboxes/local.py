@@ -26,7 +26,7 @@ import anyio.to_thread
 
 from sandboxes import procfs
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
-from sandboxes.directory import DirectorySandbox, host_name, ulimits
+from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch, Program
@@ -46,6 +46,7 @@ class LocalProvider:
 
     name = "local"
     isolated = False
+    containers = False
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or default_root()
@@ -56,6 +57,7 @@ class LocalProvider:
 
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        refuse_build(spec)
         if not self._warned:
             self._warned = True
             warnings.warn(

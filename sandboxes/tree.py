@@ -73,6 +73,11 @@ def write(base: Path, parts: Sequence[str], file: File, owner: tuple[int, int] |
         os.close(fd)
 
 
+def make(base: Path, parts: Sequence[str], owner: tuple[int, int] | None) -> None:
+    """Make the directory `base/parts`, and those on the way. A link or file anywhere is refused."""
+    os.close(_enter(base, parts, "/".join(parts), owner, create=True))
+
+
 def read(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
     """The bytes of the regular file `base/parts`. `FileNotFoundError`, `PathRefused`."""
     label = "/".join(parts)

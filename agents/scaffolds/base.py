@@ -223,11 +223,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A program to start inside the sandbox."""
+    """A program to start inside the sandbox; `cwd` None: in the task's work directory."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str = WORK
+    cwd: str | None = None
     stdin: bytes | None = None
 
 

@@ -10,10 +10,12 @@ import typer
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.config import SandboxSection
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.states import Purpose
 from orchestrator.home import Home
 from orchestrator.publish import publish_tasks
+from orchestrator.tasks.admit import check_environment
 from orchestrator.tasks.harbor import Task, iter_jsonl, load
 
 app = typer.Typer(no_args_is_help=True)
@@ -57,6 +59,9 @@ def publish(
         raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
+    tasks = list(read(sources))
+    for task in tasks:
+        check_environment(task, resolved.sandbox)
     prepared = [
         (
             task.settings.metadata.domain,
@@ -69,7 +74,7 @@ def publish(
                 label=label or None,
             ),
         )
-        for task in read(sources)
+        for task in tasks
     ]
 
     async def work() -> dict[str, tuple[str, str]]:
@@ -102,9 +107,18 @@ def check(
     sources: Annotated[
         list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="The run whose sandboxes count; without it, the defaults."),
+    ] = None,
+    overrides: SetOption = None,
 ) -> None:
     """Read tasks and say what is wrong, without publishing."""
-    typer.echo(f"{sum(1 for _ in read(sources))} tasks are well-formed")
+    tasks = list(read(sources))
+    section = SandboxSection() if config is None else Home.at(config, tuple(overrides or ())).config().sandbox
+    for task in tasks:
+        check_environment(task, section)
+    typer.echo(f"{len(tasks)} tasks are well-formed")
 
 
 @app.command()

@@ -46,12 +46,13 @@ def packed(changed: Artifacts) -> list[ArtifactFile]:
     return sorted([*found, *gone], key=lambda file: file.path)
 
 
-def applied(environment: Mapping[str, bytes], artifacts: Sequence[ArtifactFile]) -> dict[str, File]:
-    """The pristine environment (path relative to the work directory → body) with the difference: absolute path → file."""
-    files = {path: File(body) for path, body in environment.items()}
+def applied(environment: Mapping[str, File], artifacts: Sequence[ArtifactFile]) -> dict[str, File]:
+    """The pristine environment with the difference of its work directory, both absolute path → file."""
+    files = dict(environment)
     for artifact in artifacts:
+        path = f"{WORK}/{artifact.path}"
         if artifact.body is None:
-            files.pop(artifact.path, None)
+            files.pop(path, None)
         else:
-            files[artifact.path] = File(unb64(artifact.body), artifact.mode & 0o777)
-    return {f"{WORK}/{path}": file for path, file in files.items()}
+            files[path] = File(unb64(artifact.body), artifact.mode & 0o777)
+    return files

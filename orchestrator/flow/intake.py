@@ -26,6 +26,7 @@ from orchestrator.gateway_client import SAMPLING_KEYS
 from orchestrator.pool.clean import clean
 from orchestrator.pool.runs import Run, find_run, intake_open
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
+from orchestrator.tasks.admit import check_environment
 from orchestrator.tasks.harbor import Task
 
 
@@ -99,6 +100,7 @@ class Intake:
         if config is None:
             config = self._configs[run.run_id] = Config.from_json(run.config)
         task = Task.from_message(event.task)
+        check_environment(task, config.sandbox)
         try:
             purpose = Purpose(event.purpose)
         except ValueError:

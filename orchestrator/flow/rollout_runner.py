@@ -37,19 +37,19 @@ from orchestrator.contracts.states import FailureClass, Purpose
 from orchestrator.flow.assignments import Assignments
 from orchestrator.flow.blackbox import endpoint_of, run_black
 from orchestrator.flow.clocks import Clocks
-from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, packed
+from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, excess, packed
 from orchestrator.flow.managed import policy_of
 from orchestrator.flow.outcome import Outcome, captured, judged
 from orchestrator.flow.whitebox import run_white
-from orchestrator.flow.worker import Worker, WorkerSettings, open_worker, sandbox_limits
+from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
 from orchestrator.gateway_client import Budget, GatewayAdmin, GatewayRefused, NativeLlm, OpenSession, Seal
 from orchestrator.log import get
 from orchestrator.pool import history
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.transact import transact
 from orchestrator.rewards.speed import agent_seconds
+from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
-from sandboxes.base import SandboxSpec
 
 log = get(__name__)
 
@@ -127,23 +127,27 @@ class RolloutRunner:
         task = Task.from_message(lease.body)
         record.scaffold = scaffold = find.find(lease.scaffold)
         limits = self._limits(task, scaffold)
+        environment = self._environment(task)
         began = time.monotonic()
         session = await self._open_session(lease, task, scaffold, limits)
         record.opened = True
-        view = TaskView(task.name, lease.domain, task.instruction)
+        view = TaskView(task.name, lease.domain, task.instruction, environment.work_dir)
         record.clocks = clocks = Clocks(
             timeout_s=limits.timeout_s,
             stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
             completion_s=max(60.0, self._worker.config.rollout.timeout_s),
         )
-        files = applied(task.environment_files(), [])
         walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s, scaffold.manifest.needs)
         if scaffold.manifest.kind == "white":
-            spec = SandboxSpec(files=files, limits=walls)
+            spec = environment.spec(environment.files, walls)
         else:
             black = scaffold.black()
             placed = black.files(view, endpoint_of(session), limits)
-            spec = SandboxSpec({**files, **placed}, black.binds(), self._socket, limits=walls)
+            spec = replace(
+                environment.spec({**environment.files, **placed}, walls),
+                binds=black.binds(),
+                gateway_socket=self._socket,
+            )
 
         async with self._worker.provider.open(spec) as box:
             record.queued_s = time.monotonic() - began
@@ -166,6 +170,12 @@ class RolloutRunner:
             answer = outcome.answer if answer_bytes(outcome.answer) <= TOTAL_BYTES else None
             outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=reason, answer=answer)
         return outcome
+
+    def _environment(self, task: Task) -> Environment:
+        try:
+            return environment_of(task, self._worker)
+        except ValueError as error:  # accepted under another configuration, or by another runner's provider
+            raise InfraFailure(f"task: {error}") from error
 
     def _limits(self, task: Task, scaffold: Scaffold) -> AgentLimits:
         config, asked = self._worker.config, task.settings.agent

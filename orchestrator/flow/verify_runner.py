@@ -24,7 +24,7 @@ from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.assignments import Assignments
 from orchestrator.flow.crossing import applied
 from orchestrator.flow.outcome import LOG_BYTES
-from orchestrator.flow.worker import Worker, WorkerSettings, open_worker, sandbox_limits
+from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
 from orchestrator.log import get
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.results import artifacts_of
@@ -39,7 +39,7 @@ from orchestrator.tasks.verdict import (
     parse_results,
     parse_reward,
 )
-from sandboxes.base import File, KilledBy, PathRefused, Sandbox, SandboxError, SandboxSpec
+from sandboxes.base import File, KilledBy, PathRefused, Sandbox, SandboxError
 
 log = get(__name__)
 
@@ -100,11 +100,12 @@ class VerifyRunner:
         self, verdict: VerdictReached, task: Task, answer: str, artifacts: list[ArtifactFile]
     ) -> VerdictReached:
         timeout_s = task.settings.verifier.timeout_sec
-        files = applied(task.environment_files(), artifacts)
+        environment = environment_of(task, self._worker)
+        files = applied(environment.files, artifacts)
         files |= {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
         files[ANSWER_FILE] = File(answer.encode(errors="replace"))
         limits = sandbox_limits(self._worker.config.sandbox, timeout_s)
-        async with self._worker.provider.open(SandboxSpec(files=files, limits=limits)) as box:
+        async with self._worker.provider.open(environment.spec(files, limits)) as box:
             ended = await box.exec(
                 ["bash", f"{TESTS_DIR}/test.sh"],
                 timeout_s=timeout_s,

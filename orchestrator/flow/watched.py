@@ -6,7 +6,6 @@ import anyio
 
 from orchestrator.flow.clocks import Clocks
 from sandboxes.base import (
-    WORK,
     ArtifactLimits,
     Artifacts,
     ExecResult,
@@ -73,7 +72,7 @@ class WatchedBox:
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
         process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
@@ -90,7 +89,7 @@ class WatchedBox:
         *,
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> Process:
         process = await self._box.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)

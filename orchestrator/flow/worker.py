@@ -26,6 +26,8 @@ from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
+from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.harbor import Task
 from sandboxes.base import Limits, Provider
 
 log = get(__name__)
@@ -99,6 +101,12 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         yield Worker(
             run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider
         )  # fmt: skip
+
+
+def environment_of(task: Task, worker: Worker) -> Environment:
+    """Where a task's programs run under this worker's provider. ValueError, one sentence, if they cannot."""
+    bases = worker.config.sandbox.base_images
+    return task.environment(bases, containers=worker.provider.containers)
 
 
 def sandbox_limits(section: SandboxSection, wall_s: float, needs: Needs | None = None) -> Limits:

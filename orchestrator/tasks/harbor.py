@@ -3,6 +3,7 @@
     task.toml                 settings (settings.py)
     instruction.md            what the agent is told, UTF-8
     environment/files/**      put into the sandbox's work directory /app before the agent starts
+    environment/Dockerfile    instead: says what is put where, of the files beside it (environment.py)
     tests/test.sh, tests/**   put into /tests at verification, in a fresh sandbox; never where the agent runs (verdict.py)
     solution/solve.sh         a reference solution, run in /app: what it prints is the final message; never shown to the agent
 
@@ -15,18 +16,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from orchestrator.tasks.environment import DOCKERFILE, Environment, read_environment
 from orchestrator.tasks.settings import Settings, parse_settings
+from sandboxes.base import WORK, File
 
 MAX_MESSAGE_BYTES: Final = 512 * 1024
 """Largest packed task that a message may carry inline, as JSON."""
 
+CONTEXT: Final = "environment/"
 ENVIRONMENT: Final = "environment/files/"
 TESTS: Final = "tests/"
 TEST_SCRIPT: Final = "tests/test.sh"
@@ -54,10 +58,13 @@ class Task:
                     raise ValueError(f"{folder}: a task cannot have both this file and {path}")
                 folder = folder.rpartition("/")[0]
         for path in files:
-            if path.startswith("environment/") and not path.startswith(ENVIRONMENT):
+            if (
+                path.startswith(CONTEXT)
+                and not path.startswith(ENVIRONMENT)
+                and CONTEXT + DOCKERFILE not in files
+            ):
                 raise ValueError(
-                    f"{path}: images are not built yet; put the files that the task needs under {ENVIRONMENT} "
-                    "and remove this one"
+                    f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
                 )
         for path, purpose in (
             ("task.toml", "it holds the task's settings and may be empty"),
@@ -148,9 +155,15 @@ class Task:
         """`solution/solve.sh`, if the task has one."""
         return self.files[SOLUTION].decode("utf-8") if SOLUTION in self.files else None
 
-    def environment_files(self) -> dict[str, bytes]:
-        """Initial files by path relative to the work directory."""
-        return self._under(ENVIRONMENT)
+    def environment(self, bases: Collection[str] | None, *, containers: bool = False) -> Environment:
+        """Where its programs run. `bases`: images that the sandbox's own system stands for (None: any); `containers`: whether the provider
+        builds images. ValueError names the line of the Dockerfile that asks for more than there is."""
+        context = self._under(CONTEXT)
+        if DOCKERFILE not in context:
+            return Environment(
+                {f"{WORK}/{path}": File(body) for path, body in self._under(ENVIRONMENT).items()}
+            )
+        return Environment({}, build=context) if containers else read_environment(context, bases)
 
     def tests_files(self) -> dict[str, bytes]:
         """Verification files by path relative to /tests; `test.sh` is always among them."""

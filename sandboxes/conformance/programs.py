@@ -60,6 +60,33 @@ async def programs_run_in_the_work_directory_or_the_one_asked_for(provider: Prov
 
 
 @check()
+async def the_spec_makes_directories_and_says_where_programs_begin(provider: Provider) -> None:
+    spec = SandboxSpec(directories=("/app/made/here", "/tmp/too"), cwd="/app/made/here")
+    async with provider.open(spec) as sandbox:
+        require(
+            (await output(sandbox, "pwd -P")).strip() == sandbox.path("/app/made/here"), "begins elsewhere"
+        )
+        result = await sandbox.exec(["sh", "-c", 'echo x > mine && cd "$1"', "sh", sandbox.path("/tmp/too")])
+        require(result.ok, result)
+        require(
+            [*(await sandbox.changed()).added] == ["made/here/mine"], "directories are not part of the diff"
+        )
+
+
+@check()
+async def what_cannot_build_images_refuses_to(provider: Provider) -> None:
+    if provider.containers:
+        return
+    refused = False
+    try:
+        async with provider.open(SandboxSpec(build={"Dockerfile": b"FROM scratch"})):
+            pass
+    except ValueError:
+        refused = True
+    require(refused, "a build context is ignored")
+
+
+@check()
 async def files_outlive_programs_but_processes_do_not(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         await output(sandbox, "echo kept >state; sleep 200 & echo $! >pid")

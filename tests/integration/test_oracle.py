@@ -41,7 +41,7 @@ async def provider() -> AsyncIterator[BubblewrapProvider]:
 
 async def reward_of(provider: BubblewrapProvider, task: Task, attempt: Attempt | None) -> float:
     """Run one attempt (None: an empty one) and grade it in a fresh sandbox."""
-    environment = {f"/app/{path}": File(body) for path, body in task.environment_files().items()}
+    environment = dict(task.environment(None).files)
     answer, changed = "", None
     if attempt is not None:
         async with provider.open(SandboxSpec(files=environment)) as box:

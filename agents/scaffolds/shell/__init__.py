@@ -6,7 +6,7 @@
     …
     assistant: reasoning, final answer                     the first message without tool calls
 
-Every command is a process of its own in `/app`; only files carry over.
+Every command is a process of its own in the task's work directory; only files carry over.
 """
 
 from typing import Final

@@ -14,7 +14,14 @@ def changed(
 
 
 def test_the_difference_turns_the_pristine_environment_into_what_the_agent_left() -> None:
-    environment = {"kept": b"1", "changed": b"2", "gone": b"3", "was/file": b"4"}
+    bodies = {
+        "/app/kept": b"1",
+        "/app/changed": b"2",
+        "/app/gone": b"3",
+        "/app/was/file": b"4",
+        "/tmp/gone": b"6",
+    }
+    environment = {path: File(body) for path, body in bodies.items()}
     difference = changed(
         {"new/tool": File(b"\x00\xff", 0o755), "was": File(b"now a file")},
         {"changed": File(b"5", 0o2644)},
@@ -25,6 +32,7 @@ def test_the_difference_turns_the_pristine_environment_into_what_the_agent_left(
         "/app/changed": File(b"5", 0o644),
         "/app/new/tool": File(b"\x00\xff", 0o755),
         "/app/was": File(b"now a file"),
+        "/tmp/gone": File(b"6"),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.tasks.harbor import MAX_MESSAGE_BYTES, Task, iter_jsonl, load
+from sandboxes.base import File
 
 MINIMAL = {
     "task.toml": b"",
@@ -28,7 +29,10 @@ def test_a_task_gives_each_reader_only_its_own_files() -> None:
     task = Task.from_files(FULL)
     assert task.name == "greet"
     assert task.instruction == "say hello"
-    assert task.environment_files() == {"a/b.txt": b"b\n", "raw.bin": b"\xff\x00\xfe"}
+    assert task.environment(None).files == {
+        "/app/a/b.txt": File(b"b\n"),
+        "/app/raw.bin": File(b"\xff\x00\xfe"),
+    }
     assert task.tests_files() == {"test.sh": FULL["tests/test.sh"], "data/want.txt": b"hello\n"}
     assert task.solution == "echo hello\n"
     assert Task.from_files(MINIMAL).solution is None
@@ -83,8 +87,7 @@ def test_a_task_without_settings_instruction_or_tests_is_rejected_by_name(missin
         ({"instruction.md": b" \n"}, "instruction.md is empty: "),
         ({"instruction.md": b"\xff"}, r"instruction.md is not UTF-8 text \(byte 0\)"),
         ({"tests/test.sh": b""}, "tests/test.sh is empty: "),
-        ({"environment/Dockerfile": b"FROM x"}, "environment/Dockerfile: images are not built yet; "),
-        ({"environment/compose.yaml": b"x"}, "environment/compose.yaml: images are not built yet; "),
+        ({"environment/compose.yaml": b"x"}, "environment/compose.yaml is placed nowhere: "),
         ({"tests": b"x"}, "tests: a task cannot have both this file and tests/"),
         ({"../evil": b"x"}, "'../evil' is not a plain relative path"),
         ({"/etc/passwd": b"x"}, "'/etc/passwd' is not a plain relative path"),

@@ -90,8 +90,10 @@ def test_difficulty_is_graded_and_a_tenth_needs_a_call_that_depends_on_another()
             assert t.task.settings.metadata.tags == ("two-calls",)
             unknown_before = set(re.findall(r"\w+", t.good[0].turns[1].command))
             unknown_before -= set(re.findall(r"\w+", t.task.instruction)) | set(COMMAND_WORDS)
-            files = t.task.environment_files()
-            found_in_files = {*re.findall(r"\w+", " ".join([*files, *(f.decode() for f in files.values())]))}
+            files = t.task.environment(None).files
+            found_in_files = {
+                *re.findall(r"\w+", " ".join([*files, *(f.data.decode() for f in files.values())]))
+            }
             assert unknown_before and unknown_before <= found_in_files
 
 
