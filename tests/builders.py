@@ -144,6 +144,8 @@ class _Attempt:
                 prompt_sha=prompt_sha(prompt).hex() if parent is None else None,
                 appended=[{"role": "user", "content": "go on"}],
                 reply={"role": "assistant", "content": "done"},
+                branch_reason="rewritten" if kind == StepKind.REWRITES else None,
+                branch={"near": parent, "turn": 1, "field": "text"} if kind == StepKind.REWRITES else None,
             )
         )
 

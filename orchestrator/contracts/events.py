@@ -106,11 +106,14 @@ class StepRecorded(Event, frozen=True):
     appended: list[dict[str, Any]] = []  # the messages that this request added
     reply: dict[str, Any] = {}  # the parsed action: content, reasoning, tool_calls
     request_digest: str = ""  # hex
-    branch_reason: str | None = None  # why this is not a continuation
+    branch_reason: str | None = None  # why this is not a plain continuation
+    branch: dict[str, Any] | None = (
+        None  # near, turn, field, recorded, sent: the first difference to the nearest step
+    )
 
 
 class StepMark(msgspec.Struct, frozen=True):
-    """A step that must not train: undelivered | auxiliary | version_suspect."""
+    """A step that must not train: undelivered | auxiliary | version_suspect | drift."""
 
     idx: int
     reason: str

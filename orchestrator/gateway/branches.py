@@ -12,6 +12,18 @@ from orchestrator.gateway.render import Renderer
 if TYPE_CHECKING:
     from orchestrator.gateway.forest import Node
 
+REASONS = frozenset(
+    {
+        "sibling",
+        "rewritten",
+        "shortened",
+        "tools",
+        "new_conversation",
+        "foreign_turn",
+        "closed",
+        "per_request",
+    }
+)
 BEFORE, EXCERPT = 12, 72  # characters before the first difference, and shown in all
 TOKENS = 16
 

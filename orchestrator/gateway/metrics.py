@@ -16,6 +16,17 @@ class Metrics:
             registry=r,
         )
         self.steps = Counter("penstock_gateway_steps", "recorded steps, by kind", ["kind"], registry=r)
+        self.branches = Counter(
+            "penstock_gateway_branches",
+            "recorded steps that are no plain continuation, by reason",
+            ["reason"],
+            registry=r,
+        )
+        self.drift = Counter(
+            "penstock_gateway_drift",
+            "steps whose record does not fold to the ids that the rollout server saw",
+            registry=r,
+        )
         self.tokens = Counter("penstock_gateway_sampled_tokens", "sampled tokens recorded", registry=r)
         self.left_out = Counter(
             "penstock_gateway_left_out", "parts and provider-side tools stripped", registry=r

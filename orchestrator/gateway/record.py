@@ -14,14 +14,18 @@ from orchestrator.bus.journal import JournalFull
 from orchestrator.contracts.events import StepRecorded, StepTimings, encode
 from orchestrator.contracts.ids import (
     NO_PARENT,
+    Ids,
     b64,
     chain_sha,
+    ids_from_bytes,
     ids_to_bytes,
     logprobs_to_bytes,
     prompt_sha,
     row_sha,
+    unb64,
 )
 from orchestrator.contracts.states import StepKind
+from orchestrator.gateway.branches import REASONS
 from orchestrator.gateway.forest import Node, Origin, Placement
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.parse import Parsed
@@ -29,7 +33,7 @@ from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.rebuild import TOOLS
 from orchestrator.gateway.requests import CompletionRequest
 from orchestrator.gateway.servers import Generated
-from orchestrator.gateway.sessions import AUXILIARY, VERSION_SUSPECT, Session
+from orchestrator.gateway.sessions import AUXILIARY, DRIFT, VERSION_SUSPECT, Session
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey
 from orchestrator.pool.steps import canonical
@@ -71,11 +75,22 @@ class Recorder:
                     raise unavailable(str(error)) from error
                 forest.add(node)
                 session.newest[node.digest] = node
+                if generated.seen and not np.array_equal(fold(event, origin), generated.seen):
+                    session.mark(node, DRIFT)
+                    self._metrics.drift.inc()
+                    log.error(
+                        "step.drifted",
+                        rollout=event.rollout,
+                        step=event.idx,
+                        consequence="it does not train: its record is not what the rollout server saw",
+                    )
                 if generated.suspect:
                     session.mark(node, VERSION_SUSPECT)
                 if auxiliary(request, session.terms.auxiliary):
                     session.mark(node, AUXILIARY)
         self._metrics.steps.labels(origin.kind.value).inc()
+        if origin.reason is not None:
+            self._metrics.branches.labels(origin.reason if origin.reason in REASONS else "scaffold").inc()
         self._metrics.tokens.inc(len(generated.ids))
         return node
 
@@ -158,6 +173,7 @@ class Recorder:
             reply=parsed.turn.plain(),
             request_digest=request.digest,
             branch_reason=origin.reason,
+            branch=origin.difference.plain() if origin.difference is not None else None,
         )
         node = Node(
             idx=idx,
@@ -177,6 +193,13 @@ class Recorder:
             versions=tuple(sorted({span.version for span in generated.spans})),
         )
         return node, event
+
+
+def fold(event: StepRecorded, origin: Origin) -> Ids:
+    """The full ids that an event adds up to, from nothing but its own bytes and its parent's full ids: as Postgres will fold it."""
+    above = ids_from_bytes(unb64(event.prompt or "")) if origin.parent is None else origin.parent.full
+    pieces = (ids_from_bytes(unb64(piece)) for piece in (event.delta, event.action))
+    return np.concatenate([above[: event.keep_len], *pieces])
 
 
 def _root(origin: Origin) -> int:

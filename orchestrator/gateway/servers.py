@@ -40,7 +40,8 @@ class Flight:
 @dataclass(frozen=True, slots=True)
 class Generated:
     """A finished action. Invariant: len(ids) == len(logprobs) == sum of the spans. `suspect`: a reply named another version than was
-    pinned when its segment was sent. finish: stop | length | abort; `stop`: the stop string that ended it."""
+    pinned when its segment was sent. finish: stop | length | abort; `stop`: the stop string that ended it. `seen`: the context of the last
+    segment as it was sent, and what came back on it; empty where nothing was sent."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -49,6 +50,7 @@ class Generated:
     stop: str | None
     suspect: bool
     timings: StepTimings
+    seen: Sequence[int] = ()
 
 
 class Segments:
@@ -59,6 +61,7 @@ class Segments:
         self.logprobs: list[float] = []
         self.spans: list[VersionSpan] = []
         self.suspect = False
+        self.seen: list[int] = []
 
     def add(self, generation: Generation, pinned: int) -> bool:
         """Append one reply. False, and nothing is taken, when it comes from weights that have no version of ours, or an older one than
@@ -118,7 +121,8 @@ class ServerPool:
             flight.server, flight.rid = server, rid
             left = replace(params, max_new_tokens=params.max_new_tokens - len(so_far.ids))
             sent = anyio.current_time()
-            generation = await server.send([*ids, *so_far.ids], left, rid, key)
+            context = [*ids, *so_far.ids]
+            generation = await server.send(context, left, rid, key)
             flight.server = None
             if generation is not None:
                 foreign = generation.labels - {str(pinned)}
@@ -126,7 +130,9 @@ class ServerPool:
                     server.distrust(
                         f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}"
                     )
-                if not so_far.add(generation, pinned):
+                if so_far.add(generation, pinned):
+                    so_far.seen = [*context, *generation.output_ids]
+                else:
                     generation = None
             if generation is not None:
                 finish = generation.finish
@@ -157,6 +163,7 @@ class ServerPool:
             finish.matched if finish is not None and isinstance(finish.matched, str) else None,
             so_far.suspect,
             StepTimings(queue=queue_s, first_byte=first_byte or 0.0, generation=max(0.0, total - queue_s)),
+            so_far.seen,
         )
 
     async def abandon(self, flight: Flight) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.gateway.calls import Call
 
 TOKEN_BYTES = 32
-UNDELIVERED, VERSION_SUSPECT, AUXILIARY = "undelivered", "version_suspect", "auxiliary"
+UNDELIVERED, VERSION_SUSPECT, AUXILIARY, DRIFT = "undelivered", "version_suspect", "auxiliary", "drift"
 
 
 def new_token() -> str:

@@ -262,6 +262,7 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "t_gap": event.timings.gap,
         "request_digest": step.request_digest,
         "branch_reason": clean(event.branch_reason) if event.branch_reason else None,
+        "branch": msgspec.json.encode(clean_json(event.branch)).decode() if event.branch else None,
         "chain_sha": step.chain,
         "row_sha": step.row,
         "delta": step.delta,

@@ -342,6 +342,7 @@ steps = Table(
     Column("delta", LargeBinary, nullable=False),
     Column("action", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
+    Column("branch", JSONB),  # where the request first differs from the nearest recorded conversation
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx"),
     _one_of("kind", StepKind),
     CheckConstraint("length(delta) = 4 * (state_len - keep_len)", name="delta"),
@@ -365,7 +366,7 @@ step_marks = Table(
     Column("reason", Text, nullable=False),
     _now("at"),
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx", "reason"),
-    comment="Append-only: a marked step (undelivered, auxiliary, version_suspect) has train weight 0.",
+    comment="Append-only: a marked step (undelivered, auxiliary, version_suspect, drift) has train weight 0.",
 )
 
 messages = Table(
