@@ -206,13 +206,18 @@ class SandboxSection(_Section):
 
 
 class GatewaySection(_Section):
-    """Where the gateway listens. Port 0 takes a free one; the Unix socket is what sandboxes see."""
+    """Where the gateway listens. Port 0 takes a free one; the Unix socket is what sandboxes see.
+
+    `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
+    `refuse` to start, or render every request whole and make it a sample of its own (`per_request`).
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     body_limit_mb: Positive = 64
     session_ttl_s: Seconds = 3600.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
+    unproven_template: Literal["refuse", "per_request"] = "refuse"
 
 
 class ServersSection(_Section):

@@ -93,7 +93,7 @@ class Gateway:
         if not settings.server_urls:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
         config = settings.config
-        renderer = load_renderer(settings.model_dir)
+        renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
         settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
         secret = admin_secret(settings.admin_secret_file)
         metrics = Metrics()
