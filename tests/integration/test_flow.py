@@ -135,6 +135,14 @@ async def _has(stage: Stage, n: int) -> bool:
 REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"task": {"files": {"task.toml": "", "instruction.md": "x"}}}, "tests/test.sh is missing"),
     ({"task": {"files": {**TASK["files"], "task.toml": "[agent]\ntimeout_sec = -1"}}}, "task.toml"),
+    (
+        {"task": {"files": {**TASK["files"], "environment/Dockerfile": "FROM debian:12\nRUN make"}}},
+        "environment/Dockerfile line 2: RUN is not one of FROM, WORKDIR, COPY and ENV: only a sandbox provider",
+    ),
+    (
+        {"task": {"files": {**TASK["files"], "environment/Dockerfile": "FROM ubuntu"}}},
+        "environment/Dockerfile line 1: FROM ubuntu: the sandbox's own system stands for debian:12,",
+    ),
     ({"purpose": "fun"}, "unknown purpose 'fun'; known: train, eval, record"),
     ({"scaffold": "none"}, "unknown scaffold 'none'; known: shell, mini"),
     ({"group_size": 1}, "at least 2 rollouts"),

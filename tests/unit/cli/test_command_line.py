@@ -131,6 +131,32 @@ def test_generated_tasks_are_well_formed(penstock: Penstock, tmp_path: Path) -> 
     assert "train exists already" in refused(penstock("tasks", "generate", str(suite)))
 
 
+def test_a_dockerfile_that_cannot_be_stood_for_is_named_before_anything_is_published(
+    penstock: Penstock, directory: Path, tmp_path: Path
+) -> None:
+    task = tmp_path / "task"
+    files = {
+        "task.toml": "",
+        "instruction.md": "x",
+        "tests/test.sh": "x",
+        "environment/Dockerfile": "FROM own:1",
+    }
+    for path, text in files.items():
+        (task / path).parent.mkdir(parents=True, exist_ok=True)
+        (task / path).write_text(text)
+    away = (
+        "--set",
+        "services.database_url=postgresql://127.0.0.1:1/x",
+        "--set",
+        "services.nats_url=nats://127.0.0.1:1",
+    )
+    listed = ("--set", 'sandbox.base_images=["own:1"]')
+    said = "environment/Dockerfile line 1: FROM own:1: the sandbox's own system stands for debian:12, "
+    assert said in refused(penstock("tasks", "check", str(task)))
+    assert said in refused(penstock("tasks", "publish", str(task), "-c", str(directory), *away))
+    assert penstock("tasks", "check", str(task), "-c", str(directory), *listed).code == 0
+
+
 def test_a_run_is_called_as_its_directory_where_that_can_be(penstock: Penstock, tmp_path: Path) -> None:
     for directory, named in (("first", "first"), ("My run", "default")):
         assert penstock("init", str(tmp_path / directory), "--model", 'a "b" \\ c').code == 0
