@@ -198,6 +198,76 @@ async def test_a_history_that_a_scaffold_replaces_is_recorded_as_rewrites_with_i
         assert (attempt.failure_class, attempt.answer, attempt.steps) == ("completed", "three", 4)
 
 
+async def test_the_steps_of_sub_agents_are_rewarded_as_steps_of_their_rollout(opens: Opens) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        task = a_task(*[says("on")] * 9, check="true", settings="[agent]\nmax_turns = 9")
+        rollout = await rig.submit(task, scaffold="tests.integration.scaffolds_at_work:Team")
+        row = await rig.until(
+            "SELECT total, performance, beta, speed, alpha, per_step FROM latest_rewards WHERE rollout_id = :id",
+            lambda row: True,
+            id=rollout,
+        )
+        agents = await rig.rows("SELECT agent FROM steps WHERE rollout_id = :id ORDER BY idx", id=rollout)
+        assert sorted(row.agent for row in agents) == [
+            "main", *["main/scout"] * 3, *["main/scout-2"] * 3, *["main/scout/deep"] * 2
+        ]  # fmt: skip
+        steps = row.per_step
+        assert [step["idx"] for step in steps] == list(range(9)) and row.alpha == pytest.approx(0.1 / 9)
+        assert all(step["weight"] == 1 for step in steps)
+        paid = [step["performance"] for step in steps]
+        assert paid == [0.0] * 8 + [1.0], "once, at the last step that was committed, whichever agent's it is"
+        assert row.total == pytest.approx(sum(step["reward"] for step in steps))
+
+
+async def test_a_dockerfile_holds_for_the_agent_its_tests_and_the_verifier_alike(opens: Opens) -> None:
+    dockerfile = (
+        "FROM python:3.11-slim AS base\n"
+        'ENV WOOD=oak \\\n    NOTE="two words"\n'
+        "WORKDIR /app/project\n"
+        "COPY --chmod=755 tools/say /home/agent/bin/\n"
+        "ENV PATH=$HOME/bin:$PATH\n"
+        'COPY ["seed files/*.txt", "data/"]\n'
+    )
+    files = {
+        "environment/Dockerfile": dockerfile.encode(),
+        "environment/tools/say": b'#!/bin/sh\necho "$WOOD, $NOTE"\n',
+        "environment/seed files/a.txt": b"seed\n",
+        "environment/seed files/b.md": b"not copied\n",
+    }
+    check = (
+        '[ "$PWD" = /app/project ] && [ "$(say)" = "oak, two words" ] && [ "$(cat agent)" = "/app/project oak, two words" ]'
+        ' && [ "$(cat data/a.txt)" = more ] && [ ! -e data/b.md ] && [ ! -e /app/tools ] && grep -q say "$PENSTOCK_ANSWER"'
+    )
+    does = 'echo "$PWD $(say)" > agent; grep -qx seed data/a.txt && echo more > data/a.txt'
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(a_task(runs(does), says("I say so"), check=check, files=files))
+        assert await rig.verdict(rollout) == 1.0
+        rows = await rig.rows("SELECT path FROM artifacts WHERE rollout_id = :id ORDER BY path", id=rollout)
+        assert [row.path for row in rows] == ["project/agent", "project/data/a.txt"]
+        black = await rig.submit(
+            a_task(runs(does), says("I say so"), check=check, files=files),
+            scaffold=str(Path(__file__).parent / "looper_scaffold"),
+        )
+        assert await rig.verdict(black) == 1.0
+
+
+async def test_a_dockerfile_that_this_runner_cannot_stand_for_fails_without_blame_and_says_the_line(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        files = {"environment/Dockerfile": b"FROM debian:12\nRUN make\n"}
+        rollout = await rig.submit(a_task(says("done"), files=files))
+        await rig.state(rollout, "lost")
+        attempts = await rig.attempts(rollout)
+        assert [a.failure_class for a in attempts] == ["infra_failure"] * 3
+        assert attempts[0].reason.startswith("task: environment/Dockerfile line 2: RUN is not one of")
+
+
 async def test_a_program_declared_in_toml_reaches_the_gateway_through_the_socket_alone(opens: Opens) -> None:
     async with opens() as rig:
         rig.start_runner()
