@@ -81,7 +81,7 @@ async def orchestrate(config: Config) -> None:
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Intake(flow, known_scaffolds).run)
+            tasks.start_soon(Intake(flow, [*known_scaffolds, *flow.config.rollout.scaffolds]).run)
             tasks.start_soon(dispatcher, flow)
             tasks.start_soon(ingest_steps, flow)
             tasks.start_soon(ingest_results, flow)

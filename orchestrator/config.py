@@ -356,6 +356,16 @@ def _override(raw: dict[str, Any], assignment: str) -> None:
     node[path[-1]] = parsed
 
 
+def _resolve_scaffolds(raw: dict[str, Any], directory: Path) -> None:
+    """Scaffolds that are named by their place lie beside the configuration; processes start elsewhere."""
+    rollout = raw.get("rollout")
+    named = rollout.get("scaffolds") if isinstance(rollout, dict) else None
+    if isinstance(named, dict):
+        rollout["scaffolds"] = {
+            str((directory / name).resolve()) if "/" in name else name: share for name, share in named.items()
+        }
+
+
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read `path` (absent: defaults), apply `section.key=value` overrides and the environment's service URLs, validate.
 
@@ -370,6 +380,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
             raise ConfigurationError(f"{path} does not exist; `penstock init` writes one") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+        _resolve_scaffolds(raw, path.parent)
     for assignment in overrides:
         _override(raw, assignment)
     services = raw.setdefault("services", {})

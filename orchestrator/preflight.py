@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from scaffolds.find import find
+from scaffolds.find import find, is_path
 from tokenizers import Tokenizer
 
 from orchestrator.config import Config
@@ -30,7 +30,7 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
     if config.stage.domains:
         check_shares(config.stage.domains)
     for scaffold in config.rollout.scaffolds:
-        if scaffold not in known_scaffolds:
+        if scaffold not in known_scaffolds and not is_path(scaffold):
             raise ConfigurationError(
                 f"rollout.scaffolds: unknown scaffold {scaffold!r}; known: {', '.join(known_scaffolds) or 'none'}"
             )
@@ -50,6 +50,8 @@ def check_scaffolds(config: Config) -> None:
     for name in {**config.rollout.scaffolds, **config.rollout.context}:
         try:
             found = find(name)
+            if found.manifest.kind == "black":
+                found.black().binds()  # its program is installed
         except Exception as error:
             key = "scaffolds" if name in config.rollout.scaffolds else "context"
             raise ConfigurationError(

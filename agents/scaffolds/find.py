@@ -1,15 +1,20 @@
-"""Finding a scaffold: a path → `module:attribute` → a built-in name → an entry point of the group `penstock.scaffolds`.
+"""Finding a scaffold: a path (`DIRECTORY`, `FILE.toml`, `FILE.py[:CLASS]`) → `module:attribute` → a built-in name → an entry point of the
+group `penstock.scaffolds`.
 
 Nothing is imported before it is asked for.
 """
 
 import importlib
+import importlib.util
+import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from scaffolds.base import Scaffold
-from scaffolds.declare import ATTRIBUTE
+from scaffolds.declare import ATTRIBUTE, source_sha
 from scaffolds.scaffold_toml import TOML, from_toml
 
 GROUP = "penstock.scaffolds"
@@ -17,9 +22,12 @@ GROUP = "penstock.scaffolds"
 
 def find(name: str) -> Scaffold:
     """The scaffold that `name` stands for. ValueError, one sentence, lists the known ones."""
-    if name.endswith(".toml") or "/" in name:
+    if name.endswith(".toml") or ("/" in name and ".py" not in name):
         path = Path(name)
         return from_toml(path / TOML if path.is_dir() else path)
+    file, _, attribute = name.partition(":")
+    if file.endswith(".py"):
+        return _in_file(Path(file), attribute)
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
@@ -30,6 +38,42 @@ def find(name: str) -> Scaffold:
         if entry.name == name:
             return scaffold_of(entry.load())
     raise ValueError(f"unknown scaffold {name!r}; known: {', '.join(known()) or 'none'}")
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` says where a scaffold lies, instead of what it is registered as."""
+    return "/" in name or name.endswith((".toml", ".py"))
+
+
+def _in_file(path: Path, attribute: str) -> Scaffold:
+    """The scaffold called `attribute`, or the only one, of a Python file that need not be installed."""
+    module = _loaded(path.resolve())
+    if attribute:
+        return scaffold_of(getattr(module, attribute, None))
+    declared = [
+        value for value in vars(module).values() if isinstance(value, type) and ATTRIBUTE in vars(value)
+    ]
+    own = [value for value in declared if value.__module__ == module.__name__]
+    if len(own) != 1:
+        raise ValueError(f"{path} declares {len(own)} scaffolds: name the one that is meant, {path}:CLASS")
+    return scaffold_of(own[0])
+
+
+@cache
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"penstock_scaffold_{source_sha(path)[:16]}" if path.is_file() else "absent", path
+    )
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"there is no Python file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its classes are looked up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
 
 
 def known() -> list[str]:

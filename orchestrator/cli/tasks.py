@@ -7,6 +7,7 @@ from typing import Annotated
 
 import anyio
 import typer
+from scaffolds.find import is_path
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
@@ -69,7 +70,7 @@ def publish(
                 task=task.to_message(),
                 submission=":".join(part for part in (label, purpose, task.content_hash[:24]) if part),
                 purpose=purpose,
-                scaffold=scaffold or None,
+                scaffold=str(Path(scaffold).resolve()) if is_path(scaffold) else scaffold or None,
                 group_size=group_size or None,
                 label=label or None,
             ),
