@@ -27,7 +27,17 @@ PYTHON: Final = "/usr/bin/python3"
 STAMP: Final = ".penstock-stamp"
 State = Literal["installed", "outdated", "absent"]
 
-_NPM = ("npm", "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error")
+# Not `npm ci`: it wants packages of other platforms in the lock, too. Versions and hashes are those of the lock either way.
+_NPM = (
+    "npm",
+    "install",
+    "--ignore-scripts",
+    "--omit=dev",
+    "--omit=optional",
+    "--no-audit",
+    "--no-fund",
+    "--loglevel=error",
+)
 _TOLD_LINES = 6
 
 

@@ -37,17 +37,14 @@ task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s,
 """
 
 import re
-import secrets
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from sandboxes.base import ExecResult, File, PathRefused, Sandbox
-from scaffolds import relay
 from scaffolds.base import (
     AgentLimits,
     BlackBoxDefaults,
@@ -63,11 +60,10 @@ from scaffolds.base import (
     Wire,
 )
 from scaffolds.declare import checked_name, source_sha
-from scaffolds.programs import PYTHON, binds_of
+from scaffolds.programs import binds_of
+from scaffolds.tcp import Tcp
 
 TOML = "scaffold.toml"
-RELAY = "/home/agent/.penstock/relay.py"
-PORTS = range(20_000, 28_000)  # below what the kernel gives to clients
 
 _PLACEHOLDER = re.compile(r"\{(gateway|task|limits)\.([a-z_]+)\}")
 _NEEDS = tuple(Needs.__dataclass_fields__)
@@ -98,12 +94,11 @@ class TomlBlackBox(BlackBoxDefaults):
 
     def __init__(self, declared: _Declared) -> None:
         self._declared = declared
-        # One of its own, because a sandbox that isolates nothing shares the host's.
-        self._port = secrets.choice(PORTS)
+        self._tcp = Tcp() if declared.tcp else None
 
     def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
         fill = self._filler(task, gateway, limits)
-        own = {RELAY: File(Path(relay.__file__).read_bytes())} if self._declared.tcp else {}
+        own = self._tcp.files() if self._tcp else {}
         placed = {
             path: replace(file, data=_fill_bytes(file.data, fill))
             for path, file in self._declared.files.items()
@@ -119,8 +114,8 @@ class TomlBlackBox(BlackBoxDefaults):
     def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
         declared, fill = self._declared, self._filler(task, gateway, limits)
         argv = [fill(part) for part in declared.argv]
-        if declared.tcp:
-            argv = [PYTHON, "-S", RELAY, gateway.socket, str(self._port), *argv]
+        if self._tcp:
+            argv = self._tcp.argv(gateway, argv)
         env = {key: fill(value) for key, value in declared.env.items()}
         stdin = None if declared.stdin is None else fill(declared.stdin).encode(errors="replace")
         return Launch(argv, env, stdin=stdin)
@@ -146,9 +141,7 @@ class TomlBlackBox(BlackBoxDefaults):
         return super().classify(ended, answer)
 
     def _filler(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Callable[[str], str]:
-        url = gateway.base_url
-        if self._declared.tcp:
-            url = urlsplit(url)._replace(netloc=f"127.0.0.1:{self._port}").geturl()
+        url = self._tcp.base_url(gateway) if self._tcp else gateway.base_url
         own = {"base_url": url, "root_url": url.removesuffix(_VERSION_PATH)}
         values = {"gateway": asdict(gateway) | own, "task": asdict(task), "limits": asdict(limits)}
 

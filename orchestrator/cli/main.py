@@ -5,7 +5,7 @@ import sys
 import typer
 
 from orchestrator.bus.base import BusError
-from orchestrator.cli import pool, processes, runs, sft, tasks
+from orchestrator.cli import pool, processes, runs, scaffold, sft, tasks
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 
@@ -20,6 +20,7 @@ processes.register(app)
 runs.register(app)
 pool.register(app)
 app.add_typer(tasks.app, name="tasks", help="Publish, check and generate tasks.")
+app.add_typer(scaffold.app, name="scaffold", help="Agents: write one, try it, install its program.")
 app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
 
 

@@ -1,0 +1,8 @@
+"""Starts aider's own command line. A file of its own: Python searches modules beside it and not in the work directory, which the policy fills."""
+
+import sys
+
+from aider.main import main  # type: ignore[import-not-found]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""An agent program: Chat Completions by the standard library, one tool, its answer in a file. It knows nothing of Penstock.
+
+python3 agent.py INSTRUCTION        OPENAI_BASE_URL and OPENAI_API_KEY say where the policy is
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command in the work directory and see what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
+TRIES = 30
+
+
+def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The next assistant message. A busy or lost connection is tried again with the same body; any other error ends the program."""
+    body = json.dumps({"model": "policy", "messages": messages, "tools": [BASH]}).encode()
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    for number in range(TRIES):
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+            body,
+            {**headers, "x-stainless-retry-count": str(number)},
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
+                return message
+        except urllib.error.HTTPError as error:
+            if error.code not in (408, 429) and error.code < 500:
+                sys.exit(f"{error.code}: {error.read().decode(errors='replace')}")
+        except OSError:
+            pass
+        time.sleep(min(2.0, 0.1 * 2**number))
+    sys.exit("the policy does not answer")
+
+
+def run(call: dict[str, Any]) -> str:
+    """What the policy sees of one tool call."""
+    try:
+        command = json.loads(call["function"]["arguments"])["command"]
+        ended = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        return f"error: {error}"
+    return (ended.stdout + ended.stderr)[-8000:] or f"exit {ended.returncode}"
+
+
+def main() -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": sys.argv[1]}]
+    while True:
+        reply = complete(messages)
+        messages.append(reply)
+        if not reply.get("tool_calls"):
+            break
+        for call in reply["tool_calls"]:
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": run(call)})
+    with open("/logs/answer.txt", "w") as file:
+        file.write(reply.get("content") or "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Call by call: the ids that the rollout server got and gave against the fold of the stored steps."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from orchestrator.scaffold_check.bench import Played
+
+
+def compare(played: Iterable[Played]) -> tuple[int, str]:
+    """(calls compared, what is wrong or empty). A stored step without its call is drift, and so is a call without its step, unless it was
+    made to fail."""
+    calls = 0
+    for one in played:
+        sent = Counter((exchange.input_ids, exchange.output_ids) for exchange in one.sent)
+        for index, step in enumerate(one.steps):
+            full = tuple(step.full.tolist())
+            pair = full[: step.state_len], full[step.state_len :]
+            if not sent[pair]:
+                return calls, f"step {index} holds ids that were never sent or sampled"
+            sent[pair] -= 1
+            calls += 1
+        lost = sum(sent.values()) - sum(request.fault is not None for request in one.requests)
+        if lost > 0:
+            return calls, f"{lost} calls of the rollout server left no step"
+    return calls, ""
