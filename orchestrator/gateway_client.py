@@ -285,6 +285,7 @@ class NativeLlm(_Client):
     def __init__(self, url: str, token: str, *, patience_s: float = 60.0) -> None:
         super().__init__(url, token, patience_s=patience_s)
         self._path = f"/s/{token}/native/complete"
+        self._calls: dict[str, int] = {}  # by agent
 
     async def complete(
         self,
@@ -296,13 +297,16 @@ class NativeLlm(_Client):
         stop: Sequence[str] = (),
         replace_reason: str | None = None,
     ) -> Completion:
-        """One completion of `messages` (the whole history, as on the Chat wire). `tools` are OpenAI tool definitions.
+        """One completion of `messages` (the whole history, as on the Chat wire). `tools` are OpenAI tool definitions. Asked again, also
+        at the same time, it is another sample: an agent's calls are numbered, so that the gateway tells them from a retry of one.
 
         `replace_reason` says why the history was rewritten; it is recorded as the step's branch reason.
         Raises BudgetExhausted, SessionOver, GatewayRefused, or InfraFailure when the gateway or every rollout server is away.
         """
+        number = self._calls[agent] = self._calls.get(agent, -1) + 1
         body = {
             "agent": agent,
+            "call": number,
             "messages": list(messages),
             "tools": list(tools),
             "max_tokens": max_tokens,

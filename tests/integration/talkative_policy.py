@@ -6,6 +6,7 @@ said), so that no two turns of a history are alike.
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from scaffolds.context.periodic_summary import HEADING, REQUEST
 
@@ -16,7 +17,7 @@ from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.train import Settings, train
 
 TASK = "go on"
-SAMPLING = {"temperature": 1.0, "top_p": 0.7, "max_new_tokens": 48}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.7, "max_new_tokens": 48}
 WORDS = ("oak", "elm", "moss", "wolf", "crow", "iron", "wool", "dove", "reed", "cart")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from scaffolds.base import AgentLimits, TaskView
@@ -193,3 +194,21 @@ async def test_what_one_agent_spends_of_the_budget_another_does_not_have(rig: Ri
     outcome, steps = await episode(rig, "tests.integration.scaffolds_at_work:Spender", turns=4)
     assert (outcome.failure, outcome.reason) == (FailureClass.POLICY_FAILURE, "turns")
     assert [step.agent for step in steps] == ["main", "main/helper", "main/helper", "main/helper-2"]
+
+
+async def test_the_same_history_asked_for_again_is_another_sample_at_once_and_after_a_restart(
+    rig: Rig,
+) -> None:
+    """What a policy that drops everything comes back to: the history that the agent began with."""
+    rollout, session = await rig.open(budget=Budget(9, CONTEXT))
+    async with NativeLlm(rig.gateway.url, session.token) as llm:
+        history = [{"role": "user", "content": TASK}]
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(llm.complete, history)
+        await rig.stop_gateway()
+        async with rig.another_gateway() as (_, admin):
+            assert (await llm.complete(history)).step == 3
+            seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    states = [state for state, _ in rig.proxy.sent]
+    assert seal.steps == len(states) == 4 and all(state == states[0] for state in states)

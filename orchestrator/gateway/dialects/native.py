@@ -12,7 +12,10 @@ from orchestrator.gateway.requests import Reply, read_tools
 
 
 class NativeDialect:
-    """`{agent, messages, tools, max_tokens, stop, replace_reason}` → `gateway_client.Completion`. Never streamed."""
+    """`{agent, call, messages, tools, max_tokens, stop, replace_reason}` → `gateway_client.Completion`. Never streamed.
+
+    `call`, the number of the agent's call, is read by nobody: equal bodies are one call, others are not.
+    """
 
     name = "native"
     paths: tuple[str, ...] = ("/native/complete",)

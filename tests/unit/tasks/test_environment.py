@@ -8,6 +8,7 @@ import pytest
 
 import orchestrator.tasks.dockerfile
 import orchestrator.tasks.environment
+from orchestrator import plugins
 from orchestrator.config import SandboxSection
 from orchestrator.tasks.admit import check_environment
 from orchestrator.tasks.environment import Environment, read_environment
@@ -216,6 +217,22 @@ def test_a_provider_with_container_support_is_given_the_build_context_whatever_i
     found = task.environment(BASES, containers=True)
     assert found.build == {"Dockerfile": b"FROM ubuntu:24.04\nRUN make", "files/seed.txt": b"seed"}
     assert found.spec({}, Limits()).build == found.build
+
+
+class Containers:
+    """What a provider with container support says of itself."""
+
+    containers = True
+
+
+def test_publishing_asks_the_runs_provider_whether_it_builds_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = a_task("FROM ubuntu:24.04\nRUN make")
+    with pytest.raises(ValueError, match="line 2: RUN is not one of"):
+        check_environment(task, SandboxSection(provider="local"))
+    monkeypatch.setattr(
+        plugins, "load", lambda group, name: {("sandboxes", "engine"): Containers}[group, name]
+    )
+    check_environment(task, SandboxSection(provider="engine"))
 
 
 def test_a_task_is_refused_before_it_is_published_with_its_name_and_the_line() -> None:
