@@ -1,0 +1,338 @@
+"""What the gateway adds to a call: `ops/bench gateway [--seconds 10] [--quick] [--json]`.
+
+    load (this process) ──▶ gateway (journal, STEPS, Postgres: all recording on) ──▶ stub rollout server
+    load (this process) ─────────────────────────────────────────────────────────▶ stub rollout server   the bound
+
+| measured | how |
+|---|---|
+| added latency | p50 and p99 over a stub that answers after 250 ms, less those of calling the stub itself from as many clients |
+| throughput | stub at 0 ms, closed loop of 16 clients, about 100 tokens in and 50 out per call: completions per CPU-second of the gateway |
+| cost of history | one conversation with equal deltas up to 128k tokens: CPU seconds of the gateway per call, by blocks of calls |
+| re-rendering | the same conversation encoded anew and whole, at the lengths of those blocks: what the gateway does not do |
+| memory | resident memory of the gateway per open session |
+"""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from orchestrator.benchmarks.rig import Rig, make_model, open_rig
+from orchestrator.gateway_client import OpenSession
+from orchestrator.log import configure
+
+DELAY_MS = 250.0
+TOKENS_IN, TOKENS_OUT = 100, 50
+TURNS = 8  # of a conversation in the latency and throughput loads; then a new session
+HISTORY = 128 * 1024
+WORDS = ("count", "the", "lines", "of", "every", "file", "below", "this", "folder", "and", "print", "them")
+
+Message = dict[str, Any]
+Ask = Callable[[list[Message]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure beside its target."""
+
+    name: str
+    value: float
+    unit: str
+    target: float
+    holds: bool
+
+
+def at_most(name: str, value: float, unit: str, target: float) -> Bar:
+    """A figure that must not be above its target."""
+    return Bar(name, round(value, 3), unit, target, value <= target)
+
+
+def at_least(name: str, value: float, unit: str, target: float) -> Bar:
+    """A figure that must not be below its target."""
+    return Bar(name, round(value, 3), unit, target, value >= target)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a load found: seconds of every call, wall seconds in all, CPU seconds of the gateway."""
+
+    took: list[float]
+    wall_s: float
+    cpu_s: float
+
+
+class Report:
+    """Rows of the table, printed as they are measured: a long measurement that is ended has shown what it found."""
+
+    def __init__(self) -> None:
+        self._console = Console(width=150, highlight=False)
+
+    def add_row(self, name: str, measured: str, beside: str) -> None:
+        self._console.print(f"{name:34s}{measured:48s}{beside}", soft_wrap=True)
+
+
+class Talk:
+    """A harness with nothing to do but talk: the whole history goes with every call, as real ones send it."""
+
+    def __init__(self, http: aiohttp.ClientSession, gateway: str, session: OpenSession, delta: str) -> None:
+        self._http = http
+        self._url = f"{gateway}{session.path}/chat/completions"
+        self._delta = delta
+        self.messages: list[Message] = []
+        self.prompt_tokens = 0
+
+    async def turn(self) -> float:
+        """One call; its seconds."""
+        self.messages.append({"role": "user", "content": f"{len(self.messages)} {self._delta}"})
+        body = msgspec.json.encode({"model": "policy", "messages": self.messages})
+        began = time.perf_counter()
+        async with self._http.post(
+            self._url, data=body, headers={"Content-Type": "application/json"}
+        ) as answer:
+            raw = await answer.read()
+            seconds = time.perf_counter() - began
+        if answer.status != 200:
+            raise RuntimeError(f"the gateway answered {answer.status}: {raw[:300].decode()}")
+        reply = msgspec.json.decode(raw)
+        self.messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+        self.prompt_tokens = reply["usage"]["prompt_tokens"]
+        return seconds
+
+
+def delta_text(tokenizer: Tokenizer) -> str:
+    """A user message that adds about TOKENS_IN tokens."""
+    rng, text = random.Random(0), ""
+    while (
+        len(tokenizer.encode(text, add_special_tokens=False).ids) < TOKENS_IN - 8
+    ):  # its markers and the prompt's
+        text += rng.choice(WORDS) + " "
+    return text.strip()
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The nearest-rank quantile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def http_client() -> aiohttp.ClientSession:
+    """Without limits of its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+    )
+
+
+async def through_gateway(
+    rig: Rig, clients: int, seconds: float, calls: float, *, spread_s: float = 0.0
+) -> Load:
+    """A closed loop. Each client begins a new conversation after TURNS calls; sessions for `calls` calls are opened before the clock runs."""
+    took: list[float] = []
+    delta = delta_text(rig.tokenizer)
+    spare = await rig.open_sessions(clients + int(calls / TURNS))
+    async with http_client() as http:
+
+        async def client(number: int) -> None:
+            await anyio.sleep(spread_s * number / clients)
+            talk = Talk(http, rig.gateway, spare.pop(), delta)
+            while time.perf_counter() < until:
+                if len(talk.messages) >= 2 * TURNS:
+                    if not spare:
+                        spare.extend(await rig.open_sessions(clients))
+                    talk = Talk(http, rig.gateway, spare.pop(), delta)
+                took.append(await talk.turn())
+
+        began, cpu = time.perf_counter(), rig.cpu_s()
+        until = began + seconds
+        async with anyio.create_task_group() as tasks:
+            for number in range(clients):
+                tasks.start_soon(client, number)
+        return Load(took, time.perf_counter() - began, rig.cpu_s() - cpu)
+
+
+async def straight(rig: Rig, clients: int, seconds: float, *, spread_s: float = 0.0) -> list[float]:
+    """The same load against the stub itself."""
+    took: list[float] = []
+    ids = list(range(260, 260 + TOKENS_IN * TURNS))
+    async with http_client() as http:
+
+        async def client(number: int) -> None:
+            await anyio.sleep(spread_s * number / clients)
+            turn = 0
+            while time.perf_counter() < until:
+                turn = turn % TURNS + 1
+                sampling = {"max_new_tokens": TOKENS_OUT, "temperature": 1.0}
+                body = {
+                    "input_ids": ids[: TOKENS_IN * turn],
+                    "sampling_params": sampling,
+                    "return_logprob": True,
+                }
+                began = time.perf_counter()
+                async with http.post(f"{rig.stub}/generate", data=msgspec.json.encode(body)) as answer:
+                    await answer.read()
+                took.append(time.perf_counter() - began)
+
+        until = time.perf_counter() + seconds
+        async with anyio.create_task_group() as tasks:
+            for number in range(clients):
+                tasks.start_soon(client, number)
+    return took
+
+
+async def latency(rig: Rig, seconds: float, table: Report) -> list[Bar]:
+    """Added latency at 1, 32 and 256 sessions."""
+    bars = []
+    await through_gateway(rig, 4, 1.0, 16)  # warm
+    for clients in (1, 32, 256):
+        bound = await straight(rig, clients, seconds, spread_s=DELAY_MS / 1000)
+        expected = clients * seconds / (DELAY_MS / 1000)
+        load = await through_gateway(rig, clients, seconds, expected, spread_s=DELAY_MS / 1000)
+        added = [1000 * (quantile(load.took, q) - quantile(bound, q)) for q in (0.5, 0.99)]
+        table.add_row(
+            f"added latency, {clients} sessions",
+            f"p50 {added[0]:.1f} ms, p99 {added[1]:.1f} ms",
+            f"{1000 * quantile(bound, 0.5):.1f} / {1000 * quantile(bound, 0.99):.1f} ms straight, {len(load.took)} calls in {load.wall_s:.0f} s",
+        )
+        if clients == 32:
+            bars += [
+                at_most("added_p50_32", added[0], "ms", 3.0),
+                at_most("added_p99_32", added[1], "ms", 15.0),
+            ]
+    return bars
+
+
+async def throughput(rig: Rig, seconds: float, table: Report) -> list[Bar]:
+    """Completions per CPU-second of the gateway, and whether Postgres kept up."""
+    warm = await through_gateway(rig, 16, 2.0, 0)
+    stored = await rig.stored()
+    load = await through_gateway(rig, 16, seconds, 1.3 * seconds * len(warm.took) / warm.wall_s)
+    calls = len(load.took)
+    began = time.perf_counter()
+    while await rig.stored() < stored + calls:
+        if time.perf_counter() - began > 60:
+            raise RuntimeError("the steps did not arrive in Postgres within 60 s")
+        await anyio.sleep(0.05)
+    behind = time.perf_counter() - began
+    table.add_row(
+        "throughput, 16 clients",
+        f"{calls / load.cpu_s:.0f} completions/CPU-s",
+        f"{calls / load.wall_s:.0f}/s wall, {1000 * load.cpu_s / calls:.2f} CPU-ms each, Postgres behind by {behind:.1f} s",
+    )
+    return [at_least("completions_per_cpu_s", calls / load.cpu_s, "1/CPU-s", 500.0)]
+
+
+async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
+    """Cost per call as one conversation grows, in blocks of calls around turns 1, 100, … of several conversations."""
+    delta, marks = delta_text(rig.tokenizer), [1, 100]
+    while marks[-1] * 2 * (TOKENS_IN + TOKENS_OUT) < tokens:
+        marks.append(marks[-1] * 2)
+    block = 10
+    talks = 4  # at once, so that a block is long enough for the clock that counts CPU time in 10 ms
+    costs: dict[int, float] = {}
+    async with http_client() as http:
+        talking = [Talk(http, rig.gateway, session, delta) for session in await rig.open_sessions(talks)]
+        turn = 0
+        for mark in marks:
+            while turn < mark - 1:
+                for talk in talking:
+                    await talk.turn()
+                turn += 1
+            if mark == 1:  # many conversations: first turns are over at once
+                first = [
+                    Talk(http, rig.gateway, session, delta)
+                    for session in await rig.open_sessions(talks * block)
+                ]
+                before = rig.cpu_s()
+                for talk in first:
+                    await talk.turn()
+                costs[mark] = (rig.cpu_s() - before) / len(first)
+            else:
+                before = rig.cpu_s()
+                for _ in range(block):
+                    for talk in talking:
+                        await talk.turn()
+                turn += block
+                costs[mark] = (rig.cpu_s() - before) / (block * talks)
+            length = talking[0].prompt_tokens if mark > 1 else TOKENS_IN
+            text = "\n".join(message["content"] for message in talking[0].messages)
+            began = time.process_time()
+            if text:
+                rig.tokenizer.encode(text, add_special_tokens=False)
+            whole = time.process_time() - began
+            table.add_row(
+                f"turn {mark}, {length:,} tokens",
+                f"{1000 * costs[mark]:.2f} CPU-ms/call ({costs[mark] / costs[1]:.2f}x turn 1)",
+                f"encoding the whole history alone: {1000 * whole:.2f} CPU-ms" if text else "",
+            )
+    return [at_most("turn_100_over_turn_1", costs[100] / costs[1], "ratio", 1.5)]
+
+
+async def memory(rig: Rig, sessions: int, table: Report) -> None:
+    """Resident bytes per open session of TURNS turns."""
+    delta = delta_text(rig.tokenizer)
+    before = rig.resident()
+    async with http_client() as http:
+        for session in await rig.open_sessions(sessions):
+            talk = Talk(http, rig.gateway, session, delta)
+            for _ in range(TURNS):
+                await talk.turn()
+    table.add_row(
+        "memory per session",
+        f"{(rig.resident() - before) / sessions / 1024:.0f} KiB",
+        f"{sessions} sessions of {TURNS} turns; the gateway holds {rig.resident() / 2**20:.0f} MiB",
+    )
+
+
+async def measure(seconds: float, tokens: int, table: Report) -> list[Bar]:
+    """Every bar; fills `table`."""
+    bars: list[Bar] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        Path(folder).chmod(0o711)  # PostgreSQL runs as a user of its own where we are root
+        model = make_model(Path(folder) / "model")
+        async with open_rig(Path(folder) / "fast", model, 0.0) as rig:
+            bars += await throughput(rig, seconds, table)
+            bars += await history(rig, tokens, table)
+            await memory(rig, 200, table)
+        async with open_rig(Path(folder) / "slow", model, DELAY_MS) as rig:
+            bars += await latency(rig, seconds, table)
+    return bars
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="ops/bench gateway", description=__doc__.partition("\n")[0] if __doc__ else None
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="per load")
+    parser.add_argument("--quick", action="store_true", help="4 s per load, histories up to 32k tokens")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object with the bars")
+    given = parser.parse_args(argv)
+    configure("bench", level="error")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # processes of ours end with us
+    table = Report()
+    seconds, tokens = (4.0, 32 * 1024) if given.quick else (given.seconds, HISTORY)
+    bars = anyio.run(measure, seconds, tokens, table)
+    for bar in bars:
+        table.add_row(
+            bar.name,
+            f"{bar.value:g} {bar.unit}",
+            f"target {bar.target:g}: {'holds' if bar.holds else 'MISSED'}",
+        )
+    if given.json:
+        print(json.dumps({"bars": [asdict(bar) for bar in bars]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,203 @@
+"""What the measurements of the gateway run on: `penstock up` with orchestrator and gateway, and a stub behind them."""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+from tokenizers import Tokenizer
+
+from orchestrator.contracts.states import Purpose
+from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.embedded.supervisor import read_status
+from orchestrator.gateway_client import Budget, GatewayAdmin, OpenSession
+from orchestrator.home import Home
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.runs import get_run
+from orchestrator.pool.submissions import NewGroup, accept
+
+CONTEXT = 1 << 18  # tokens; the stub attends to nothing
+START_S = 90.0
+CONFIG = """\
+[run]
+name = "bench"
+
+[policy]
+model = "{model}"
+
+[servers]
+urls = ["{stub}"]
+
+[sampling]
+max_new_tokens = 50
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A gateway under measurement, and what stands behind it."""
+
+    run: str
+    run_id: int
+    stub: str
+    gateway: str
+    pid: int
+    admin: GatewayAdmin
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+
+    async def open_sessions(self, count: int) -> list[OpenSession]:
+        """Sessions of `count` new rollouts that look as if a runner had leased them."""
+        name = secrets.token_hex(6)
+        new = NewGroup(
+            submission=name, task_sha=secrets.token_bytes(32), task_name=name, domain="general", settings={}, body={},
+            purpose=Purpose.EVAL, scaffold="shell", size=count, seed=1,
+        )  # fmt: skip
+        async with self.engine.begin() as connection:
+            await accept(connection, self.run_id, new)
+            group = await connection.scalar(
+                text("UPDATE groups SET state = 'dispatched' WHERE submission = :name RETURNING group_id"),
+                {"name": name},
+            )
+            rows = await connection.execute(
+                text(
+                    "UPDATE rollouts SET state = 'running', lease_epoch = 1 WHERE group_id = :group RETURNING rollout_id"
+                ),
+                {"group": group},
+            )
+            rollouts = sorted(row.rollout_id for row in rows)
+        budget = Budget(max_turns=1_000_000, max_context=CONTEXT - 1024)
+        return [
+            await self.admin.open_session(run=self.run, rollout=rollout, attempt=1, epoch=1, budget=budget)
+            for rollout in rollouts
+        ]
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the gateway process has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident(self) -> int:
+        """Resident bytes of the gateway process."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    async def stored(self) -> int:
+        """Steps of the run in Postgres."""
+        async with self.engine.connect() as connection:
+            found = await connection.scalar(
+                text("SELECT count(*) FROM steps WHERE run_id = :run"), {"run": self.run_id}
+            )
+        return int(found or 0)
+
+
+def make_model(directory: Path) -> Path:
+    """The demo's tokenizer and chat format with a context that no measurement fills."""
+    subprocess.run(
+        [sys.executable, "-m", "trainer.policy", "--out", str(directory)],
+        check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    config = json.loads((directory / "config.json").read_text())
+    config["max_position_embeddings"] = CONTEXT
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@contextmanager
+def _process(argv: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours, ended by its id."""
+    process: subprocess.Popen[bytes] = subprocess.Popen(argv, start_new_session=True, **options)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running_stub(model: Path, delay_ms: float) -> Iterator[str]:
+    """A stub on a free port; its URL."""
+    argv = [
+        sys.executable,
+        "-m",
+        "orchestrator.benchmarks.stub_server",
+        "--model",
+        str(model),
+        "--delay-ms",
+        str(delay_ms),
+    ]
+    with _process(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+
+async def _up(home: Home, stack: subprocess.Popen[bytes]) -> int:
+    """Wait for the gateway; its process id."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and stack.poll() is None:
+        status = read_status(home.layout)
+        for process in status.processes if status is not None else ():
+            if process.name == "gateway" and process.state is ProcessState.READY and process.pid:
+                return process.pid
+        await anyio.sleep(0.1)
+    raise RuntimeError(f"the stack did not come up; see {home.layout.root.parent / 'up.log'}")
+
+
+async def _publish(rig_engine: AsyncEngine, run_id: int, directory: Path) -> None:
+    """Version 0, whose weights nobody loads: the stub says that it has them, and agrees with the canary."""
+    directory.mkdir()
+    manifest = json.dumps({"canary": {"ids": [1, 2], "logprobs": [0.0]}, "files": {}}).encode()
+    (directory / "manifest.json").write_bytes(manifest)
+    async with rig_engine.begin() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, 0, :path, :sha)"
+            ),
+            {"run": run_id, "path": str(directory), "sha": hashlib.sha256(manifest).hexdigest()},
+        )
+
+
+@asynccontextmanager
+async def open_rig(directory: Path, model: Path, delay_ms: float) -> AsyncIterator[Rig]:
+    """A gateway with nothing in it, ready for calls."""
+    directory.mkdir()
+    with running_stub(model, delay_ms) as stub, (directory / "up.log").open("wb") as log:
+        (directory / "penstock.toml").write_text(CONFIG.format(model=model, stub=stub))
+        argv = [
+            sys.executable,
+            "-m",
+            "orchestrator.cli",
+            "up",
+            "-c",
+            str(directory),
+            "--only",
+            "orchestrator,gateway",
+        ]
+        with _process(argv, stdout=log, stderr=log) as stack:
+            home = Home.at(directory)
+            pid = await _up(home, stack)
+            config = home.connected()
+            url = home.gateway_url_file.read_text().strip()
+            async with (
+                open_engine(config.services.database_url, size=2) as engine,
+                GatewayAdmin(url, home.gateway_secret.read_text().strip()) as admin,
+            ):
+                async with engine.connect() as connection:
+                    run = await get_run(connection, config.run.name)
+                await _publish(engine, run.run_id, directory / "version-0")
+                tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+                yield Rig(run.name, run.run_id, stub, url, pid, admin, engine, tokenizer)
