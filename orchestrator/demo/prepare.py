@@ -77,7 +77,7 @@ advantage_std = true
 
 [trainer]
 parts = 2
-lr = 5e-4
+lr = 2e-4
 negative_scale = 0.2
 permute_advantages = {control}
 """
