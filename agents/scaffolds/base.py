@@ -153,7 +153,11 @@ class Llm(Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """One completion of the whole history `messages`. What it raises is the platform's word: let it pass."""
+        """One completion of the whole history `messages`. What it raises is the platform's word: let it pass.
+
+        Where the run configures context management for this scaffold, a shorter history may be sent in its place: go on appending to
+        your own (`scaffolds.context`).
+        """
         ...
 
 
@@ -184,7 +188,11 @@ class Context(Protocol):
         ...
 
     def spawn(self, name: str) -> "Agent":
-        """A sub-agent with a history of its own; it shares the attempt's budgets, clocks and sandbox."""
+        """A sub-agent with a history of its own; it shares the attempt's budgets, clocks, sandbox and rewards.
+
+        Its steps carry its path, `main/<name>`, numbered where a name comes again. Agents may work at the same time. ValueError for a
+        name of other than 1 to 32 letters, digits, `_`, `.` and `-`, and for a path of more than 64 characters.
+        """
         ...
 
     def tool_call(self, reply: Completion, call: int, name: str) -> AbstractContextManager[ToolTimer]:
