@@ -122,9 +122,12 @@ class Forest:
         return best or (None, 0)
 
     @staticmethod
-    def _preferred(node: Node, consumed: int, turns: Sequence[Turn]) -> tuple[int, bool, int]:
-        """Deepest first; among equal siblings the one that the tool-call ids name, else the newest."""
-        return consumed, turns[consumed - 1].hint == node.idx, node.idx
+    def _preferred(node: Node, consumed: int, turns: Sequence[Turn]) -> tuple[int, bool, bool, int]:
+        """Deepest first; among equal siblings the one that the tool-call ids name, else one that was asked this before (the same body is the
+        same state again), else the newest."""
+        rest = turns[consumed:]
+        asked = any(same_turns(child.history, rest) for child in node.children)
+        return consumed, turns[consumed - 1].hint == node.idx, asked, node.idx
 
     def place(self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str) -> Placement:
         """Where `turns` belong, and the exact ids of their state: recorded ids for whatever was sampled, rendered ones for the rest."""
@@ -160,11 +163,10 @@ class Forest:
         return Placement(None, tuple(turns), ids, tools_digest, False, tuple(turns), matched)
 
     def _sampled(self, turn: Turn) -> Node | None:
-        """The step that said `turn`, on whatever branch: its sampled ids stand for it, rather than a rendering."""
-        known = [node for node in self.nodes if node.reply.same(turn) and len(node.action)]
-        if not known:
-            return None
-        return next((node for node in known if node.idx == turn.hint), known[-1])
+        """The step that said `turn`, on whatever branch: its sampled ids stand for it, rather than a rendering. Of several that the message
+        fits, the one that its tool-call ids name, else the first: later steps change nothing about an earlier request."""
+        known = [node for node in self.nodes if len(node.action) and node.reply.same(turn)]
+        return next((node for node in known if node.idx == turn.hint), known[0] if known else None)
 
     def classify(self, placement: Placement, reason: str | None) -> Origin:
         """How the step is stored: the longest common prefix with any earlier step, or a root when not even the first turn is shared."""
@@ -181,7 +183,9 @@ class Forest:
         if placement.matched is not placement.parent and placement.matched is not None:
             found = rendered_otherwise(self._renderer, placement.matched, placement.ids)
         else:
-            found = nearest(self._roots, placement.turns, placement.tools)
+            # What goes on with a step is told apart from conversations of the same prompt only.
+            same = [root for root in self._roots if placement.parent is None or root.tools == placement.tools]
+            found = nearest(same, placement.turns, placement.tools)
         return Origin(kind, parent, keep_len, reason or found.reason, found.difference)
 
     def _stored(self, placement: Placement) -> tuple[StepKind, Node | None, int]:

@@ -58,16 +58,16 @@ class Turn:
     hint: int | None = None
 
     def same(self, other: "Turn") -> bool:
-        """Whether both are one message of a conversation. Reasoning that one side lacks matches anything."""
+        """Whether `other`, which a harness sent, is this message. Reasoning that it leaves out matches any; what it has must match."""
         if (self.role, self.calls) != (other.role, other.calls):
             return False
         if self.role != "assistant":
             return self.text == other.text
         if self.text.strip() != other.text.strip():
             return False
-        if self.reasoning is None or other.reasoning is None:
+        if other.reasoning is None:
             return True
-        return self.reasoning.strip() == other.reasoning.strip()
+        return (self.reasoning or "").strip() == other.reasoning.strip()
 
     def plain(self) -> dict[str, Any]:
         """The JSON form that is recorded; `from_plain` reads it back."""
