@@ -74,12 +74,21 @@ class GatewaySettings:
 class Gateway:
     """A gateway that listens. Made by `open`."""
 
-    def __init__(self, url: str, socket_path: Path, secret: str, pool: ServerPool, courier: Courier) -> None:
+    def __init__(
+        self,
+        url: str,
+        socket_path: Path,
+        secret: str,
+        pool: ServerPool,
+        courier: Courier,
+        metrics: Metrics,
+    ) -> None:
         self.url = url
         self.socket_path = socket_path
         self.admin_secret = secret
         self.pool = pool
         self.courier = courier
+        self.metrics = metrics
 
     @classmethod
     @asynccontextmanager
@@ -163,7 +172,7 @@ class Gateway:
             if settings.url_file is not None:
                 _write_atomically(settings.url_file, admin.url + "\n")
             log.info("gateway.listening", url=admin.url, socket=str(settings.socket_path), run=settings.run)
-            yield cls(admin.url, settings.socket_path, secret, pool, courier)
+            yield cls(admin.url, settings.socket_path, secret, pool, courier, metrics)
 
 
 async def serve(settings: GatewaySettings) -> None:
