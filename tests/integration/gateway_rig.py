@@ -76,6 +76,8 @@ class Proxy:
     asked: list[dict[str, Any]] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     busy: int = 0
+    held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
+    swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
     _under_way: list[web.Request] = field(default_factory=list)
 
     def drop(self) -> None:
@@ -88,8 +90,12 @@ class Proxy:
         raw = await request.read()
         body = await request.json() if raw and request.path == "/generate" else {}
         sampled = bool(body) and "logprob_start_len" not in body
-        self.busy += bool(body)
         self.seen.append("canary" if body and not sampled else request.path)
+        if request.path in self.swallowed:
+            return web.Response()
+        if request.path in self.held:
+            await self.held[request.path].wait()
+        self.busy += bool(body)
         if sampled:
             self.asked.append(body)
             self._under_way.append(request)
@@ -148,6 +154,11 @@ class Rig:
     tasks: anyio.abc.TaskGroup
     stop_gateway: Callable[[], Awaitable[None]]
     ingest: anyio.CancelScope | None = None
+    forgiven: float = 0.0  # steps that a test made drift on purpose
+
+    def forgive_drift(self) -> None:
+        """What drifted so far was meant to."""
+        self.forgiven = drift(self.gateway)
 
     @asynccontextmanager
     async def another_gateway(self) -> AsyncIterator[tuple[Gateway, GatewayAdmin]]:
@@ -243,6 +254,13 @@ class Rig:
             return (await connection.execute(text(query), parameters)).all()
 
 
+def drift(gateway: Gateway) -> float:
+    """Steps whose record is not what the rollout server saw."""
+    value = gateway.metrics.registry.get_sample_value("penstock_gateway_drift_total")
+    assert value is not None
+    return value
+
+
 @asynccontextmanager
 async def open_rig(
     database_url: str,
@@ -303,8 +321,10 @@ async def open_rig(
         gateway = await tasks.start(serve)
         admin = await stack.enter_async_context(GatewayAdmin(gateway.url, gateway.admin_secret))
         flow = Flow(run_id, run, config, engine, bus)
-        yield Rig(
+        rig = Rig(
             run, run_id, engine, flow, proxy, proxies, policies, settings, gateway, admin, tasks, stop_gateway
         )
+        yield rig
+        assert drift(gateway) == rig.forgiven, "a step's record does not fold to what the rollout server saw"
         await stop_gateway()
         tasks.cancel_scope.cancel()
