@@ -52,8 +52,7 @@ class Driver:
         self, messages: list[Message], says: Turn, *, tools: str = "", cut: int | None = None
     ) -> Stepped:
         """One call in which the policy says `says`; with `cut` only that many tokens of it, as if by length."""
-        turns, _ = read_messages(messages)
-        placement = self.forest.place(turns, (), tools)
+        placement = self.placing(messages, tools=tools)
         origin = self.forest.classify(placement, None)
         state = np.asarray(placement.ids, dtype="<i4")
         action = self.renderer.action(says)[:cut]
@@ -76,6 +75,10 @@ class Driver:
         )  # fmt: skip
         self.forest.add(node)
         return Stepped(as_message(node), node, origin, placement)
+
+    def placing(self, messages: list[Message], *, tools: str = "") -> Placement:
+        """Where a request belongs; nothing is recorded."""
+        return self.forest.place(read_messages(messages)[0], (), tools)
 
     def fold(self, idx: int) -> Ids:
         """The full ids of a step from stored deltas alone."""
