@@ -1,0 +1,174 @@
+"""What the wires refuse, and how: every error in the caller's dialect, one sentence, and the session lives on. Probes and silence."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import anthropic
+import anyio
+import openai
+import pytest
+
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.gateway import app
+from orchestrator.gateway.dialects.base import KEEP_ALIVE_S
+from orchestrator.gateway_client import Budget
+from tests.contract.rollout_server import running_server
+from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
+from tests.integration.wires_rig import PATHS, ask, bodies, claude, gpt, message_of, user
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return make_policies(tmp_path_factory.mktemp("policies"), 1)
+
+
+@pytest.fixture(scope="module")
+def server_url(policies: Policies) -> Iterator[str]:
+    with running_server(policies.model) as server:
+        yield server.url
+
+
+@pytest.fixture
+async def rig(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> AsyncIterator[Rig]:
+    small = {"gateway": {"body_limit_mb": 1}}
+    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path, sections=small) as rig:
+        await rig.publish(0)
+        yield rig
+
+
+@pytest.fixture
+async def slow(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> AsyncIterator[Rig]:
+    """Calls take a while: the random policy's likeliest tokens go round in circles and never end."""
+    async with open_rig(
+        database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=1000, temperature=0.0
+    ) as rig:
+        await rig.publish(0)
+        yield rig
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_refusal_is_in_dialect_and_the_session_lives_on(rig: Rig, path: str) -> None:
+    _, session = await rig.open()
+    url, good = session.path + path, bodies("oak")[path]
+    image = {"/chat/completions": "image_url", "/responses": "input_image", "/messages": "image"}[path]
+    seen = {**good, "messages": [user([{"type": image}])], "input": [user([{"type": image}])]}
+    for status, words, target, body, method, headers in (
+        (401, "unknown session token", f"/s/nobody/v1{path}", good, "POST", {}),
+        (401, "unknown session token", f"/v1{path}", good, "POST", {}),
+        (401, "name different sessions", url, good, "POST", {"x-api-key": "other"}),
+        (401, "name different sessions", url, good, "POST", {"Authorization": "Bearer other"}),
+        (400, "not JSON", url, b'{"messages": [', "POST", {}),
+        (400, "not JSON", url, b"\xff\xfe", "POST", {}),
+        (400, "not JSON", url, b'{"a": "\\u0041", "b": NaN}', "POST", {}),
+        (400, "not JSON", url, b"[" * 100_000, "POST", {}),
+        (400, "must be a JSON object", url, [], "POST", {}),
+        (400, "an image", url, seen, "POST", {}),
+        (400, "must be a list", url, {**good, "tools": 3}, "POST", {}),
+        (413, "larger than 1,048,576 bytes", url, b" " * (2**20 + 1), "POST", {}),
+        (404, "no such route", url + "/nowhere", good, "POST", {}),
+        (405, "use HEAD, POST", url, good, "GET", {}),
+    ):  # fmt: skip
+        got, answer, _ = await ask(rig, target, body, method, **headers)
+        assert got == status, (words, answer)
+        assert words in message_of(path, answer)
+    status, answer, _ = await ask(rig, url, {**good, "frobnicate": {"deep": [1]}})
+    assert status == 200, answer
+    assert rig.gateway.pool.servers[0].ready and len(rig.proxy.sent) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_full_context_and_a_sealed_session_are_refused_in_dialect(rig: Rig, path: str) -> None:
+    rollout, session = await rig.open(budget=Budget(max_turns=9, max_context=500))
+    status, answer, _ = await ask(rig, session.path + path, bodies("oak " * 500)[path])
+    assert status == 400
+    words = message_of(path, answer)
+    assert words.startswith("prompt is too long") and "maximum context length is 500 tokens" in words
+    status, answer, _ = await ask(rig, session.path + path, bodies("oak")[path])
+    assert status == 200, "a shorter history is answered"
+    await rig.seal(rollout)
+    for body in (bodies("oak")[path], bodies("oak", stream=True)[path]):
+        status, answer, headers = await ask(rig, session.path + path, body)
+        assert status == 409 and "session is over" in message_of(path, answer)
+        assert headers["x-should-retry"] == "false", "the official clients would try a 409 again"
+
+
+async def test_the_official_packages_raise_their_own_errors(rig: Rig) -> None:
+    rollout, session = await rig.open()
+    large = "x" * 2**20
+    async with claude(session) as one, gpt(session) as two:
+        with pytest.raises(anthropic.RequestTooLargeError):
+            await one.messages.create(model="m", max_tokens=9, messages=[user(large)])
+        with pytest.raises(openai.APIStatusError) as status:
+            await two.responses.create(model="m", input=large)
+        assert status.value.status_code == 413
+        with pytest.raises(anthropic.NotFoundError):
+            await one.messages.batches.list()
+        with pytest.raises(openai.NotFoundError):
+            await two.embeddings.create(model="m", input="x")
+        await rig.seal(rollout)
+        with pytest.raises(anthropic.ConflictError):
+            await one.messages.create(model="m", max_tokens=9, messages=[user("oak")])
+        with pytest.raises(openai.ConflictError):
+            await two.responses.create(model="m", input="oak")
+    async with claude(session, default_headers={"Authorization": "Bearer another"}) as one:
+        with pytest.raises(anthropic.AuthenticationError):
+            await one.messages.create(model="m", max_tokens=9, messages=[user("oak")])
+
+
+async def test_probes_and_models_are_answered_with_and_without_a_token_in_the_path(rig: Rig) -> None:
+    _, session = await rig.open()
+    below = session.path.removesuffix("/v1")
+    for method in ("HEAD", "GET"):
+        for path in ("/", "/v1", "/health", below, f"{below}/", f"{below}/v1", f"{below}/health"):
+            assert (await ask(rig, path, b"", method))[0] == 200, (method, path)
+        assert (await ask(rig, "/s/nobody/", b"", method))[0] == 401
+    for path in ("/chat/completions", "/responses", "/messages", "/messages/count_tokens"):
+        assert (await ask(rig, session.path + path, b"", "HEAD"))[0] == 200
+    async with claude(session) as one, gpt(session) as two:
+        assert [model.id async for model in one.models.list()] == [rig.run]
+        assert [model.id async for model in two.models.list()] == [rig.run]
+        assert (await one.models.retrieve("claude-x")).display_name == "claude-x"
+        assert (await two.models.retrieve("gpt-x")).owned_by == "penstock"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_begins_at_once_shows_life_and_ends_as_its_wire_wants_when_the_session_is_sealed(
+    slow: Rig, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert KEEP_ALIVE_S <= 10, "Claude Code gives up on a stream that is silent for longer"
+    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.02)
+    rollout, session = await slow.open()
+    opening, life, ending = {
+        "/chat/completions": (b'"role":"assistant"', b": ", b"data: [DONE]\n\n"),
+        "/responses": (
+            b"event: response.created\n",
+            b"event: response.in_progress\n",
+            b"event: response.failed\n",
+        ),
+        "/messages": (b"event: message_start\n", b"event: ping\n", b"event: error\n"),
+    }[path]
+    asked = {**bodies("oak", stream=True)[path], "max_tokens": 1000}
+    said = b""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(slow.gateway.url + session.path + path, json=asked) as answer,
+    ):
+        assert answer.status == 200 and answer.content_type == "text/event-stream"
+        with anyio.fail_after(10):
+            first = await answer.content.readany()
+            assert opening in first
+            said += first
+            while said.count(life) < 4 or not slow.proxy.busy:
+                said += await answer.content.readany()
+                assert not answer.content.at_eof(), said
+        await slow.seal(rollout)
+        said += await answer.content.read()
+    assert ending in said.rpartition(life)[2] or ending in said[-2000:]
+    assert b"session is over" in said and (await slow.seal(rollout)).steps == 0
