@@ -6,6 +6,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from tests.contract.rollout_server import KINDS
+
 pytest_plugins = ["tests.services"]
 
 
@@ -13,3 +15,26 @@ pytest_plugins = ["tests.services"]
 def anyio_backend() -> str:
     """nats-py, aiohttp and asyncpg are asyncio-only, so anyio runs on asyncio."""
     return "asyncio"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rollout-server",
+        choices=KINDS,
+        default="embedded",
+        help="which rollout server the tests start; sglang also selects the tests that need a real one (./ops/test --tier sglang)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test marked with the name of one kind of rollout server holds for that kind alone."""
+    others = [kind for kind in KINDS if kind != config.getoption("--rollout-server")]
+    left_out = [item for item in items if any(item.get_closest_marker(kind) for kind in others)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def server_kind(pytestconfig: pytest.Config) -> str:
+    """Which rollout server the tests start: embedded or sglang."""
+    return str(pytestconfig.getoption("--rollout-server"))

@@ -1,45 +1,81 @@
-"""A real rollout server process for tests, and the recorded answers of a real SGLang 0.5.23 server to hold it to."""
+"""A rollout server process for tests, embedded or a real SGLang, and recorded answers of SGLang 0.5.23 to hold the embedded one to."""
 
 import json
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GOLDEN = Path(__file__).parents[1] / "wire" / "golden" / "sglang"
+REPOSITORY = Path(__file__).parents[2]
+GOLDEN = REPOSITORY / "tests" / "wire" / "golden" / "sglang"
+
+KINDS = ("embedded", "sglang")
+START_S = 240.0  # SGLang imports 60 s of Python on a busy machine, once twice that
+STOP_S = 20.0  # SGLang takes 7 s
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
     url: str
     pid: int
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[bytes]"
 
 
 @contextmanager
-def running_server(model: Path, *options: str) -> Iterator[ServerProcess]:
-    """Start on a free port, wait until it listens, stop by SIGTERM."""
-    command = [sys.executable, "-m", "trainer.serving", "--model-path", str(model), "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
+def running_server(model: Path, *options: str, kind: str = "embedded") -> Iterator[ServerProcess]:
+    """Start on a free port, wait until it serves, stop by SIGTERM; nothing of its process group stays behind."""
+    program, serves = {
+        "embedded": (
+            (sys.executable, "-m", "trainer.serving", "--port", "0"),
+            r'"port": (\d+),.*"event": "listening"',
+        ),
+        "sglang": (
+            (str(REPOSITORY / "ops" / "sglang_cpu" / "serve"),),
+            r"(?s)running on http://127\.0\.0\.1:(\d+).*fired up and ready",
+        ),
+    }[kind]
+    with tempfile.TemporaryFile() as log:  # a pipe that nobody reads would stop the server
+        process = subprocess.Popen(
+            [*program, "--model-path", str(model), *options], stdout=log, stderr=log, start_new_session=True
+        )
+
+        def said() -> str:
+            return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
+
+        try:
+            deadline = time.monotonic() + START_S
+            while not (found := re.search(serves, said())):
+                assert process.poll() is None, f"the server ended before it listened:\n{said()}"
+                assert time.monotonic() < deadline, f"the server does not serve after {START_S} s:\n{said()}"
+                time.sleep(0.05)
+            yield ServerProcess(f"http://127.0.0.1:{found[1]}", process.pid, process)
+        finally:
+            _end(process)
+            print(said()[-20_000:], file=sys.stderr)  # shown by pytest when a test failed
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM, patience, then SIGKILL to whatever is left of the group, while the dead leader still holds its number."""
+    if process.returncode is not None:
+        return
+    handle = os.pidfd_open(process.pid)
     try:
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("{") and json.loads(line).get("event") == "listening":
-                port = json.loads(line)["port"]
-                yield ServerProcess(f"http://127.0.0.1:{port}", process.pid, process)
-                break
-        else:
-            raise AssertionError("the server ended before it listened:\n" + "".join(said))
-    finally:
         process.send_signal(signal.SIGTERM)
-        print(process.communicate(timeout=10)[1], file=sys.stderr)  # shown by pytest when a test failed
+        select.select([handle], [], [], STOP_S)
+    finally:
+        os.close(handle)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

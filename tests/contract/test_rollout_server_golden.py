@@ -1,7 +1,7 @@
 """The embedded rollout server answers as a recorded SGLang 0.5.23 server did: statuses, content types, shapes."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +9,11 @@ import aiohttp
 import anyio
 import pytest
 
-from tests.contract.rollout_server import GOLDEN, ServerProcess, golden, running_server, shape
-from trainer.benchmarks.random_model import write_random_model
+from tests.contract.rollout_server import GOLDEN, ServerProcess, golden, shape
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("sglang-contract")]
 
 LONG = {"max_new_tokens": 6000, "temperature": 1.0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vocabulary of 733 and a context of 8192, as in the recordings, so that their requests can be sent unchanged."""
-    folder = tmp_path_factory.mktemp("models")
-    for seed in (0, 1):
-        write_random_model(folder / f"model{seed}", seed=seed, vocab_size=733, hidden=32, layers=2, mlp=64)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(models: Path) -> Iterator[ServerProcess]:
-    with running_server(models / "model0", "--health-timeout", "0.5") as process:
-        yield process
 
 
 @pytest.fixture
@@ -115,6 +99,7 @@ async def test_a_recorded_request_gets_exactly_the_recorded_answer(
     assert (answer["status"], answer["body"]) == (recorded["status"], recorded["body"])
 
 
+@pytest.mark.embedded("they end a SGLang server")
 async def test_ids_outside_the_vocabulary_get_400_and_the_server_lives_on(
     http: aiohttp.ClientSession,
 ) -> None:
@@ -182,6 +167,7 @@ async def test_a_cache_flush_fails_as_recorded_while_requests_are_paused_in_plac
         update = golden("update_weights_from_disk")[0]
         refused = await send(http, update)
         await send(http, golden("abort_request_abort_all")[0])
+        await send(http, golden("continue_generation_in_place")[0])  # SGLang ends what is paused in place only then
     assert (answer["status"], answer["body"]) == (recorded["status"], recorded["body"])
     assert (refused["status"], refused["body"]["success"]) == (400, False)
 

@@ -164,6 +164,9 @@ def build_app(service: Service, described: Described) -> web.Application:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = 500
+        resource = request.match_info.route.resource
+        endpoint = resource.canonical if resource is not None else "unknown"
+        service.metrics.asked(endpoint, request.method)
         try:
             response = await handler(request)
             status = response.status
@@ -177,8 +180,6 @@ def build_app(service: Service, described: Described) -> web.Application:
             status = error.status
             raise
         finally:
-            resource = request.match_info.route.resource
-            endpoint = resource.canonical if resource is not None else "unknown"
             service.metrics.answered(endpoint, request.method, status)
 
     app = web.Application(middlewares=[answer], client_max_size=BODY_LIMIT)

@@ -96,8 +96,10 @@ class Metrics:
             registry=self._registry,
         ).labels(**labels)
 
-    def answered(self, endpoint: str, method: str, status: int) -> None:
+    def asked(self, endpoint: str, method: str) -> None:
         self._requests.labels(endpoint, method).inc()
+
+    def answered(self, endpoint: str, method: str, status: int) -> None:
         self._responses.labels(endpoint, method, str(status)).inc()
 
     def completed(self, sequence: Sequence) -> None:

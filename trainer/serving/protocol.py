@@ -74,6 +74,15 @@ class Limits:
     vocab_size: int
     context_length: int
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a prompt may have: SGLang keeps six places of the context for itself."""
+        return self.context_length - 6
+
+    def most_new(self, prompt: int, asked: int) -> int:
+        """Tokens that a completion of `prompt` tokens may have. Two places of the context stay empty, as in SGLang."""
+        return max(0, min(asked, self.context_length - prompt - 2))
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -237,12 +246,17 @@ def _check_length(prompt: int, params: Any, limits: Limits) -> None:
             f"The input ({prompt} tokens) is longer than the model's context length ({limits.context_length} tokens)."
         )
     asked = params.get("max_new_tokens") if isinstance(params, dict) else None
-    if asked is not None and prompt + asked >= limits.context_length:
+    if asked is not None and prompt + asked > limits.context_length:
         raise Refusal(
             f"Requested token count exceeds the model's maximum context length of {limits.context_length} tokens. "
             f"You requested a total of {prompt + asked} tokens: {prompt} tokens from the input messages and "
             f"{asked} tokens for the completion. Please reduce the number of tokens in the input messages or the "
             "completion to fit within the limit."
+        )
+    if prompt > limits.longest_prompt:
+        raise Refusal(
+            f"Input length ({prompt} tokens) exceeds the maximum allowed length ({limits.longest_prompt} tokens). "
+            "Use a shorter input or enable --allow-auto-truncate."
         )
 
 

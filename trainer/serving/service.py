@@ -108,7 +108,7 @@ class Service:
         sampling = request.sampling
         sequence = Sequence(
             request=request,
-            limit=min(sampling.max_new_tokens, self.limits.context_length - len(request.ids)),
+            limit=self.limits.most_new(len(request.ids), sampling.max_new_tokens),
             seed=self.scheduler.draw_seed() if sampling.seed is None else sampling.seed,
             stop_ids=sampling.stop_token_ids | self._eos_ids,
             internal=internal,

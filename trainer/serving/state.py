@@ -65,7 +65,7 @@ def server_info(service: Service, described: Described) -> dict[str, Any]:
         "stream_interval": 1,
         "status": "ready",
         "max_total_num_tokens": scheduler.max_total_tokens,
-        "max_req_input_len": scheduler.context_length - 1,
+        "max_req_input_len": service.limits.longest_prompt,
         "internal_states": [
             {
                 "effective_max_running_requests_per_dp": scheduler.max_running,

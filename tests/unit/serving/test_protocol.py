@@ -41,7 +41,8 @@ def test_temperature_zero_is_greedy_at_temperature_one() -> None:
         ({"input_ids": [1, 100]}, r"input_ids\[1\] = 100 is outside the vocabulary"),
         ({"input_ids": [[1], []]}, "must not be empty"),
         ({"input_ids": [1] * 50}, "longer than the model's context length"),
-        ({"input_ids": [1] * 40, "sampling_params": {"max_new_tokens": 10}}, "exceeds the model's maximum"),
+        ({"input_ids": [1] * 40, "sampling_params": {"max_new_tokens": 11}}, "exceeds the model's maximum"),
+        ({"input_ids": [1] * 45}, r"exceeds the maximum allowed length \(44 tokens\)"),
         ({"input_ids": [1], "text": "a"}, "Only one of"),
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "temperature must be non-negative"),
         (

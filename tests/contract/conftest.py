@@ -1,0 +1,29 @@
+"""One rollout server for the whole contract suite, of the kind that `--rollout-server` names."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.rollout_server import ServerProcess, running_server
+from trainer.benchmarks.random_model import write_random_model
+
+HEALTH_S = "1"  # seconds; SGLang takes whole ones
+OPTIONS = {"embedded": ("--health-timeout", HEALTH_S), "sglang": ("--dtype", "float32")}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model0 and model1. A vocabulary of 733 and a context of 8192, as in the recordings: their requests can be sent unchanged."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed in (0, 1):
+        write_random_model(folder / f"model{seed}", seed=seed, vocab_size=733, hidden=64, layers=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(models: Path, server_kind: str) -> Iterator[ServerProcess]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_S)
+        with running_server(models / "model0", *OPTIONS[server_kind], kind=server_kind) as process:
+            yield process
