@@ -25,7 +25,7 @@ WRITE = "echo done > out"
 REFUSED_S = 60.0  # after 401 there is nothing to hope for
 GROWTH = 6_000  # tokens that a conversation may grow by before the compaction question's context is full
 RESERVE = 8_192  # tokens that programs keep free for a reply
-NOISE = "seq 1 900"
+NOISE = "seq 1 400"
 ENDS = ("completed", "policy_failure")
 PROBE = (
     "cat /proc/net/dev /proc/net/route;"
@@ -57,7 +57,7 @@ class Check:
     @property
     def _tools(self) -> bool:
         assert self.plain is not None
-        return bool(self.plain.own and shell_tool(self.plain.own[0].seen.tools))
+        return any(shell_tool(request.seen.tools) for request in self.plain.own)
 
     def reply(self, seen: Seen) -> Reply:
         """The policy that does the task."""
@@ -162,21 +162,29 @@ class Check:
 
     async def ill_formed(self) -> list[Finding]:
         """A tool call that is no JSON."""
+        if not self._tools:
+            return [Finding("ill-formed output", "n/a", "without tools every text is well-formed")]
         raw = '<think>\nso\n</think>\n\n<tool_call>\n{"name": "bash", "arguments": {"comm\n</tool_call>'
         played = await self._play(lambda seen: Reply(raw=raw))
         kinds = [row.parse for row in played.rows]
         wrong = _ends(played) or ("" if "ill_formed" in kinds else f"no step is ill_formed: {kinds}")
         return [_judge("ill-formed output", wrong, _how(played))]
 
-    async def refusals(self) -> list[Finding]:
-        """429 and 503 before the first answer."""
-        native = self._scaffold.manifest.kind == "white"
-        faults: dict[int, Fault] = {0: "503", 1: "503"} if native else {0: "429", 1: "503"}
-        played = await self._play(faults=faults)
-        detail = f"{len(played.own)} requests" + (
-            ", 503 only: nothing else comes on the native route" if native else ""
-        )
-        return [_judge("429 and 5xx", _passes(played), detail)]
+    async def unavailable(self) -> list[Finding]:
+        """503 twice before the first answer."""
+        played = await self._play(faults={0: "503", 1: "503"})
+        return [_judge("5xx", _passes(played), f"asks again, {len(played.own)} requests")]
+
+    async def too_many(self) -> list[Finding]:
+        """429 before the first answer. A program may give up on that: then the attempt has to be run again, not held against the policy."""
+        if self._scaffold.manifest.kind == "white":
+            return [Finding("429", "n/a", "it does not come on the native route")]
+        played = await self._play(faults={0: "429"})
+        if played.failure == "infra_failure" and not [
+            row for row in played.rows if row.idx not in played.marked
+        ]:
+            return [Finding("429", "pass", "gives up at once: an infra_failure, which is run again")]
+        return [_judge("429", _passes(played), f"asks again, {len(played.own)} requests")]
 
     async def duplicate(self) -> list[Finding]:
         """A reply that got lost on the way, asked for again with a retry header."""
@@ -224,8 +232,8 @@ class Check:
         agents = {row.agent for row in self.plain.rows}
         if len(agents) > 1:
             return [_judge(question, _passes(self.plain), "agents " + ", ".join(sorted(agents)))]
-        tool = sub_agent_tool(self.plain.own[0].seen.tools) if self.plain.own else None
-        if tool is None:
+        offers = any(sub_agent_tool(request.seen.tools) for request in self.plain.own)
+        if not offers:
             return [Finding(question, "n/a", "it offers no tool that starts a sub-agent")]
 
         def spawn(seen: Seen) -> Reply:
@@ -310,7 +318,8 @@ QUESTIONS: Sequence[tuple[str, Callable[[Check], Awaitable[list[Finding]]]]] = (
     ("unknown_session", Check.unknown_session),
     ("parallel_tools", Check.parallel_tools),
     ("ill_formed", Check.ill_formed),
-    ("refusals", Check.refusals),
+    ("too_many", Check.too_many),
+    ("unavailable", Check.unavailable),
     ("duplicate", Check.duplicate),
     ("disconnect", Check.disconnect),
     ("length", Check.length),

@@ -7,7 +7,7 @@ overlap as they like.
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
@@ -54,7 +54,7 @@ class Script:
 
 @dataclass(slots=True)
 class Tap:
-    """`requests` are those of the current script."""
+    """`requests` are those of the current script. `begins_at`: replies of the policy that the program's histories begin with."""
 
     gateway: str
     server: ScriptedServer
@@ -62,6 +62,7 @@ class Tap:
     script: Script | None = None
     requests: list[Request] = field(default_factory=list)
     url: str = ""
+    begins_at: int | None = None
     _turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1))
 
     def play(self, script: Script) -> None:
@@ -101,6 +102,9 @@ class Tap:
             else fnmatchcase(seen.model, r)
             for r in rules
         )
+        if own:  # some programs begin with a conversation of their own making, as an example
+            self.begins_at = seen.turn if self.begins_at is None else self.begins_at
+            seen = replace(seen, turn=max(0, seen.turn - self.begins_at))
         number = sum(r.number is not None for r in self.requests) if own else None
         fault = self.script.faults(AUXILIARY if number is None else number, seen)
         record = Request(seen, sha256(raw).hexdigest(), number, fault)

@@ -122,6 +122,16 @@ class Stack:
             timeout=timeout_s,
         )
 
+    def penstock_alone(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one command that is about no run."""
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+        )
+
     async def up(self, *options: str) -> None:
         """`penstock up`, until it says that everything is up."""
         self._start(*options)
