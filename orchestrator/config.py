@@ -5,6 +5,7 @@
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -221,8 +222,11 @@ class GatewaySection(_Section):
 
 
 class ServersSection(_Section):
-    """Rollout servers that speak SGLang's protocol: given ones, else `embedded` CPU servers.
+    """Rollout servers that speak SGLang's protocol: given ones (`urls`), else as many as `embedded` says are started here.
 
+    Those are the embedded server for CPUs, or what `command` says, a program with arguments: in these `{model}` is the policy's directory,
+    `{port}` the port of 127.0.0.1 to listen on and `{seed}` a number of each server's own. It has options of its own in the
+    place of `max_running` and `max_total_tokens`.
     Each is looked at every `probe_s`; `silence_s` after its last answer its calls go on elsewhere. A call leaves the server that has its
     session's prefix when it would wait there for more than `spill_s`. `lease_ttl_s` after its last sign of life a gateway loses its
     servers to another one.
@@ -230,6 +234,7 @@ class ServersSection(_Section):
 
     urls: list[str] = []
     embedded: Positive = 1
+    command: list[str] = []
     max_running: Positive = 64
     max_total_tokens: Positive = 262144
     probe_s: Seconds = 0.5
@@ -240,6 +245,17 @@ class ServersSection(_Section):
     update_s: Seconds = 600.0  # to load new weights
     retry_s: Seconds = 10.0  # longest wait after a weight sync that failed
     look_s: Seconds = 2.0  # between looks for versions that the bus did not tell
+
+    @model_validator(mode="after")
+    def _listens(self) -> "ServersSection":
+        if self.command and not any("{port}" in part for part in self.command):
+            raise ValueError("servers.command must say where to listen: use {port} in one of its parts")
+        return self
+
+    def starts(self, model: str, port: int, seed: int) -> tuple[str, ...]:
+        """`command` with its places filled in; empty: the embedded server."""
+        places = {"{model}": model, "{port}": str(port), "{seed}": str(seed)}
+        return tuple(re.sub("|".join(places), lambda found: places[found[0]], part) for part in self.command)
 
 
 class RewardSection(_Section):

@@ -38,6 +38,10 @@ from orchestrator.preflight import (
 )
 
 NATS_PATIENCE_S = 5.0
+COMMAND_START_S, SERVER_STOP_S = (
+    600.0,
+    20.0,
+)  # a large model is loaded for minutes, and SGLang takes 7 s to end
 # Processes take these from the file at each start; the run keeps all others.
 OF_THE_MACHINE = ("gateway.", "servers.", "rollout.slots", "rollout.verify_slots", "sandbox.provider")
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
@@ -148,12 +152,20 @@ def _processes(
             port = free_port()
             urls.append(f"http://127.0.0.1:{port}")
             name = "rollout-server" if index == 0 else f"rollout-server-{index + 1}"
-            argv = (
+            seed = config.run.seed + index
+            argv = config.servers.starts(config.policy.model, port, seed) or (
                 sys.executable, "-m", "trainer.serving", "--model-path", config.policy.model, "--host", "127.0.0.1",
                 "--port", str(port), "--max-running-requests", str(config.servers.max_running),
-                "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(config.run.seed + index),
+                "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed),
             )  # fmt: skip
-            yield ProcessSpec(name=name, argv=argv, env=env, ready=_answers(f"{urls[-1]}/model_info"))
+            yield ProcessSpec(
+                name=name,
+                argv=argv,
+                env={"OMP_NUM_THREADS": "1"},
+                ready=_answers(f"{urls[-1]}/model_info"),
+                ready_timeout_s=COMMAND_START_S if config.servers.command else 60.0,
+                grace_s=SERVER_STOP_S,
+            )
 
     def after(*before: str) -> tuple[str, ...]:
         return (*services, *(name for name in before if name in only))

@@ -18,7 +18,7 @@ from rich.console import Console
 from orchestrator.bus.base import BusError
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.demo import policy
+from orchestrator.demo import policy, rollout_servers
 from orchestrator.demo.outcome import outcome
 from orchestrator.demo.phases import Client, Evaluation, evaluate, publish, until_ended
 from orchestrator.demo.prepare import EVAL_ROLLOUTS, SCAFFOLDS, Suite, draw_suite, write_run
@@ -178,13 +178,22 @@ def main(
     sandbox: Annotated[
         str, typer.Option(help="Sandbox provider: bubblewrap, or local WITHOUT isolation.")
     ] = "bubblewrap",
+    rollout_server: Annotated[
+        rollout_servers.Kind,
+        typer.Option(help="embedded, or a real SGLang on this machine's CPU (set up on first use, 2.9 GB)."),
+    ] = rollout_servers.Kind.EMBEDDED,
 ) -> None:
     """Take this machine to a policy that has learned, by the real loop."""
     configure("demo", level="error")
     console = Console(stderr=as_json)
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))
     started = time.monotonic()
-    model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
+    try:
+        servers = rollout_servers.section(rollout_server, console)
+        model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
+    except PenstockError as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        raise SystemExit(1) from None
     policy_s = time.monotonic() - started
     suite = draw_suite(seed)
     scaffolds = {name: share for name, share in SCAFFOLDS.items() if name in names("scaffolds")}
@@ -197,6 +206,7 @@ def main(
         scaffolds=scaffolds,
         sandbox=sandbox,
         control=control,
+        servers=servers,
     )
     if sandbox == "local":
         console.print(

@@ -72,7 +72,7 @@ stall_s = 30
 [sandbox]
 provider = "{sandbox}"
 
-[reward]
+{servers}[reward]
 advantage_std = true
 
 [trainer]
@@ -92,6 +92,7 @@ def write_run(
     scaffolds: dict[str, float],
     sandbox: str,
     control: bool,
+    servers: str = "",
 ) -> Path:
     """Make a new run directory below `root` and return it; older ones beyond the newest few are removed."""
     root.mkdir(parents=True, exist_ok=True)
@@ -105,6 +106,7 @@ def write_run(
             scaffolds=", ".join(f'"{name}" = {share}' for name, share in scaffolds.items()),
             sandbox=sandbox,
             control=str(control).lower(),
+            servers=servers,
         ),
         encoding="utf-8",
     )

@@ -34,7 +34,7 @@ from orchestrator.gateway.leases import ServerLease, ServerRows
 from orchestrator.gateway.listen import listen_tcp, listen_unix
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.record import Recorder
-from orchestrator.gateway.render import load_renderer
+from orchestrator.gateway.render import load_renderer, vocabulary
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.servers import ServerPool
 from orchestrator.gateway.store import SessionStore
@@ -108,8 +108,10 @@ class Gateway:
         metrics = Metrics()
         async with AsyncExitStack() as stack:
             journal = await stack.enter_async_context(Journal.open(settings.journal_dir))
+            known = vocabulary(settings.model_dir)
             clients = [
-                await stack.enter_async_context(RolloutServerClient(url)) for url in settings.server_urls
+                await stack.enter_async_context(RolloutServerClient(url, vocabulary=known))
+                for url in settings.server_urls
             ]
             servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
             pool = ServerPool(servers, metrics, spill_s=config.servers.spill_s)

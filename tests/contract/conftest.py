@@ -8,8 +8,8 @@ import pytest
 from tests.contract.rollout_server import ServerProcess, running_server
 from trainer.benchmarks.random_model import write_random_model
 
-HEALTH_S = "1"  # seconds; SGLang takes whole ones
-OPTIONS = {"embedded": ("--health-timeout", HEALTH_S), "sglang": ("--dtype", "float32")}
+OPTIONS = {"embedded": ("--health-timeout", "0.5"), "sglang": ("--dtype", "float32")}
+SGLANG_HEALTH_S = "5"  # whole seconds; a healthy one answers in about 1
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(models: Path, server_kind: str) -> Iterator[ServerProcess]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_S)
+        patch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", SGLANG_HEALTH_S)
         with running_server(models / "model0", *OPTIONS[server_kind], kind=server_kind) as process:
             yield process

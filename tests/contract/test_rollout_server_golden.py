@@ -167,7 +167,8 @@ async def test_a_cache_flush_fails_as_recorded_while_requests_are_paused_in_plac
         update = golden("update_weights_from_disk")[0]
         refused = await send(http, update)
         await send(http, golden("abort_request_abort_all")[0])
-        await send(http, golden("continue_generation_in_place")[0])  # SGLang ends what is paused in place only then
+        # SGLang ends what is paused in place only then, and itself after 300 s.
+        await send(http, golden("continue_generation_in_place")[0])
     assert (answer["status"], answer["body"]) == (recorded["status"], recorded["body"])
     assert (refused["status"], refused["body"]["success"]) == (400, False)
 
@@ -223,7 +224,7 @@ async def test_descriptions_have_only_recorded_keys_with_recorded_types(
         ours, theirs = ours["loads"][0], theirs["loads"][0]
         assert set(ours["queues"]) <= set(theirs["queues"])
     elif name.endswith("model_info"):
-        assert set(theirs) - set(ours) == {"embedding"}
+        assert set(theirs) - set(ours) <= {"embedding"}
     else:
         ours = {key: value for key, value in ours.items() if key not in ("engine", "uptime_s")}
         assert set(ours["internal_states"][0]) <= set(theirs["internal_states"][0])

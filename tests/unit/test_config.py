@@ -165,3 +165,21 @@ def test_what_differs_between_two_configurations_is_named() -> None:
     )
     assert differences(Config(), Config()) == []
     assert differences(Config(), other) == ["queue.capacity", "queue.window", "trainer.lr"]
+
+
+def test_a_command_of_rollout_servers_has_its_places_filled_in_and_nothing_else(tmp_path: Path) -> None:
+    command = '["serve", "--port={port}", "{model}", "{seed}", "{\\"a\\": 1}"]'
+    servers = load(written(tmp_path, f"[servers]\ncommand = {command}\n")).servers
+    assert servers.starts("/models/a b", 30000, 7) == (
+        "serve",
+        "--port=30000",
+        "/models/a b",
+        "7",
+        '{"a": 1}',
+    )
+    assert load(written(tmp_path, "")).servers.starts("/models/a", 1, 0) == ()
+
+
+def test_a_command_of_rollout_servers_that_is_not_told_its_port_is_refused(tmp_path: Path) -> None:
+    said = refusal(tmp_path, '[servers]\ncommand = ["serve", "--port", "30000"]\n')
+    assert "servers.command must say where to listen: use {port}" in said

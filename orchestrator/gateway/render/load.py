@@ -31,6 +31,13 @@ TEMPLATE = "template"
 Unproven = Literal["refuse", "per_request"]
 
 
+def vocabulary(directory: Path) -> int | None:
+    """How many ids the model in `directory` has; None when its config.json does not say."""
+    config = _read_json(directory / "config.json")
+    size = {**config, **config.get("text_config", {})}.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
 def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:
     """The renderer of a model directory. `unproven`: what to do with a chat template under which a conversation does not extend.
 

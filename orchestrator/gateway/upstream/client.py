@@ -32,10 +32,13 @@ KEEP_ALIVE_S = 4.0
 
 
 class RolloutServerClient:
-    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000."""
+    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000.
 
-    def __init__(self, base_url: str, *, connect_timeout: float = 5.0) -> None:
+    `vocabulary`: ids of the served model. Others raise RequestRefused here: a real SGLang server dies of them."""
+
+    def __init__(self, base_url: str, *, vocabulary: int | None = None, connect_timeout: float = 5.0) -> None:
         self.base_url = base_url.rstrip("/")
+        self._vocabulary = vocabulary
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -64,9 +67,8 @@ class RolloutServerClient:
         routing_key: str | None = None,
         timeout: float | None = None,
     ) -> Generation:
-        """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end.
-
-        Ids outside the vocabulary must not be sent: a real SGLang server dies of them."""
+        """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end."""
+        self._check(input_ids)
         body: dict[str, Any] = {
             "rid": rid or uuid.uuid4().hex,
             "input_ids": list(input_ids),
@@ -83,6 +85,7 @@ class RolloutServerClient:
         self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S
     ) -> list[float]:
         """Logprobs, at temperature 1, of input_ids[1:] each given what precedes it: len(input_ids) − 1 values."""
+        self._check(input_ids)
         body = {
             "rid": uuid.uuid4().hex,
             "input_ids": list(input_ids),
@@ -166,6 +169,14 @@ class RolloutServerClient:
         return True
 
     # ---- transport ----
+
+    def _check(self, input_ids: Sequence[int]) -> None:
+        if self._vocabulary is None or not input_ids:
+            return
+        if min(input_ids) < 0 or max(input_ids) >= self._vocabulary:
+            at, wrong = next((i, t) for i, t in enumerate(input_ids) if not 0 <= t < self._vocabulary)
+            message = f"input_ids[{at}] = {wrong} is outside the vocabulary (0 … {self._vocabulary - 1})"
+            raise RequestRefused(f"{self.base_url}/generate", message, 400)
 
     async def _get_object(self, path: str, timeout: float = QUICK_S) -> dict[str, Any]:
         url, raw = await self._call("GET", path, None, timeout)
