@@ -123,7 +123,7 @@ def test_redacted_thinking_is_left_out_counted_and_matches_any_reasoning() -> No
         user("a"), assistant({"type": "redacted_thinking", "data": "EmwK"}, text("yes")), user("b")
     )
     assert request.left_out == 1
-    assert request.turns[1].same(Turn("assistant", "yes", "whatever was thought"))
+    assert Turn("assistant", "yes", "whatever was thought").same(request.turns[1])
 
 
 def test_thinking_is_hidden_only_from_those_who_disable_it_and_then_still_matches() -> None:
@@ -139,7 +139,7 @@ def test_thinking_is_hidden_only_from_those_who_disable_it_and_then_still_matche
         whole = ANTHROPIC.dialect.reply(incoming, reply)
         assert ANTHROPIC.fold(streamed(ANTHROPIC, incoming, reply))["content"] == whole["content"]
         kinds[str(setting and setting["type"])] = [block["type"] for block in whole["content"]]
-        assert read(user("hello"), assistant(*whole["content"])).turns[1].same(reply.turn)
+        assert reply.turn.same(read(user("hello"), assistant(*whole["content"])).turns[1])
     shown = ["thinking", "text", "tool_use"]
     assert kinds == {"None": shown, "enabled": shown, "adaptive": shown, "disabled": shown[1:]}
 

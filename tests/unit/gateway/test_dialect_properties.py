@@ -86,7 +86,7 @@ def test_a_replayed_reply_is_the_recorded_one_with_its_ids_and_results(
     history: list[Entry] = ["hello", reply, shuffled] if results else ["hello", reply]
     system, user, said, *rest = wire.read([*history, "go on"]).request.turns
     assert (system.role, system.text, user.text) == ("system", "Rules.", "hello")
-    assert said.same(reply.turn) and (said.reasoning, said.calls) == (reply.turn.reasoning, reply.turn.calls)
+    assert reply.turn.same(said) and (said.reasoning, said.calls) == (reply.turn.reasoning, reply.turn.calls)
     if reply.turn.calls or (wire is not CHAT and (reply.turn.reasoning or wire is RESPONSES)):
         assert said.hint == reply.step
     assert [turn.text for turn in rest] == [*(text for _, text in results), "go on"]
@@ -120,7 +120,7 @@ def test_reasoning_survives_a_client_that_replays_only_its_sealed_form(reply: Re
     ]
     body = {"input": [{"role": "user", "content": "hello"}, *sent, {"role": "user", "content": "go on"}]}
     _, said, _ = RESPONSES.dialect.read(body, {}).request.turns
-    assert said.same(reply.turn) and said.reasoning == reply.turn.reasoning
+    assert reply.turn.same(said) and said.reasoning == reply.turn.reasoning
 
 
 @unhurried
@@ -133,4 +133,4 @@ def test_thinking_that_a_client_cleared_still_matches(reply: Reply, emptied: boo
     ]
     body = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": blocks}]}
     said = ANTHROPIC.dialect.read(body, {}).request.turns[1]
-    assert said.reasoning is None and said.same(reply.turn)
+    assert said.reasoning is None and reply.turn.same(said)
