@@ -81,18 +81,24 @@ def judged(outcome: Outcome, seal: Seal) -> Outcome:
 
     What a program does once it has had completions is the policy's doing: its commands run as the program's own user and can end it, or write
     what it leaves behind. So from the first served step on, only the platform's own evidence (a call that the gateway failed, a gateway
-    that was silent) makes an infrastructure failure; an exit code does not.
+    that was silent) makes an infrastructure failure; an exit code does not. Nor does exit code 0 make a success of an attempt in which no
+    completion reached the program, or the last one that it asked for was never served.
     """
     if not outcome.own_word:
         return outcome
     if seal.exhausted and outcome.answer is None:
         return replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
-    if not outcome.infra:
+    completed = outcome.failure is FailureClass.COMPLETED
+    if not outcome.infra and not completed:
         return outcome
     if failed := outcome.platform or seal.failing:
-        return replace(outcome, reason=f"gateway: {failed}")
-    unseen = {mark.idx for mark in seal.marks if mark.reason in UNSEEN}
-    if seal.steps > len(unseen):
+        return replace(outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}")
+    served = seal.steps > len({mark.idx for mark in seal.marks if mark.reason in UNSEEN})
+    if completed and not served:
+        return replace(
+            outcome, failure=FailureClass.INFRA_FAILURE, reason="no completion reached the program"
+        )
+    if not completed and served:
         return replace(outcome, failure=FailureClass.POLICY_FAILURE)
     return outcome
 

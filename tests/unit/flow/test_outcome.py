@@ -61,6 +61,7 @@ def seal(steps: int, *marks: StepMark, exhausted: str | None = None, failing: st
     return Seal(steps, steps - 1, "", marks, 0.0, steps, exhausted, 0, failing=failing)
 
 
+DONE = Outcome(FailureClass.COMPLETED, answer="4", own_word=True)
 DIED = Outcome(INFRA, "the program ended with exit code 137", own_word=True)
 
 
@@ -77,7 +78,10 @@ DIED = Outcome(INFRA, "the program ended with exit code 137", own_word=True)
         (DIED, seal(3, exhausted="turns"), POLICY, "turns"),
         (Outcome(INFRA, "x", own_word=True, platform="it started anew"), seal(3), INFRA, "gateway: it started anew"),
         (Outcome(INFRA, "sandbox: gone"), seal(3), INFRA, "sandbox: gone"),
-        (Outcome(FailureClass.COMPLETED, answer="4", own_word=True), seal(3, failing="x"), FailureClass.COMPLETED, ""),
+        (DONE, seal(3), FailureClass.COMPLETED, ""),
+        (DONE, seal(3, failing="full"), INFRA, "gateway: full"),
+        (DONE, seal(0), INFRA, "no completion reached the program"),
+        (DONE, seal(1, StepMark(0, "auxiliary")), INFRA, "no completion reached the program"),
     ],
 )  # fmt: skip
 def test_once_a_program_had_a_completion_its_early_end_is_the_policys_unless_the_platform_was_seen_to_fail(
