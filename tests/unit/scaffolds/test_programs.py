@@ -66,7 +66,7 @@ def test_another_lock_makes_it_outdated_and_installing_replaces_it(program: Prog
 def test_what_cannot_be_installed_leaves_the_old_one_and_says_why(program: Program, tmp_path: Path) -> None:
     programs.install(program)
     program.lock.write_text(f"{tmp_path / 'absent-1.0-py3-none-any.whl'}\n")
-    with pytest.raises(ValueError, match="walker could not be installed from .*requirements.lock"):
+    with pytest.raises(ValueError, match=r"walker could not be installed from .*requirements.lock"):
         programs.install(program)
     assert programs.state_of(program) == "outdated"
     assert not list(tmp_path.rglob("*.new.*"))
