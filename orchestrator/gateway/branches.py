@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.render import Renderer
 
@@ -84,9 +85,8 @@ def nearest(roots: "Sequence[Node]", turns: Sequence[Turn], tools: str) -> Branc
     return Branch("rewritten", _between(near, at, found.recorded, sent))
 
 
-def rendered_otherwise(renderer: Renderer, matched: "Node", ids: Sequence[int]) -> Branch:
+def rendered_otherwise(renderer: Renderer, matched: "Node", state: Ids) -> Branch:
     """Where a template has rendered the matched conversation into other ids than were recorded."""
-    state = np.asarray(ids, dtype="<i4")
     shared = min(len(state), len(matched.full))
     parted = np.flatnonzero(state[:shared] != matched.full[:shared])
     at = int(parted[0]) if len(parted) else shared

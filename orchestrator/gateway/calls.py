@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from orchestrator.config import SamplingSection
 from orchestrator.contracts.events import StepTimings, VersionSpan
 from orchestrator.contracts.ids import sha256
 from orchestrator.gateway.forest import Node, Placement
-from orchestrator.gateway.messages import Turn, canonical_json
+from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.parse import parse_action
 from orchestrator.gateway.problems import Problem, budget_exhausted, session_over, upstream_refused
@@ -168,7 +169,7 @@ class Calls:
 
     def _place(self, session: Session, request: CompletionRequest) -> Placement:
         shown = request.tools and self._renderer.tools_in_prompt
-        tools = sha256(canonical_json(list(request.tools)).encode()).hex() if shown else ""
+        tools = sha256(msgspec.json.encode(request.tools, order="deterministic")).hex() if shown else ""
         return session.forest.place(request.turns, request.tools, tools)
 
     def _stopped(self, request: CompletionRequest, node: Node) -> str | None:

@@ -15,13 +15,15 @@ import numpy as np
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.branches import Difference, nearest, rendered_otherwise
+from orchestrator.gateway.line import Line
 from orchestrator.gateway.messages import Turn, same_turns
 from orchestrator.gateway.render import Renderer, Tool
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A recorded step. full: int32[full_len]; `history` are the turns since the matched parent (since the beginning without one).
+    """A recorded step. `line` begins with its `full_len` ids; `history` are the turns since the matched parent (since the beginning
+    without one).
 
     `delivered`: True once a harness has the reply, False while it certainly has not, None when that is unknown (after a restart).
     """
@@ -30,7 +32,8 @@ class Node:
     parent: "Node | None"  # the step whose conversation this one goes on with; not the storage parent of a rewrite
     history: tuple[Turn, ...]
     reply: Turn
-    full: Ids
+    line: Line
+    full_len: int
     state_len: int
     root: int
     chain: bytes
@@ -45,20 +48,25 @@ class Node:
     children: "list[Node]" = field(default_factory=list)
 
     @property
+    def full(self) -> Ids:
+        """int32[full_len]: state and action."""
+        return self.line.view(self.full_len)
+
+    @property
     def action(self) -> Ids:
         return self.full[self.state_len :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A request's place. `ids` is the state to send; `appended` the turns that the parent's conversation does not have.
+    """A request's place. `ids`, int32[n], is the state to send; `appended` the turns that the parent's conversation does not have.
 
     `matched` is the step whose conversation the request goes on with: the parent, unless a template that does not extend conversations
     has rendered it into other ids."""
 
     parent: Node | None
     appended: tuple[Turn, ...]
-    ids: list[int]
+    ids: Ids
     tools: str
     foreign: bool  # assistant turns among `appended`
     turns: tuple[Turn, ...]
@@ -100,7 +108,10 @@ class Forest:
         """Append a committed step; its idx must be the next one."""
         assert node.idx == len(self.nodes), f"step {node.idx} cannot follow {len(self.nodes)} steps"
         if node.parent is not None:
-            assert np.array_equal(node.full[: len(node.parent.full)], node.parent.full)
+            assert np.array_equal(node.full[: node.parent.full_len], node.parent.full)
+            if node.parent.line.length == node.parent.full_len:  # nothing else goes on there yet
+                node.parent.line.grow(node.full[node.parent.full_len :])
+                node.line = node.parent.line
             node.parent.delivered = True  # its reply came back to us
         self.nodes.append(node)
         (node.parent.children if node.parent is not None else self._roots).append(node)
@@ -136,7 +147,7 @@ class Forest:
             return self._place_whole(turns, tools, tools_digest, parent)
         rest = turns[consumed:]
         segments = _split(rest)
-        ids: list[int] = [] if parent is None else parent.full.tolist()
+        ids: list[int] = []
         action = None if parent is None else parent.action.tolist()
         for run, said in segments:
             known = self._sampled(said) if said is not None else None
@@ -148,14 +159,16 @@ class Forest:
             if said is not None:
                 action = known.action.tolist() if known is not None else self._renderer.said(said)
                 ids += action
-        return Placement(parent, tuple(rest), ids, tools_digest, len(segments) > 1, tuple(turns), parent)
+        new = np.asarray(ids, dtype="<i4")
+        state = new if parent is None else np.concatenate([parent.full, new])
+        return Placement(parent, tuple(rest), state, tools_digest, len(segments) > 1, tuple(turns), parent)
 
     def _place_whole(
         self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str, matched: Node | None
     ) -> Placement:
         """A request of its own: it goes on with the matched step only if the template happens to leave that as it was."""
-        ids = self._renderer.whole(turns, tools)
-        if matched is not None and ids[: len(matched.full)] == matched.full.tolist():
+        ids = np.asarray(self._renderer.whole(turns, tools), dtype="<i4")
+        if matched is not None and np.array_equal(ids[: matched.full_len], matched.full):
             consumed = len(turns) - len(_after(matched, turns))
             return Placement(
                 matched, tuple(turns[consumed:]), ids, tools_digest, False, tuple(turns), matched
@@ -192,7 +205,7 @@ class Forest:
         parent = placement.parent
         if parent is not None:
             return StepKind.CONTINUES, parent, len(parent.full)
-        state = np.asarray(placement.ids, dtype="<i4")
+        state = placement.ids
         shared = [node for node in self.nodes if same_turns(_first_turn(node), placement.appended[:1])]
         if not shared:
             return StepKind.ROOT, None, len(state)

@@ -13,6 +13,7 @@ from orchestrator.contracts.events import StepRecorded, decode
 from orchestrator.contracts.ids import ids_from_bytes, unb64
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.forest import Forest, Node
+from orchestrator.gateway.line import Line
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.render import Renderer
 from orchestrator.pool.confirm import MessageKey
@@ -62,7 +63,8 @@ def build_forest(renderer: Renderer, recorded: Iterable[RecordedStep]) -> Forest
                 parent=continues,
                 history=tuple(Turn.from_plain(dict(message)) for message in appended),
                 reply=Turn.from_plain(dict(step.reply)),
-                full=full,
+                line=Line(full),
+                full_len=len(full),
                 state_len=step.keep_len + len(delta),
                 root=step.root,
                 chain=step.chain,

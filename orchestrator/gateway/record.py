@@ -27,6 +27,7 @@ from orchestrator.contracts.ids import (
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.branches import REASONS
 from orchestrator.gateway.forest import Node, Origin, Placement
+from orchestrator.gateway.line import Line
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.parse import Parsed
 from orchestrator.gateway.problems import unavailable
@@ -75,7 +76,7 @@ class Recorder:
                     raise unavailable(str(error)) from error
                 forest.add(node)
                 session.newest[node.digest] = node
-                if generated.seen and not np.array_equal(fold(event, origin), generated.seen):
+                if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
                     session.mark(node, DRIFT)
                     self._metrics.drift.inc()
                     log.error(
@@ -119,7 +120,8 @@ class Recorder:
     ) -> tuple[Node, StepRecorded]:
         terms, idx = session.terms, len(session.forest.nodes)
         assert len(generated.ids) == len(generated.logprobs) == sum(s.end - s.start for s in generated.spans)
-        state = np.asarray(placement.ids, dtype="<i4")
+        state = placement.ids
+        full = np.concatenate([state, np.asarray(generated.ids, dtype="<i4")])
         if origin.parent is not None:
             assert np.array_equal(origin.parent.full[: origin.keep_len], state[: origin.keep_len])
         is_root = origin.kind is StepKind.ROOT
@@ -155,7 +157,7 @@ class Recorder:
             root=root,
             keep_len=origin.keep_len,
             state_len=len(state),
-            full_len=len(state) + len(generated.ids),
+            full_len=len(full),
             delta=b64(delta),
             action=b64(action),
             logprobs=b64(logprobs),
@@ -180,7 +182,8 @@ class Recorder:
             parent=placement.parent,
             history=placement.appended,
             reply=parsed.turn,
-            full=np.concatenate([state, np.asarray(generated.ids, dtype="<i4")]),
+            line=Line(full),
+            full_len=len(full),
             state_len=len(state),
             root=root,
             chain=chain,

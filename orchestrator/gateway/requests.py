@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from orchestrator.contracts.events import StepTimings
 from orchestrator.contracts.ids import sha256
-from orchestrator.gateway.messages import Turn, call_id, canonical_json
+from orchestrator.gateway.messages import Turn, call_id
 from orchestrator.gateway.problems import bad_request
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
@@ -62,7 +64,7 @@ def body_digest(wire: str, body: Mapping[str, Any]) -> str:
     """Hex digest of a decoded body, whatever its spacing and key order, and however the reply is to travel: a program whose stream
     broke asks again without one."""
     asked = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
-    return sha256(f"{wire}\n{canonical_json(asked)}".encode()).hex()
+    return sha256(wire.encode() + b"\n" + msgspec.json.encode(asked, order="deterministic")).hex()
 
 
 def read_tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], int]:

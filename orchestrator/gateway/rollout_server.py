@@ -9,12 +9,13 @@
 A pause is no reason to leave this table: whether a server is there is asked by a route that answers in every state.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
+from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.upstream import (
     Generation,
     RolloutServerBroken,
@@ -142,7 +143,7 @@ class RolloutServer:
         while self.flights:
             await anyio.sleep(0.005)
 
-    async def send(self, ids: Sequence[int], params: SamplingParams, rid: str, key: str) -> Generation | None:
+    async def send(self, ids: Ids, params: SamplingParams, rid: str, key: str) -> Generation | None:
         """One segment; None when it was lost on the way, or cut off: send it again."""
         with anyio.CancelScope() as scope:
             self.flights[rid] = scope

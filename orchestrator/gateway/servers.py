@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
+import numpy as np
 
 from orchestrator.contracts.events import StepTimings, VersionSpan
+from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.rollout_server import RolloutServer
@@ -26,6 +28,11 @@ log = get(__name__)
 
 MOST_BARREN = 8  # segments in a row without a token before a call gives up
 BARREN_WAIT_S = 0.05
+
+
+def nothing() -> Ids:
+    """int32[0]."""
+    return np.empty(0, dtype="<i4")
 
 
 @dataclass(slots=True)
@@ -50,7 +57,7 @@ class Generated:
     stop: str | None
     suspect: bool
     timings: StepTimings
-    seen: Sequence[int] = ()
+    seen: Ids = field(default_factory=nothing)
 
 
 class Segments:
@@ -61,7 +68,7 @@ class Segments:
         self.logprobs: list[float] = []
         self.spans: list[VersionSpan] = []
         self.suspect = False
-        self.seen: list[int] = []
+        self.seen = nothing()
 
     def add(self, generation: Generation, pinned: int) -> bool:
         """Append one reply. False, and nothing is taken, when it comes from weights that have no version of ours, or an older one than
@@ -99,9 +106,7 @@ class ServerPool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def generate(
-        self, ids: Sequence[int], params: SamplingParams, key: str, flight: Flight
-    ) -> Generated:
+    async def generate(self, ids: Ids, params: SamplingParams, key: str, flight: Flight) -> Generated:
         """One action after `ids`. Held while no server is ready. Raises RequestRefused when a server refuses the request itself,
         Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
         if not self.servers:
@@ -121,7 +126,7 @@ class ServerPool:
             flight.server, flight.rid = server, rid
             left = replace(params, max_new_tokens=params.max_new_tokens - len(so_far.ids))
             sent = anyio.current_time()
-            context = [*ids, *so_far.ids]
+            context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key)
             flight.server = None
             if generation is not None:
@@ -131,7 +136,7 @@ class ServerPool:
                         f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}"
                     )
                 if so_far.add(generation, pinned):
-                    so_far.seen = [*context, *generation.output_ids]
+                    so_far.seen = with_more(context, generation.output_ids)
                 else:
                     generation = None
             if generation is not None:
@@ -188,6 +193,11 @@ class ServerPool:
             others = any(server.ready for server in self.servers)
             await first_of(changed, flight.abandoned, within=self._spill_s if others else None)
         return None
+
+
+def with_more(ids: Ids, more: Sequence[int]) -> Ids:
+    """int32[n]: `ids`, then `more`."""
+    return np.concatenate([ids, np.asarray(more, dtype="<i4")]) if more else ids
 
 
 def preferred(servers: Sequence[RolloutServer], key: str) -> RolloutServer | None:

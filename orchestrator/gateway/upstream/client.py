@@ -12,7 +12,9 @@ from typing import Any, Literal, Self
 
 import aiohttp
 import msgspec
+import numpy as np
 
+from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.upstream.errors import (
     RequestRefused,
     RolloutServerBroken,
@@ -60,7 +62,7 @@ class RolloutServerClient:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: Sequence[int] | Ids,
         sampling: SamplingParams,
         *,
         rid: str | None = None,
@@ -71,7 +73,7 @@ class RolloutServerClient:
         self._check(input_ids)
         body: dict[str, Any] = {
             "rid": rid or uuid.uuid4().hex,
-            "input_ids": list(input_ids),
+            "input_ids": np.asarray(input_ids).tolist(),
             "sampling_params": sampling.body(),
             "return_logprob": True,
             "stream": False,
@@ -170,12 +172,14 @@ class RolloutServerClient:
 
     # ---- transport ----
 
-    def _check(self, input_ids: Sequence[int]) -> None:
-        if self._vocabulary is None or not input_ids:
+    def _check(self, input_ids: Sequence[int] | Ids) -> None:
+        if self._vocabulary is None:
             return
-        if min(input_ids) < 0 or max(input_ids) >= self._vocabulary:
-            at, wrong = next((i, t) for i, t in enumerate(input_ids) if not 0 <= t < self._vocabulary)
-            message = f"input_ids[{at}] = {wrong} is outside the vocabulary (0 … {self._vocabulary - 1})"
+        ids = np.asarray(input_ids)
+        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
+        if len(wrong):
+            at = int(wrong[0])
+            message = f"input_ids[{at}] = {ids[at]} is outside the vocabulary (0 … {self._vocabulary - 1})"
             raise RequestRefused(f"{self.base_url}/generate", message, 400)
 
     async def _get_object(self, path: str, timeout: float = QUICK_S) -> dict[str, Any]:

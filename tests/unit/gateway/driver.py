@@ -9,6 +9,7 @@ import numpy as np
 
 from orchestrator.contracts.ids import Ids, ids_from_bytes, ids_to_bytes
 from orchestrator.gateway.forest import Forest, Node, Origin, Placement
+from orchestrator.gateway.line import Line
 from orchestrator.gateway.messages import Call, Turn, call_id, canonical_json, read_messages
 from orchestrator.gateway.parse import parse_action
 from orchestrator.gateway.render import Renderer
@@ -69,8 +70,9 @@ class Driver:
         )
         assert np.array_equal(self.fold(idx), sent), "the fold of what is stored is what was sent"
         node = Node(
-            idx=idx, parent=placement.parent, history=placement.appended, reply=parsed.turn, full=sent, state_len=len(state),
-            root=origin.parent.root if origin.parent else idx, chain=bytes(32), tools=tools, agent="main", parse=parsed.status,
+            idx=idx, parent=placement.parent, history=placement.appended, reply=parsed.turn, line=Line(sent), full_len=len(sent),
+            state_len=len(state), root=origin.parent.root if origin.parent else idx, chain=bytes(32), tools=tools,
+            agent="main", parse=parsed.status,
             ended=action[-1] in self.renderer.stop_ids, finish="stop", digest="", versions=(0,),
         )  # fmt: skip
         self.forest.add(node)
