@@ -31,6 +31,7 @@ from orchestrator.log import configure
 from orchestrator.plugins import names
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
+from orchestrator.preflight import check_sandbox
 
 VAR = Path("var")
 
@@ -189,9 +190,10 @@ def main(
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))
     started = time.monotonic()
     try:
+        anyio.run(check_sandbox, sandbox)  # before minutes are spent
         servers = rollout_servers.section(rollout_server, console)
         model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
-    except PenstockError as problem:
+    except (PenstockError, ValueError) as problem:
         print(f"demo: {problem}", file=sys.stderr)
         raise SystemExit(1) from None
     policy_s = time.monotonic() - started
