@@ -51,15 +51,19 @@ class Engine:
         self._thread.join(timeout)
 
     def call(self, command: Callable[[Scheduler], T]) -> "Future[T]":
-        """Run `command` between two steps. Raises EngineStopped when it can no longer run."""
+        """Run `command` between two steps, also when nobody waits for it any more. Raises EngineStopped when it can no longer run."""
         future: Future[T] = Future()
 
         def run() -> None:
+            awaited = future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
             try:
-                future.set_result(command(self.scheduler))
+                result = command(self.scheduler)
             except BaseException as error:
-                future.set_exception(error)
+                if awaited:
+                    future.set_exception(error)
                 raise
+            if awaited:
+                future.set_result(result)
 
         with self._wake:
             if self._stopping:

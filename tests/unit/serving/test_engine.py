@@ -43,6 +43,17 @@ def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Pa
         engine.submit(sequence("late"))
 
 
+def test_a_command_whose_caller_is_gone_runs_and_harms_nobody(tmp_path: Path) -> None:
+    crashes: list[BaseException] = []
+    engine = Engine(build(tmp_path), lambda touched: None, crashes.append)
+    given_up = engine.pause("abort")  # not yet started: whoever disconnects cancels it before it runs
+    assert given_up.cancel()
+    engine.start()
+    assert engine.call(lambda scheduler: scheduler.paused).result(5) is True
+    engine.stop(5)
+    assert crashes == []
+
+
 def test_a_failing_step_is_reported_once_and_ends_the_engine(tmp_path: Path) -> None:
     scheduler = build(tmp_path)
     crashes: list[BaseException] = []
