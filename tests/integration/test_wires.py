@@ -222,17 +222,21 @@ def restored(tools: Any, wire: str) -> Any:
     for tool in tools:
         if not isinstance(tool, dict):  # "...10"
             continue
+        described = {
+            "name": tool.get("name") or tool["function.name"],
+            "description": "x" * tool["description_chars"],
+        }
+        if tool.get("type") == "namespace":
+            found.append({"type": "namespace", **described, "tools": restored(tool["tools"], wire)})
+            continue
         schema = {"type": "object", "properties": {name: {} for name in tool["param_names"]}, "required": []}
-        name = tool.get("name") or tool["function.name"]
-        described = {"name": name, "description": "x" * tool["description_chars"]}
+        kind = {"type": tool["type"]} if "type" in tool else {}
         if wire == "anthropic":
-            found.append(
-                {**described, "input_schema": schema, **({"type": tool["type"]} if "type" in tool else {})}
-            )
+            found.append({**kind, **described, "input_schema": schema})
         elif "function.name" in tool:
-            found.append({"type": "function", "function": {**described, "parameters": schema}})
+            found.append({**kind, "function": {**described, "parameters": schema}})
         else:
-            found.append({"type": "function", "strict": tool["strict"], **described, "parameters": schema})
+            found.append({**kind, **described, "strict": tool["strict"], "parameters": schema})
     return found
 
 
@@ -240,6 +244,18 @@ OPENCODE = {"name": "bash", "arguments": {"description": "print", "command": "ec
 
 
 TOOL_AND_END = [{"content": None, "tool_calls": [bash("echo hi-from-fake")]}, {"content": "done"}]
+CODEX = [
+    {
+        "reasoning": "think about it",
+        "content": "I will look.",
+        "tool_calls": [
+            {"name": "exec_command", "arguments": {"cmd": "echo hi-from-codex"}},
+            {"name": "exec_command", "arguments": {"cmd": "sleep 0.3; echo second"}},
+        ],
+    },
+    {"reasoning": "third", "content": None, "tool_calls": [{"name": "get_goal", "arguments": {}}]},
+    {"content": "all done"},
+]
 TITLE_TOOL_AND_END = [
     {"content": "A title"},
     {"reasoning": "print", "content": None, "tool_calls": [OPENCODE]},
@@ -251,6 +267,7 @@ TITLE_TOOL_AND_END = [
     ("name", "script", "kinds"),
     [
         ("aider", [{"content": "ok"}], ["root"]),
+        ("codex", CODEX, ["root", "continues", "continues"]),
         ("mini", TOOL_AND_END, ["root", "continues"]),
         ("mini_anthropic", TOOL_AND_END, ["root", "continues"]),
         ("opencode_openai-compatible", TITLE_TOOL_AND_END, ["root", "root", "continues"]),
