@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> int:
     target, port, *command = arguments
     with socket.create_server(("127.0.0.1", int(port))) as listener:
         Thread(target=relay, args=(listener, target), daemon=True).start()
-        return subprocess.call(command)
+        code = subprocess.call(command)
+        return code if code >= 0 else 128 - code  # as a shell says that a signal ended it
 
 
 if __name__ == "__main__":
