@@ -26,7 +26,7 @@ from orchestrator.gateway.requests import CompletionRequest, Reply
 from orchestrator.gateway.servers import Flight, Generated, ServerPool
 from orchestrator.gateway.sessions import UNDELIVERED, Session
 from orchestrator.gateway.store import SessionStore
-from orchestrator.gateway.upstream import RequestRefused, SamplingParams
+from orchestrator.gateway.upstream import CONTEXT_KEPT, RequestRefused, SamplingParams
 from orchestrator.log import get
 
 log = get(__name__)
@@ -199,9 +199,7 @@ class Calls:
     ) -> tuple[SamplingParams, dict[str, Any]]:
         """(what is sent, what is recorded). The run's parameters override the harness's; only the limit goes down, and stops are kept."""
         budget = session.terms.budget
-        context = min(
-            budget.max_context, self._renderer.context - 1
-        )  # a server refuses to fill it to the last token
+        context = min(budget.max_context, self._renderer.context - CONTEXT_KEPT)
         room = context - len(placement.ids)
         if room <= 0:
             raise self._exhausted(session, "context", context)

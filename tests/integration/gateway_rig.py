@@ -86,6 +86,20 @@ class Proxy:
             assert request.transport is not None
             request.transport.abort()
 
+    async def sampling(self, tokens: int = 10) -> None:
+        """Wait until the only call under way has so many."""
+        async with aiohttp.ClientSession() as http:
+            with anyio.fail_after(PATIENCE_S):
+                while True:
+                    async with http.get(f"{self.target}/v1/loads") as answer:
+                        (load,) = (await answer.json())["loads"]
+                    if (
+                        self._under_way
+                        and load["num_total_tokens"] >= len(self.asked[-1]["input_ids"]) + tokens
+                    ):
+                        return
+                    await anyio.sleep(0.005)
+
     async def forward(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = await request.json() if raw and request.path == "/generate" else {}

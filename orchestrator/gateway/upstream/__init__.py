@@ -1,6 +1,6 @@
 """Rollout servers as the gateway sees them: SGLang's HTTP protocol, token ids in and out."""
 
-from orchestrator.gateway.upstream.client import RolloutServerClient
+from orchestrator.gateway.upstream.client import CONTEXT_KEPT, RolloutServerClient
 from orchestrator.gateway.upstream.errors import (
     RequestRefused,
     RolloutServerBroken,
@@ -18,6 +18,7 @@ from orchestrator.gateway.upstream.generation import (
 )
 
 __all__ = [
+    "CONTEXT_KEPT",
     "FinishReason",
     "Generation",
     "RequestRefused",

@@ -29,6 +29,10 @@ PauseMode = Literal["abort", "retract", "in_place"]
 QUICK_S = 30.0
 """For routes that do not generate. Above the 20 s after which a paused server's /health says 503."""
 
+CONTEXT_KEPT = 6
+"""Places of the model's context that SGLang keeps for itself: a longer prompt is refused, also that of a call which is sent again with
+what it has so far."""
+
 KEEP_ALIVE_S = 4.0
 """Idle connections are ours to close: SGLang's HTTP server does after 5 s, and a request sent at that moment would be lost."""
 

@@ -1,0 +1,168 @@
+"""New weights in the middle of a generation: spans exact per token, down to the samples that the trainer learns from."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import numpy as np
+import pytest
+
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.gateway_client import NativeLlm, OpenSession
+from orchestrator.pool.batches import BatchRollout
+from tests.contract.rollout_server import running_server
+from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
+from trainer.batch import make_parts
+from trainer.model import load_model
+from trainer.update import UpdateSettings, recompute_logprobs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return make_policies(tmp_path_factory.mktemp("policies"), 2)
+
+
+@pytest.fixture(scope="module")
+def server_url(policies: Policies) -> Iterator[str]:
+    with running_server(policies.model) as server:
+        yield server.url
+
+
+@pytest.fixture
+async def rig(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> AsyncIterator[Rig]:
+    """So cold that the random policies go round in circles and never end."""
+    async with open_rig(
+        database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=TOKENS, temperature=0.2
+    ) as rig:
+        await rig.publish(0)
+        await until(lambda: rig.gateway.pool.servers[0].version == 0)
+        rig.start_ingest()
+        yield rig
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    with anyio.fail_after(15):
+        while not condition():
+            await anyio.sleep(0.005)
+
+
+async def ask(rig: Rig, session: OpenSession) -> None:
+    async with NativeLlm(rig.gateway.url, session.token) as llm:
+        await llm.complete([{"role": "user", "content": "oak"}])
+
+
+async def relabel(rig: Rig, label: str) -> None:
+    """What stands for weights that change behind the gateway's back."""
+    async with aiohttp.ClientSession() as http:
+        await http.post(f"{rig.proxy.target}/update_weight_version", json={"new_version": label})
+
+
+async def seed_of_a_long_action(rig: Rig) -> int:
+    """Version 0 samples all its tokens from it, without an end."""
+    for seed in range(20):
+        _, session = await rig.open(sampling={"temperature": 1.0, "seed": seed})
+        await ask(rig, session)
+        if rig.proxy.answers[-1]["meta_info"]["finish_reason"]["type"] == "length":
+            return seed
+    raise AssertionError("every action ends early")
+
+
+async def test_an_action_of_two_versions_trains_with_the_logprobs_of_the_version_that_made_each_token(
+    rig: Rig, policies: Policies
+) -> None:
+    seed = await seed_of_a_long_action(rig)
+    del rig.proxy.asked[:], rig.proxy.answers[:]
+    rollout, session = await rig.open(sampling={"temperature": 1.0, "seed": seed})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, rig, session)
+        await rig.proxy.sampling(20)
+        await rig.publish(1)
+    (step,) = await rig.stored(rollout, 1)
+    first, second = rig.proxy.answers
+    cut, end = len(first["output_ids"]), len(step.action)
+    assert 20 <= cut < end and step.spans == ((0, 0, cut), (1, cut, end))
+    assert step.action.tolist() == first["output_ids"] + second["output_ids"]
+    one, two = rig.proxy.asked
+    assert two["input_ids"] == one["input_ids"] + first["output_ids"] and two["rid"] != one["rid"]
+    assert [each["sampling_params"]["max_new_tokens"] for each in (one, two)] == [TOKENS, TOKENS - cut]
+    seal = await rig.seal(rollout)
+    assert (seal.versions, seal.marks) == ((0, 1), ())
+
+    chosen = BatchRollout(1, 0, "general", rollout, 1, 0, 1.0, 1.0, advantages=[0.5], weights=[1])
+    (part,) = make_parts([chosen], {rollout: [step]}, 1)
+    (sample,) = part.samples
+    assert sample.versions.tolist() == [0] * cut + [1] * (end - cut) and sample.trained_tokens == end
+    off = []
+    for checkpoint in policies.versions:
+        (logprobs,) = recompute_logprobs(load_model(checkpoint.path), [sample], UpdateSettings())
+        off.append(np.abs(logprobs - sample.behavior_logprobs))
+    made_by, other = np.choose(sample.versions, off), np.choose(1 - sample.versions, off)
+    assert made_by.max() < 0.001, "the trainer agrees with the server that sampled it, token by token"
+    assert other.min() > 0.002, "and for no token with the other version"
+
+
+async def test_every_sync_is_proven_by_a_canary_before_calls_are_let_in(rig: Rig) -> None:
+    server, seen = rig.gateway.pool.servers[0], rig.proxy.seen
+    rollout, session = await rig.open()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, rig, session)
+        await rig.proxy.sampling()
+        await rig.publish(1)
+        await until(lambda: server.version == 1)
+    order = [
+        path
+        for path in seen
+        if path in ("/pause_generation", "/update_weights_from_disk", "canary", "/generate")
+    ]
+    assert order[-5:] == [
+        "/generate",
+        "/pause_generation",
+        "/update_weights_from_disk",
+        "canary",
+        "/generate",
+    ]
+    (row,) = await rig.rows("SELECT version, detail FROM rollout_servers")
+    assert row.version == 1 and float(row.detail.removeprefix("canary difference ")) < 0.001
+    assert (await rig.seal(rollout)).steps == 1
+
+
+async def test_a_reply_of_another_version_than_was_pinned_is_marked_and_the_server_synced_again(
+    rig: Rig,
+) -> None:
+    rollout, session = await rig.open()
+    syncs = rig.proxy.seen.count("canary")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, rig, session)
+        await rig.proxy.sampling()
+        await relabel(rig, "7")
+    await until(lambda: rig.gateway.pool.servers[0].ready and rig.proxy.seen.count("canary") > syncs)
+    await ask(rig, session)
+    seal = await rig.seal(rollout)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "version_suspect")]
+    steps = await rig.stored(rollout, 2)
+    assert 7 in [version for version, _, _ in steps[0].spans]
+    assert steps[1].spans == ((0, 0, TOKENS),)
+
+
+async def test_what_a_server_says_under_older_weights_than_were_pinned_is_thrown_away(rig: Rig) -> None:
+    same = rig.policies.versions[0]  # under another number, so that what it says goes on for long
+    await rig.publish(1, path=same.path, manifest_sha=same.manifest_sha)
+    await until(lambda: rig.gateway.pool.servers[0].version == 1)
+    rollout, session = await rig.open()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, rig, session)
+        await rig.proxy.sampling()
+        await relabel(rig, "0")
+    seal = await rig.seal(rollout)
+    (step,) = await rig.stored(rollout, 1)
+    assert step.spans == ((1, 0, TOKENS),) and seal.marks == ()
+    thrown = [answer for answer in rig.proxy.answers if answer["meta_info"]["weight_version"] == "0"]
+    assert thrown and thrown[0]["output_ids"]
