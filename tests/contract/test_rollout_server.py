@@ -28,7 +28,7 @@ from orchestrator.gateway.upstream import (
 from tests.contract.rollout_server import ServerProcess, golden, running_server
 from trainer.benchmarks.random_model import write_random_model
 
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("sglang-contract")]
+pytestmark = pytest.mark.anyio
 
 PROMPT = [1, 100, 101, 102, 103, 104, 2, 7]
 CONTEXT = 8192

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.rollout_server import REPOSITORY
 
-pytestmark = [pytest.mark.sglang, pytest.mark.xdist_group("sglang-contract")]
+pytestmark = pytest.mark.sglang
 
 
 def refused(*arguments: str) -> str:

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.services,
     pytest.mark.sglang,
-    pytest.mark.xdist_group("sglang-loop"),
 ]
 
 CANARY = 0.02
