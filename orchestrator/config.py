@@ -375,8 +375,7 @@ def _override(raw: dict[str, Any], assignment: str) -> None:
 def _resolve_scaffolds(raw: dict[str, Any], directory: Path) -> None:
     """Scaffolds that are named by their place lie beside the configuration; processes start elsewhere."""
     rollout = raw.get("rollout")
-    named = rollout.get("scaffolds") if isinstance(rollout, dict) else None
-    if isinstance(named, dict):
+    if isinstance(rollout, dict) and isinstance(named := rollout.get("scaffolds"), dict):
         rollout["scaffolds"] = {
             str((directory / name).resolve()) if "/" in name else name: share for name, share in named.items()
         }

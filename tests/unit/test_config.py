@@ -183,3 +183,11 @@ def test_a_command_of_rollout_servers_has_its_places_filled_in_and_nothing_else(
 def test_a_command_of_rollout_servers_that_is_not_told_its_port_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path, '[servers]\ncommand = ["serve", "--port", "30000"]\n')
     assert "servers.command must say where to listen: use {port}" in said
+
+
+def test_a_scaffold_that_is_named_by_its_place_lies_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text(
+        '[rollout]\nscaffolds = { "./mine" = 0.5, "/else/where.py:A" = 0, shell = 0.5 }\n'
+    )
+    found = load(tmp_path / "penstock.toml").rollout.scaffolds
+    assert list(found) == [str(tmp_path.resolve() / "mine"), "/else/where.py:A", "shell"]

@@ -37,7 +37,10 @@ def test_a_scaffold_in_a_file_is_found_by_its_path_alone_or_by_its_class(tmp_pat
     twice.write_text(file.read_text() + file.read_text().replace("class Agent", "class Other"))
     with pytest.raises(ValueError, match=r"declares 2 scaffolds: name the one that is meant, .*two.py:CLASS"):
         find(str(twice))
-    for bad, problem in ((tmp_path / "absent.py", "there is no Python file"), (tmp_path / "bad.py", "NameError")):
+    for bad, problem in (
+        (tmp_path / "absent.py", "there is no Python file"),
+        (tmp_path / "bad.py", "NameError"),
+    ):
         if bad.name == "bad.py":
             bad.write_text("absent")
         with pytest.raises(ValueError, match=problem):
