@@ -61,13 +61,6 @@ def _bytes(token: str) -> bytes:
     return token.encode("utf-8", "surrogateescape")
 
 
-def _read(dialect: Dialect, body: Any, request: web.Request) -> Incoming:
-    try:
-        return dialect.read(body, request.headers)
-    except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
-
-
 async def read_json(request: web.Request) -> Any:
     """The decoded body. Problem 413 above the limit, 400 when it is not JSON."""
     try:
@@ -144,11 +137,14 @@ class SandboxRoutes:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._book.find(token_of(request))
-                incoming = _read(dialect, await read_json(request), request)
+                incoming = dialect.read(await read_json(request), request.headers)
                 return await serve(dialect, incoming, request, session)
-            except Problem as problem:
-                self._metrics.requests.labels(dialect.name, problem.code).inc()
-                return problem_response(dialect.error(problem), problem)
+            except Problem as refused:
+                problem = refused
+            except RecursionError:
+                problem = bad_request("the body is nested too deeply")
+            self._metrics.requests.labels(dialect.name, problem.code).inc()
+            return problem_response(dialect.error(problem), problem)
 
         return handle
 

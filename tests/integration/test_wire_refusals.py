@@ -1,6 +1,5 @@
 """What the wires refuse, and how: every error in the caller's dialect, one sentence, and the session lives on; and what probes are told."""
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -44,7 +43,13 @@ async def test_every_refusal_is_in_dialect_and_the_session_lives_on(rig: Rig, pa
     url, good = session.path + path, bodies("oak")[path]
     image = {"/chat/completions": "image_url", "/responses": "input_image", "/messages": "image"}[path]
     seen = {**good, "messages": [user([{"type": image}])], "input": [user([{"type": image}])]}
-    deep = json.dumps(good)[:-1].encode() + b', "a": ' + b"[" * 900 + b"]" * 900 + b"}"
+    nested = b'{"a": ' * 900 + b"1" + b"}" * 900
+    call = {
+        "/chat/completions": b'{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": %b}}]}',
+        "/responses": b'{"type": "function_call", "call_id": "x", "name": "f", "arguments": %b}',
+        "/messages": b'{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": %b}]}',
+    }[path]
+    deep = b'{"messages": [%b], "input": [%b]}' % (call % nested, call % nested)
     for status, words, target, body, method, headers in (
         (401, "unknown session token", f"/s/nobody/v1{path}", good, "POST", {}),
         (401, "unknown session token", f"/v1{path}", good, "POST", {}),
