@@ -12,9 +12,9 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.gateway.app import json_response, read_json
 from orchestrator.gateway.book import SessionBook
 from orchestrator.gateway.dialects.chat import ChatDialect
+from orchestrator.gateway.exchange import json_response, read_json
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers import ServerPool
@@ -153,6 +153,8 @@ class AdminRoutes:
                     "url": server.url,
                     "version": server.version,
                     "ready": server.ready,
+                    "answers": server.answers,
+                    "delay_s": round(server.delay, 3),
                     "in_flight": len(server.flights),
                 }
                 for server in self._pool.servers

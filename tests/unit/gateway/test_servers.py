@@ -1,4 +1,4 @@
-"""Giving a call up while it is on its way to a rollout server."""
+"""Which rollout server a call goes to, and giving it up on its way there."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -6,8 +6,9 @@ from typing import cast
 import pytest
 
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.rollout_server import RolloutServer
-from orchestrator.gateway.servers import Flight, ServerPool
+from orchestrator.gateway.rollout_server import Load, RolloutServer
+from orchestrator.gateway.servers import Flight, ServerPool, choose, preferred
+from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway.upstream.errors import RolloutServerUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -37,3 +38,56 @@ async def test_a_call_may_leave_its_dying_server_while_it_is_given_up() -> None:
     flight.server = cast(RolloutServer, server)
     await ServerPool([], Metrics()).abandon(flight)
     assert flight.abandoned.is_set() and server.told == "r"
+
+
+def servers(*delays: float | None) -> list[RolloutServer]:
+    """Ready servers whose queue takes so long; None: not there."""
+    found = []
+    for port, delay in enumerate(delays, 30000):
+        server = RolloutServer(RolloutServerClient(f"http://127.0.0.1:{port}"))
+        if delay is not None:
+            server.admit(1)
+            server.load = Load(waiting=1, running=1, slots=1, service_s=delay)
+        found.append(server)
+    return found
+
+
+async def test_a_key_keeps_its_server_when_another_one_goes_and_comes_back() -> None:
+    pool = servers(0.0, 0.0, 0.0)
+    homes = {f"{key}:1": choose(pool, f"{key}:1", 2.0) for key in range(60)}
+    assert {home.url for home in homes.values() if home} == {server.url for server in pool}
+    pool[0].lost("killed")
+    for key, home in homes.items():
+        now = choose(pool, key, 2.0)
+        assert now is not pool[0] and (now is home or home is pool[0])
+    pool[0].back()
+    pool[0].admit(1)
+    assert all(choose(pool, key, 2.0) is home for key, home in homes.items())
+
+
+async def test_a_call_leaves_its_server_for_less_than_half_of_a_long_wait_only() -> None:
+    pool = servers(3.0, 0.0)
+    key = next(f"{n}:1" for n in range(99) if preferred(pool, f"{n}:1") is pool[0])
+    assert choose(pool, key, 4.0) is pool[0]
+    assert choose(pool, key, 2.0) is pool[1]
+    pool[1].load.service_s = 2.0
+    assert choose(pool, key, 2.0) is pool[0]
+
+
+async def test_a_call_waits_for_a_short_sync_of_its_server() -> None:
+    pool = servers(0.0, 0.0)
+    key = next(f"{n}:1" for n in range(99) if preferred(pool, f"{n}:1") is pool[0])
+    pool[0].hold()
+    assert choose(pool, key, 60.0) is None
+    assert choose(pool, key, 0.0) is pool[1]
+    pool[0].shut()  # the sync failed
+    assert choose(pool, key, 60.0) is pool[1]
+
+
+def test_the_estimated_wait_counts_free_slots_and_what_was_sent_since_the_last_look() -> None:
+    load = Load(service_s=4.0)
+    load.told({"num_waiting_reqs": 0, "num_running_reqs": 2, "max_running_requests": 4}, ours=2)
+    assert [load.delay(ours) for ours in (2, 4, 5, 6)] == [0.0, 0.0, 2.0, 4.0]
+    load.told({"num_waiting_reqs": 3, "num_running_reqs": 4, "max_running_requests": 4}, ours=7)
+    assert load.delay(7) == 3.0 and load.delay(5) == 1.0
+    assert Load(service_s=4.0).delay(9) == 0.0, "a server that does not tell its load is never left"
