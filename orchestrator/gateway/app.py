@@ -13,13 +13,9 @@ Whatever is refused is refused in the caller's own dialect. No response repeats 
 or list sessions.
 """
 
-import hmac
-import json
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.gateway.book import SessionBook
@@ -30,8 +26,9 @@ from orchestrator.gateway.dialects.chat import ChatDialect
 from orchestrator.gateway.dialects.errors import error_for
 from orchestrator.gateway.dialects.native import NativeDialect
 from orchestrator.gateway.dialects.responses import ResponsesDialect
+from orchestrator.gateway.exchange import json_response, problem_response, read_json, token_of
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.problems import Problem, bad_request, credentials_disagree, unknown_session
+from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.sessions import Session
 from orchestrator.log import get
 
@@ -39,68 +36,6 @@ log = get(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), AnthropicDialect(), NativeDialect())
-FUTILE = frozenset({409, 502})  # statuses that clients would retry by themselves, here in vain
-
-
-def token_of(request: web.Request) -> str:
-    """The session token of a request. Problem 401 when there is none, or path and API key disagree."""
-    given = [request.match_info["token"]] if "token" in request.match_info else []
-    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and bearer.strip():
-        given.append(bearer.strip())
-    if key := request.headers.get("x-api-key", "").strip():
-        given.append(key)
-    if not given:
-        raise unknown_session()
-    if not all(hmac.compare_digest(_bytes(given[0]), _bytes(other)) for other in given):
-        raise credentials_disagree()
-    return given[0]
-
-
-def _bytes(token: str) -> bytes:
-    return token.encode("utf-8", "surrogateescape")
-
-
-async def read_json(request: web.Request) -> Any:
-    """The decoded body. Problem 413 above the limit, 400 when it is not JSON."""
-    try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.client_max_size
-        raise Problem(413, "request_too_large", f"the body is larger than {limit:,} bytes") from None
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        problem = bad_request(f"the body is not JSON: {error}")
-    if b"\\u" not in raw:
-        raise problem
-    # Lone surrogates, which JavaScript writes where it cut a string in two, are JSON to everybody but msgspec.
-    try:
-        return json.loads(raw, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, RecursionError):
-        raise problem from None
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(name)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
-
-
-def json_response(value: Any, status: int = 200) -> web.Response:
-    """A JSON answer."""
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def problem_response(body: Any, problem: Problem) -> web.Response:
-    """A refusal; `body` is its dialect's."""
-    response = json_response(body, problem.status)
-    if problem.status in FUTILE:
-        response.headers["x-should-retry"] = "false"
-    return response
 
 
 class SandboxRoutes:
