@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.gateway.problems import Problem, bad_request, credentials_disagree, unknown_session
+from orchestrator.pool.clean import clean_json
 
 FUTILE = frozenset({409, 502})  # statuses that clients would retry by themselves, here in vain
 
@@ -45,9 +46,9 @@ async def read_json(request: web.Request) -> Any:
         problem = bad_request(f"the body is not JSON: {error}")
     if b"\\u" not in raw:
         raise problem
-    # Lone surrogates, which JavaScript writes where it cut a string in two, are JSON to everybody but msgspec.
+    # Lone surrogates, which JavaScript writes where it cut a string in two, are JSON to everybody but msgspec; nothing can store them.
     try:
-        return json.loads(raw, parse_constant=_no_number, parse_float=_finite)
+        return clean_json(json.loads(raw, parse_constant=_no_number, parse_float=_finite))
     except (ValueError, RecursionError):
         raise problem from None
 
