@@ -185,6 +185,7 @@ async def test_health_generates_and_is_503_while_paused_but_ping_and_model_info_
     assert (await send(http, request))["status"] == recorded["status"] == 503
     assert (await send(http, {"method": "GET", "path": "/model_info", "body": None}))["status"] == 200
     await send(http, golden("continue_generation_in_place")[0])
+    assert (await send(http, golden("health")[0]))["status"] == 200
     assert (await send(http, {"method": "GET", "path": "/ready", "body": None}))["status"] == 200
 
 

@@ -67,7 +67,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def logprobs(policies: Policies, version: int, ids: list[int]) -> list[float]:
     """The trainer's logprobs of ids[1:] under one version."""
-    model = load_model(policies.versions[version].path)
+    model = load_model(policies.versions[version].path, backend=None)
     with torch.no_grad():
         table = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0, :-1], -1)
     return [float(table[i, token]) for i, token in enumerate(ids[1:])]
