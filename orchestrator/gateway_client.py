@@ -7,7 +7,7 @@
         seal = await admin.seal(rollout=7, attempt=1, epoch=1)      # what RolloutFinished announces
 
 A gateway that is away (killed, starting) is waited for: the same body again is coalesced or answered from the record, so nothing is
-generated twice. What this module is *not*: a client for harnesses (they speak OpenAI's wire with the session's token).
+generated twice. What this module is *not*: a client for harnesses (they speak one of the three wires with the session's token).
 """
 
 from collections.abc import Mapping, Sequence
