@@ -1,0 +1,35 @@
+"""`penstock up` with more than one rollout server: each serves, and one that dies comes back at the policy version of the run."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.observer import observing
+from tests.e2e.stack_rig import Stack, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+
+
+async def test_up_starts_as_many_rollout_servers_as_configured_and_a_dead_one_serves_again(
+    stack: Stack, model: Path
+) -> None:
+    stack.configure(model, batches=1, more="\n[servers]\nembedded = 2\n")
+    await stack.up("--only", "rollout-server,orchestrator,gateway,trainer")
+    ready = "select count(*) from rollout_servers where run_id = :run and state = 'ready' and version = 0"
+    failed = "select count(*) from rollout_servers where run_id = :run and state = 'failed'"
+    async with observing(stack.home) as seen:
+
+        async def both() -> bool:
+            return bool(await seen.value(ready) == 2)
+
+        async def one_failed() -> bool:
+            return bool(await seen.value(failed) == 1)
+
+        await until(both, "both servers are at version 0", 60.0)
+        killed = stack.kill("rollout-server-2")
+        await until(one_failed, "the gateway noticed the death", 10.0)
+        await stack.back("rollout-server-2", killed)
+        await until(both, "both servers are at version 0 again", 60.0)
+    assert stack.signalled(signal.SIGTERM) == 0
+    assert stack.tracebacks() == [] and stack.left_running() == []
