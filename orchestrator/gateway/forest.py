@@ -127,18 +127,23 @@ class Forest:
                 continue
             if not same_turns(node.history, turns[at:end]):
                 continue
-            if best is None or self._preferred(node, end + 1, turns) > self._preferred(*best, turns):
+            deeper = best is None or end + 1 > best[1]
+            if deeper or (
+                best is not None
+                and end + 1 == best[1]
+                and self._preferred(node, end + 1, turns) > self._preferred(best[0], end + 1, turns)
+            ):
                 best = (node, end + 1)
             frontier += [(child, end + 1) for child in node.children]
         return best or (None, 0)
 
     @staticmethod
-    def _preferred(node: Node, consumed: int, turns: Sequence[Turn]) -> tuple[int, bool, bool, int]:
-        """Deepest first; among equal siblings the one that the tool-call ids name, else one that was asked this before (the same body is the
+    def _preferred(node: Node, consumed: int, turns: Sequence[Turn]) -> tuple[bool, bool, int]:
+        """Among equal siblings, the one that the tool-call ids name, else one that was asked this before (the same body is the
         same state again), else the newest."""
         rest = turns[consumed:]
         asked = any(same_turns(child.history, rest) for child in node.children)
-        return consumed, turns[consumed - 1].hint == node.idx, asked, node.idx
+        return turns[consumed - 1].hint == node.idx, asked, node.idx
 
     def place(self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str) -> Placement:
         """Where `turns` belong, and the exact ids of their state: recorded ids for whatever was sampled, rendered ones for the rest."""
