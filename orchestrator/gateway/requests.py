@@ -128,6 +128,9 @@ def read_stop(raw: Any) -> tuple[str, ...]:
         raise bad_request(
             f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters are taken", "stop"
         )
+    # They are recorded with the sampling parameters, as they are: the data pool could not hold one.
+    if any("\0" in stop for stop in stops):
+        raise bad_request("a stop string must not hold NUL characters", "stop")
     return tuple(stops)
 
 

@@ -129,6 +129,7 @@ def test_fields_that_nobody_knows_are_tolerated_and_settings_of_the_run_prevail(
         ({"messages": [user("x")], "n": 2}, "n must be 1"),
         ({"messages": [user("x")], "max_tokens": "9"}, "max_tokens must be a positive integer"),
         ({"messages": [user("x")], "stop": 3}, "stop must be"),
+        ({"messages": [user("x")], "stop": ["a", "b\0"]}, "must not hold NUL"),
         ({"messages": [user("x")], "tools": {}}, "tools must be a list"),
     ],
 )
