@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.gateway.messages import read_messages
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.requests import CompletionRequest, Reply, body_digest, read_limit, read_stop
+from orchestrator.pool.clean import clean
 
 RETRY_HEADER = "x-stainless-retry-count"
 AGENT_HEADER = "x-penstock-agent"  # which of a rollout's agents speaks; default "main"
@@ -135,5 +136,5 @@ def retries_of(headers: Mapping[str, str]) -> int:
 
 
 def agent_of(headers: Mapping[str, str]) -> str:
-    """The agent's name, from its header."""
-    return headers.get(AGENT_HEADER, "main")[:64] or "main"
+    """The agent's name, from its header, whose bytes need not be text."""
+    return clean(headers.get(AGENT_HEADER, "main")[:64]) or "main"

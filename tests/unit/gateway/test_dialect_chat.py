@@ -139,6 +139,11 @@ def test_a_malformed_body_is_refused_in_one_sentence(body: Any, words: str) -> N
     assert problem.value.status == 400 and "\n" not in problem.value.message
 
 
+def test_an_agents_name_that_is_no_text_is_made_one_so_that_its_step_can_be_recorded() -> None:
+    named = CHAT.dialect.read(chat_body(["hello"]), {"x-penstock-agent": "side\udcff"}).request.agent
+    assert named.encode() and named.startswith("side")
+
+
 def test_a_conversation_with_a_text_body_is_read_whatever_its_spacing() -> None:
     one, other = chat_body(["hello"]), dict(reversed(chat_body(["hello"]).items()))
     assert CHAT.dialect.read(one, {}).request == CHAT.dialect.read(other, {}).request
