@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.gateway.messages import Call, canonical_json
+from orchestrator.gateway.messages import Call, canonical_json, too_deep
 from orchestrator.gateway.render import CallSyntax
 from orchestrator.gateway.schema import declared, fits, of_type, parameters_of
 
@@ -97,7 +97,7 @@ class _Tags:
 
 
 def _call(name: str, arguments: Mapping[str, Any], tools: Tools) -> Call | None:
-    if not name or (tools and not fits(name, arguments, tools)):
+    if not name or too_deep(arguments) or (tools and not fits(name, arguments, tools)):
         return None
     return Call(name, canonical_json(arguments))
 

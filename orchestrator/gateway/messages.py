@@ -17,6 +17,7 @@ from orchestrator.pool.clean import clean, clean_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+DEEPEST = 64  # levels of objects and arrays in a call or a tool: whatever reads them recurses
 STEP_KEY = "penstock_step"  # of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 _MINTED = re.compile(r"(?:call|fc|ctc|msg|rs)_s(\d{1,9})(?:_\d+)?")
 # What only a provider's own servers make: nothing that the policy could be shown.
@@ -99,6 +100,21 @@ def canonical_json(value: Any) -> str:
     return json.dumps(clean_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def too_deep(value: Any) -> bool:
+    """Whether a JSON value has more than DEEPEST levels."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def call_id(step: int, position: int) -> str:
     """The id of a minted tool call: all wires replay it verbatim, so it tells which step it came from."""
     return f"call_s{step}_{position}"
@@ -165,6 +181,8 @@ def read_call(raw: Any) -> Call:
         arguments = {}
     if not isinstance(arguments, dict):
         arguments = {"input": arguments}
+    if too_deep(arguments):
+        raise bad_request(f"the arguments of a call of {name!r} are nested too deeply", "messages")
     return Call(clean(name), canonical_json(arguments))
 
 

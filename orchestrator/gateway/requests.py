@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.contracts.events import StepTimings
 from orchestrator.contracts.ids import sha256
-from orchestrator.gateway.messages import Turn, call_id
+from orchestrator.gateway.messages import Turn, call_id, too_deep
 from orchestrator.gateway.problems import bad_request
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
@@ -113,6 +113,8 @@ def function_tool(name: Any, description: Any, schema: Any, where: str) -> dict[
         raise bad_request(f"{where}: the properties of tool {name!r} must be an object", "tools")
     if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
         raise bad_request(f"{where}: what tool {name!r} requires must be a list of names", "tools")
+    if too_deep(schema):
+        raise bad_request(f"{where}: the schema of tool {name!r} is nested too deeply", "tools")
     function: dict[str, Any] = {"name": name}
     if isinstance(description, str) and description:
         function["description"] = description

@@ -75,6 +75,7 @@ def test_reasoning_text_and_parallel_calls_are_told_apart(renderer: QwenRenderer
         call_text('{"name": "bash", "arguments": {"command": 3}}'),
         call_text('{"name": "bash", "arguments": {"command": "ls", "limit": "3"}}'),
         call_text('{"name": "rm", "arguments": {"command": "ls"}}'),
+        call_text(f'{{"name": "bash", "arguments": {{"command": "ls", "x": {"[" * 400}{"]" * 400}}}}}'),
         '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}',
         f"{LS} and then some",
         f"</tool_call>{LS}",
