@@ -19,7 +19,13 @@ from orchestrator.gateway.forest import Node, Placement
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.parse import parse_action
-from orchestrator.gateway.problems import Problem, budget_exhausted, session_over, upstream_refused
+from orchestrator.gateway.problems import (
+    Problem,
+    budget_exhausted,
+    session_over,
+    unavailable,
+    upstream_refused,
+)
 from orchestrator.gateway.record import Recorder
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.requests import CompletionRequest, Reply
@@ -241,10 +247,12 @@ class Calls:
         recorded: dict[str, Any],
     ) -> None:
         session = call.session
-        outcome: Reply | Problem = session_over(session.over or "cancelled")
+        outcome: Reply | Problem = unavailable("the gateway is stopping; try again")
         try:
             with call.scope:
                 outcome = await self._complete(call, request, placement, params, recorded)
+            if call.scope.cancelled_caught:
+                outcome = session_over(session.over or "cancelled")
         except Problem as problem:
             outcome = problem
         except RequestRefused as refused:
