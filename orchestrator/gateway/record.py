@@ -75,7 +75,7 @@ class Recorder:
                 except JournalFull as error:
                     raise unavailable(str(error)) from error
                 forest.add(node)
-                session.newest[node.digest] = node
+                session.remember(node)
                 if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
                     session.mark(node, DRIFT)
                     self._metrics.drift.inc()

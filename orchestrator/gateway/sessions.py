@@ -72,7 +72,7 @@ class Session:
         )
         self.last_reply_at: float | None = None
         for node in forest.nodes:
-            self.newest[node.digest] = node
+            self.remember(node)
             if node.delivered is None and UNDELIVERED in self.marks.get(node.idx, ()):
                 node.delivered = False
 
@@ -86,6 +86,14 @@ class Session:
             raise session_over(self.over)
         if time.time() > self.terms.expires:
             raise session_over("expired")
+
+    def remember(self, node: Node) -> None:
+        """Take `node` for the last step of its request. One that was given up comes late, and then does not hide a whole answer that nobody
+        has got yet."""
+        known = self.newest.get(node.digest)
+        whole = known is not None and known.finish != "abort" and known.delivered is not True
+        if not (whole and node.finish == "abort"):
+            self.newest[node.digest] = node
 
     @property
     def turns(self) -> int:

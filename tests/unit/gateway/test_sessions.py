@@ -1,0 +1,25 @@
+"""Which step a repeated request stands for."""
+
+from orchestrator.gateway.forest import Forest
+from orchestrator.gateway.messages import Turn
+from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.sessions import Session, Terms
+from orchestrator.gateway_client import Budget
+from tests.unit.gateway.driver import Driver
+
+TERMS = Terms(1, 1, 1, Budget(10, 1000), expires=float("inf"))
+
+
+def test_a_step_that_was_given_up_does_not_hide_the_answer_that_its_retry_got_meanwhile(
+    renderer: Renderer,
+) -> None:
+    driver, session = Driver(renderer), Session(TERMS, Forest(renderer))
+    whole, given_up = (driver.step([{"role": "user", "content": "oak"}], Turn("assistant", "elm")).node for _ in range(2))  # fmt: skip
+    whole.digest = given_up.digest = "asked"
+    given_up.finish = "abort"
+    session.remember(whole)
+    session.remember(given_up)
+    assert session.newest["asked"] is whole
+    whole.delivered = True  # asked once more after that, and given up
+    session.remember(given_up)
+    assert session.newest["asked"] is given_up
