@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from dataclasses import replace
 
 import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -53,7 +54,9 @@ class SessionBook:
                     await self._close(self._by_hash[digest], "closed")
             session = self._current(terms.rollout, terms.attempt, terms.epoch)
             if session is None:
-                session = Session(terms, await self._forest(terms))
+                stored = await self._store.by_lease(terms.rollout, terms.attempt, terms.epoch)
+                assert stored is not None, "it was opened above"
+                session = await self._rebuild(replace(stored, terms=terms))
             else:
                 self._forget(session)
                 session.terms = terms

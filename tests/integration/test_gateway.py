@@ -325,6 +325,19 @@ async def test_calls_to_auxiliary_models_are_answered_and_marked_also_after_a_re
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "auxiliary"), (2, "auxiliary")]
 
 
+async def test_a_session_that_is_opened_again_after_a_restart_keeps_its_marks(rig: Rig) -> None:
+    rollout, session = await rig.open(auxiliary=["*-mini"])
+    body = {"model": "policy-mini", "messages": [user("oak")]}
+    await post(rig, f"{session.path}/chat/completions", body)
+    await until_row(rig, "SELECT 1 FROM sessions WHERE seal -> 'marks' -> '0' = '[\"auxiliary\"]'")
+    await rig.stop_gateway()
+    async with rig.another_gateway() as (_, admin):
+        budget = Budget(20, 2048)
+        await admin.open_session(run=rig.run, rollout=rollout, attempt=1, epoch=1, budget=budget)
+        seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "auxiliary")]
+
+
 async def test_sealing_cancels_calls_in_flight_and_nothing_is_committed_afterwards(slow: Rig) -> None:
     rollout, session = await slow.open()
     problems: list[str] = []
