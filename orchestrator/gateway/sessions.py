@@ -60,6 +60,7 @@ class Session:
         self.terms = terms
         self.forest = forest
         self.lock = anyio.Lock()
+        self.saving = anyio.Lock()
         self.over: str | None = None
         self.calls: dict[str, Call] = {}  # in flight, by request digest
         self.newest: dict[str, Node] = {}  # the last step of each request digest

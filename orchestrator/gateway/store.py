@@ -122,17 +122,18 @@ class SessionStore:
 
     async def save_progress(self, session: Session) -> None:
         """Marks and exhaustion, which no step row tells, so that they outlive this process."""
-        marks = {str(idx): sorted(reasons) for idx, reasons in session.marks.items() if reasons}
-        progress = {"marks": marks, "exhausted": session.exhausted}
+        async with session.saving:  # else an older state could be written last
+            marks = {str(idx): sorted(reasons) for idx, reasons in session.marks.items() if reasons}
+            progress = {"marks": marks, "exhausted": session.exhausted}
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(
-                update(sessions)
-                .where(_is(session), sessions.c.run_id == self._run_id, sessions.c.state == "open")
-                .values(seal=progress)
-            )
+            async def work(connection: AsyncConnection) -> None:
+                await connection.execute(
+                    update(sessions)
+                    .where(_is(session), sessions.c.run_id == self._run_id, sessions.c.state == "open")
+                    .values(seal=progress)
+                )
 
-        await transact(self._engine, work)
+            await transact(self._engine, work)
 
 
 def _is(session: Session) -> Any:
