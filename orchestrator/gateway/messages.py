@@ -20,6 +20,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 DEEPEST = 64  # levels of objects and arrays in a call or a tool: whatever reads them recurses
 STEP_KEY = "penstock_step"  # of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 _MINTED = re.compile(r"(?:call|fc|ctc|msg|rs)_s(\d{1,9})(?:_\d+)?")
+_WHOLE = re.compile(r"\d(?:\.0|[eE])")  # where a number may be a whole one in another spelling
 # What only a provider's own servers make: nothing that the policy could be shown.
 _PROVIDER_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning", "server_tool_use"})
 _UNREADABLE = {
@@ -60,7 +61,7 @@ class Turn:
 
     def same(self, other: "Turn") -> bool:
         """Whether `other`, which a harness sent, is this message. Reasoning that it leaves out matches any; what it has must match."""
-        if (self.role, self.calls) != (other.role, other.calls):
+        if self.role != other.role or not _same_calls(self.calls, other.calls):
             return False
         if self.role != "assistant":
             return self.text == other.text
@@ -88,6 +89,31 @@ class Turn:
             Call(call["name"], canonical_json(call["arguments"])) for call in message.get("tool_calls") or []
         )
         return cls(message["role"], message.get("content") or "", message.get("reasoning"), calls)
+
+
+def _same_calls(one: tuple[Call, ...], other: tuple[Call, ...]) -> bool:
+    """Whether two messages make the same calls. JavaScript replays 1.0 as 1, and 1e3 as 1000."""
+    return one == other or (
+        len(one) == len(other)
+        and all(
+            a == b or (a.name == b.name and _whole_numbers(a.arguments) == _whole_numbers(b.arguments))
+            for a, b in zip(one, other, strict=True)
+        )
+    )
+
+
+def _whole_numbers(arguments: str) -> str:
+    """Canonical arguments in which a number without a fraction is an integer."""
+    if _WHOLE.search(arguments) is None:
+        return arguments
+    return json.dumps(
+        json.loads(arguments, parse_float=_number), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def same_turns(one: Sequence[Turn], other: Sequence[Turn]) -> bool:

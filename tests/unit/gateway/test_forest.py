@@ -132,6 +132,22 @@ def test_a_turn_that_was_sampled_elsewhere_stands_in_a_rewritten_history_as_it_w
     assert " ".join(map(str, action.tolist())) in text
 
 
+@pytest.mark.parametrize(
+    ("replayed", "same"),
+    [
+        ('{"a":1,"b":1e21,"c":"1.0","d":[0,2.5]}', True),
+        ('{"a":1,"b":1e21,"c":"1","d":[0,2.5]}', False),
+        ('{"a":true,"b":1e21,"c":"1.0","d":[0,2.5]}', False),
+        ('{"a":1,"b":1e21,"c":"1.0","d":[0,2]}', False),
+    ],
+)
+def test_numbers_that_javascript_spells_otherwise_are_the_same_numbers(replayed: str, same: bool) -> None:
+    said = Turn("assistant", "", None, (Call("f", '{"a":1.0,"b":1e+21,"c":"1.0","d":[-0.0,2.5]}'),))
+    call = {"function": {"name": "f", "arguments": replayed}}
+    (turn,), _ = read_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert said.same(turn) is same
+
+
 def test_traps_of_templates_are_folded_at_the_boundary() -> None:
     turns, left_out = read_messages(
         [
