@@ -28,7 +28,7 @@ Faults = Callable[[int, Seen], Fault | None]
 AUXILIARY = -1  # asked about as the number of every auxiliary request
 _NO_TOKEN = "x" * 43
 _HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
-_PINGS = (b"event: ping", b"\n:", b"response.in_progress")
+_PINGS = (b"event: ping", b"\n:", b"event: response.in_progress")
 _TITLE = "A title"
 
 
@@ -187,9 +187,11 @@ class Tap:
                 response = web.StreamResponse(status=upstream.status, headers=kept)
                 with contextlib.suppress(ConnectionError):  # the program has left
                     await response.prepare(request)
+                    opening = True  # which on one wire looks like its signs of life
                     async for chunk in upstream.content.iter_any():
-                        if record is not None:
+                        if record is not None and not opening:
                             record.pings += sum((b"\n" + chunk).count(ping) for ping in _PINGS)
+                        opening = False
                         await response.write(chunk)
                     await response.write_eof()
                 return response
