@@ -87,9 +87,9 @@ class Report:
 class Talk:
     """A harness with nothing to do but talk: the whole history goes with every call, as real ones send it."""
 
-    def __init__(self, http: aiohttp.ClientSession, gateway: str, session: OpenSession, delta: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, session: OpenSession, delta: str) -> None:
         self._http = http
-        self._url = f"{gateway}{session.path}/chat/completions"
+        self._url = f"http://gateway{session.path}/chat/completions"
         self._delta = delta
         self.messages: list[Message] = []
         self.prompt_tokens = 0
@@ -128,11 +128,16 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def http_client() -> aiohttp.ClientSession:
-    """Without limits of its own."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-    )
+def through_socket(rig: Rig) -> aiohttp.ClientSession:
+    """The way that harnesses in sandboxes take. Without limits of its own."""
+    connector = aiohttp.UnixConnector(rig.socket, limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
+def over_tcp() -> aiohttp.ClientSession:
+    """The way to a rollout server. Without limits of its own."""
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
 async def through_gateway(
@@ -142,16 +147,16 @@ async def through_gateway(
     took: list[float] = []
     delta = delta_text(rig.tokenizer)
     spare = await rig.open_sessions(clients + int(calls / TURNS))
-    async with http_client() as http:
+    async with through_socket(rig) as http:
 
         async def client(number: int) -> None:
             await anyio.sleep(spread_s * number / clients)
-            talk = Talk(http, rig.gateway, spare.pop(), delta)
+            talk = Talk(http, spare.pop(), delta)
             while time.perf_counter() < until:
                 if len(talk.messages) >= 2 * TURNS:
                     if not spare:
                         spare.extend(await rig.open_sessions(clients))
-                    talk = Talk(http, rig.gateway, spare.pop(), delta)
+                    talk = Talk(http, spare.pop(), delta)
                 took.append(await talk.turn())
 
         began, cpu = time.perf_counter(), rig.cpu_s()
@@ -166,7 +171,7 @@ async def straight(rig: Rig, clients: int, seconds: float, *, spread_s: float = 
     """The same load against the stub itself."""
     took: list[float] = []
     ids = list(range(260, 260 + TOKENS_IN * TURNS))
-    async with http_client() as http:
+    async with over_tcp() as http:
 
         async def client(number: int) -> None:
             await anyio.sleep(spread_s * number / clients)
@@ -241,8 +246,8 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
     block = 10
     talks = 4  # at once, so that a block is long enough for the clock that counts CPU time in 10 ms
     costs: dict[int, float] = {}
-    async with http_client() as http:
-        talking = [Talk(http, rig.gateway, session, delta) for session in await rig.open_sessions(talks)]
+    async with through_socket(rig) as http:
+        talking = [Talk(http, session, delta) for session in await rig.open_sessions(talks)]
         turn = 0
         for mark in marks:
             while turn < mark - 1:
@@ -250,10 +255,7 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
                     await talk.turn()
                 turn += 1
             if mark == 1:  # many conversations: first turns are over at once
-                first = [
-                    Talk(http, rig.gateway, session, delta)
-                    for session in await rig.open_sessions(talks * block)
-                ]
+                first = [Talk(http, session, delta) for session in await rig.open_sessions(talks * block)]
                 before = rig.cpu_s()
                 for talk in first:
                     await talk.turn()
@@ -283,9 +285,9 @@ async def memory(rig: Rig, sessions: int, table: Report) -> None:
     """Resident bytes per open session of TURNS turns."""
     delta = delta_text(rig.tokenizer)
     before = rig.resident()
-    async with http_client() as http:
+    async with through_socket(rig) as http:
         for session in await rig.open_sessions(sessions):
-            talk = Talk(http, rig.gateway, session, delta)
+            talk = Talk(http, session, delta)
             for _ in range(TURNS):
                 await talk.turn()
     table.add_row(

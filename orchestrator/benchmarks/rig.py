@@ -51,7 +51,7 @@ class Rig:
     run: str
     run_id: int
     stub: str
-    gateway: str
+    socket: str  # the Unix socket that sandboxes see
     pid: int
     admin: GatewayAdmin
     engine: AsyncEngine
@@ -200,4 +200,4 @@ async def open_rig(directory: Path, model: Path, delay_ms: float) -> AsyncIterat
                     run = await get_run(connection, config.run.name)
                 await _publish(engine, run.run_id, directory / "version-0")
                 tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-                yield Rig(run.name, run.run_id, stub, url, pid, admin, engine, tokenizer)
+                yield Rig(run.name, run.run_id, stub, str(home.gateway_socket), pid, admin, engine, tokenizer)
