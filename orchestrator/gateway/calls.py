@@ -205,7 +205,7 @@ class Calls:
     ) -> tuple[SamplingParams, dict[str, Any]]:
         """(what is sent, what is recorded). The run's parameters override the harness's; only the limit goes down, and stops are kept."""
         budget = session.terms.budget
-        context = min(budget.max_context, self._renderer.context - CONTEXT_KEPT)
+        context = int(min(budget.max_context, self._renderer.context - CONTEXT_KEPT, self._pool.capacity))
         room = context - len(placement.ids)
         if room <= 0:
             raise self._exhausted(session, "context", context)

@@ -70,6 +70,7 @@ class RolloutServer:
         self.gate_open = False
         self.held_since: float | None = None
         self.openings = 0
+        self.capacity: int | None = None  # tokens of the longest prompt that it takes; None: it does not say
         self.answers = True
         self.flights: dict[str, anyio.CancelScope] = {}  # by request id
         self.load = Load()
@@ -137,6 +138,11 @@ class RolloutServer:
         """Take back every call that it has."""
         for scope in list(self.flights.values()):
             scope.cancel()
+
+    async def measure(self) -> None:
+        """Ask how long a prompt may be: a server's memory may hold less than the model's context. Raises RolloutServerError."""
+        longest = (await self.client.server_info()).get("max_req_input_len")
+        self.capacity = longest if isinstance(longest, int) and longest > 0 else None
 
     async def drained(self) -> None:
         """Wait until nothing is in flight."""

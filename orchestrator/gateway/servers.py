@@ -9,6 +9,7 @@ one died or took new weights: the same ids, and what was sampled so far, go on u
 """
 
 import hashlib
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -100,6 +101,12 @@ class ServerPool:
         self._changed = anyio.Event()
         for server in self.servers:
             server.changed = self._look_again
+
+    @property
+    def capacity(self) -> float:
+        """Tokens of the longest prompt that every server takes to which a call may go; infinite where none says."""
+        said = [server.capacity for server in self.servers if server.usable and server.capacity is not None]
+        return min(said, default=math.inf)
 
     def _look_again(self) -> None:
         """A gate opened, or will not: whoever waits for admission looks again."""

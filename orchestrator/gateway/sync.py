@@ -205,6 +205,7 @@ class Keeper:
         if server.version != row.version or not server.ready:
             try:
                 label = (await server.client.model_info()).get("weight_version")
+                await server.measure()
             except RolloutServerError as error:
                 log.info("follow.failed", server=server.url, error=str(error))
                 label = None
@@ -221,6 +222,7 @@ class Keeper:
         label = (await server.client.model_info()).get(
             "weight_version"
         )  # nothing is closed for one that is not there
+        await server.measure()
         await self._lease.write(ServerState.SYNCING, server.version, f"to version {target.version}")
         old, begun = server.version, anyio.current_time()
         server.hold()

@@ -236,3 +236,18 @@ async def test_a_prompt_that_nearly_fills_the_context_is_answered_with_what_is_l
     )
     assert used > 2030
     await rig.seal(rollout)
+
+
+async def test_a_server_with_less_room_than_the_model_sets_the_limit_and_nothing_fails_for_it(
+    database_url: str, nats_server: EmbeddedNats, policies: Policies, tmp_path: Path
+) -> None:
+    with running_server(policies.model, "--max-total-tokens", "600") as server:
+        async with open_rig(database_url, nats_server.url, server.url, policies, tmp_path) as rig:
+            await rig.publish(0)
+            await until(lambda: rig.gateway.pool.servers[0].ready)
+            rollout, session = await rig.open(budget=Budget(20, 10**6))
+            status, said = await post(rig, session, body("x" * 2_000, False))
+            assert status == 400 and "maximum context length is 594 tokens" in said
+            assert not rig.proxy.asked, "never the rollout server's refusal"
+            assert (await post(rig, session, body("oak", False, max_tokens=4)))[0] == 200
+            assert (await rig.seal(rollout)).failing is None
