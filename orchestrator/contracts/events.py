@@ -110,6 +110,7 @@ class StepRecorded(Event, frozen=True):
     branch: dict[str, Any] | None = (
         None  # near, turn, field, recorded, sent: the first difference to the nearest step
     )
+    marks: list[str] = []  # why the step must not train, as far as that was known when it was recorded
 
 
 class StepMark(msgspec.Struct, frozen=True):

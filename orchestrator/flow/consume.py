@@ -59,14 +59,14 @@ async def process(
 
     try:
         refused = await transact(flow.engine, work)
-    except (DBAPIError, MessageError, ValueError) as error:
+    except (DBAPIError, MessageError, ValueError, RecursionError) as error:
         if isinstance(error, DBAPIError) and not of_content(error):
             raise
         if len(deliveries) > 1:
             for delivery in deliveries:
                 await process(flow, handle, [delivery], after)
             return
-        reason = sentence(error) if isinstance(error, DBAPIError) else str(error)
+        reason = _why(error)
         await transact(flow.engine, lambda c: _keep(c, flow, deliveries[0], reason))
         refused = {0: reason}
     else:
@@ -80,6 +80,13 @@ async def process(
             await flow.bus.dead_letter(delivery, refused[i])
         else:
             await delivery.ack()
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a message, for people."""
+    if isinstance(error, DBAPIError):
+        return sentence(error)
+    return "its content is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 async def _keep(connection: AsyncConnection, flow: Flow, delivery: Delivery, reason: str) -> None:

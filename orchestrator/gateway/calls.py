@@ -37,6 +37,9 @@ from orchestrator.log import get
 
 log = get(__name__)
 
+# A call that is given up costs no turn: clients break off and ask again. Who does nothing else must end as well.
+ASKED_PER_TURN = 8
+
 
 class Call:
     """A completion under way or done. `result` waits for it."""
@@ -189,7 +192,8 @@ class Calls:
         budget = session.terms.budget
         script = session.terms.script
         limit = budget.max_turns if script is None else min(budget.max_turns, len(script))
-        if session.turns + len(session.calls) >= limit:
+        asked = len(session.forest.nodes) + len(session.calls)
+        if session.turns + len(session.calls) >= limit or asked >= ASKED_PER_TURN * limit:
             raise self._exhausted(session, "turns", limit)
         if budget.max_total_tokens is not None and session.sampled_tokens >= budget.max_total_tokens:
             raise self._exhausted(session, "tokens", budget.max_total_tokens)

@@ -43,6 +43,7 @@ class RecordedStep:
     digest: str
     appended: Sequence[Mapping[str, Any]]
     reply: Mapping[str, Any]
+    marks: Sequence[str] = ()  # of a step that Postgres does not have yet; else they are in the session's row
 
 
 def build_forest(renderer: Renderer, recorded: Iterable[RecordedStep]) -> Forest:
@@ -75,6 +76,7 @@ def build_forest(renderer: Renderer, recorded: Iterable[RecordedStep]) -> Forest
                 finish=step.finish,
                 digest=step.digest,
                 versions=step.versions,
+                marks=tuple(step.marks),
                 delivered=None,
             )
         )
@@ -135,5 +137,5 @@ def _from_event(event: StepRecorded) -> RecordedStep:
     return RecordedStep(
         event.idx, StepKind(event.kind), event.parent, event.root, event.keep_len, unb64(event.prompt or ""), unb64(event.delta),
         unb64(event.action), bytes.fromhex(event.chain_sha), tuple(sorted({span.version for span in event.spans})), event.agent,
-        event.parse, event.finish, event.request_digest, event.appended, event.reply,
+        event.parse, event.finish, event.request_digest, event.appended, event.reply, event.marks,
     )  # fmt: skip

@@ -70,30 +70,46 @@ class Recorder:
                 forest = session.forest
                 origin = forest.classify(placement, request.reason)
                 node, event = self._build(session, request, placement, origin, generated, parsed, sampling)
+                marks = self._marks(session, request, generated, event, origin)
+                event = msgspec.structs.replace(event, marks=marks)
                 try:
                     await self._courier.send(self._message(event))
                 except JournalFull as error:
                     raise unavailable(str(error)) from error
                 forest.add(node)
                 session.remember(node)
-                if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
-                    session.mark(node, DRIFT)
-                    self._metrics.drift.inc()
-                    log.error(
-                        "step.drifted",
-                        rollout=event.rollout,
-                        step=event.idx,
-                        consequence="it does not train: its record is not what the rollout server saw",
-                    )
-                if generated.suspect:
-                    session.mark(node, VERSION_SUSPECT)
-                if auxiliary(request, session.terms.auxiliary):
-                    session.mark(node, AUXILIARY)
+                for reason in marks:
+                    session.mark(node, reason)
         self._metrics.steps.labels(origin.kind.value).inc()
         if origin.reason is not None:
             self._metrics.branches.labels(origin.reason if origin.reason in REASONS else "scaffold").inc()
         self._metrics.tokens.inc(len(generated.ids))
         return node
+
+    def _marks(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        generated: Generated,
+        event: StepRecorded,
+        origin: Origin,
+    ) -> list[str]:
+        """Why the step must not train. Recorded with it, so that no crash can come between."""
+        marks = []
+        if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
+            marks.append(DRIFT)
+            self._metrics.drift.inc()
+            log.error(
+                "step.drifted",
+                rollout=event.rollout,
+                step=event.idx,
+                consequence="it does not train: its record is not what the rollout server saw",
+            )
+        if generated.suspect:
+            marks.append(VERSION_SUSPECT)
+        if auxiliary(request, session.terms.auxiliary):
+            marks.append(AUXILIARY)
+        return marks
 
     def _message(self, event: StepRecorded) -> Outgoing:
         """The bus message. Text is a reading of the ids: where it would make the message too large, it is left out."""

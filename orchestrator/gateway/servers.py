@@ -143,7 +143,7 @@ class ServerPool:
                         f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}"
                     )
                 if so_far.add(generation, pinned):
-                    so_far.seen = with_more(context, generation.output_ids)
+                    so_far.seen = np.asarray([*generation.sent, *generation.output_ids], dtype="<i4")
                 else:
                     generation = None
             if generation is not None:

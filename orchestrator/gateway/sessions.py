@@ -74,6 +74,8 @@ class Session:
         self.last_reply_at: float | None = None
         for node in forest.nodes:
             self.remember(node)
+            for reason in node.marks:
+                self.mark(node, reason)
             if node.delivered is None and UNDELIVERED in self.marks.get(node.idx, ()):
                 node.delivered = False
 

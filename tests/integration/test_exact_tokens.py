@@ -114,8 +114,7 @@ async def test_ids_that_change_on_their_way_to_the_server_are_counted_and_do_not
     honest = RolloutServer.send
 
     async def faulty(self: RolloutServer, ids: Any, *rest: Any) -> Any:
-        ids[1] += 1
-        return await honest(self, ids, *rest)
+        return await honest(self, [token + (at == 1) for at, token in enumerate(ids.tolist())], *rest)
 
     rollout, session = await rig.open()
     async with NativeLlm(rig.gateway.url, session.token) as llm:

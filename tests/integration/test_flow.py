@@ -101,10 +101,15 @@ async def test_what_cannot_be_used_becomes_a_dead_letter_with_its_reason(stage: 
                 (subjects.tasks(stage.run.name, "coding"), "", b"{not json"),
                 (subjects.tasks(stage.run.name, "coding"), "Hovercraft/1", good),
                 (subjects.tasks(stage.run.name, "coding"), "StepRecorded/1", good),
+                (
+                    subjects.tasks(stage.run.name, "coding"),
+                    "",
+                    b'{"later": %s}' % (b"[" * 9000 + b"]" * 9000),
+                ),
             )
         ):
             await stage.bus.publish(Outgoing(subject, f"m{n}", schema, body))
-        await until(lambda: _has(stage, 5))
+        await until(lambda: _has(stage, 6))
         await stage.submit("good")
         await stage.reaches(1, "groups")
     said = sorted(await stage.reasons())
@@ -112,6 +117,7 @@ async def test_what_cannot_be_used_becomes_a_dead_letter_with_its_reason(stage: 
         said,
         (
             "TaskSubmitted: JSON is malformed",
+            "its content is nested too deeply",
             "schema 'StepRecorded/1' is not expected here",
             "the subject 'tasks.",
             "there is no run 'nobody'",
@@ -123,8 +129,8 @@ async def test_what_cannot_be_used_becomes_a_dead_letter_with_its_reason(stage: 
     letters: list[Delivery] = []
     async with stage.bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
         with anyio.fail_after(20):
-            while len(letters) < 5:
-                letters += await arriving.take(5)
+            while len(letters) < 6:
+                letters += await arriving.take(6)
     assert {letter.headers[subjects.HEADER_DEAD_REASON] for letter in letters} == set(said)
 
 

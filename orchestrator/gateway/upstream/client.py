@@ -7,6 +7,7 @@ on the server.
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -77,7 +78,7 @@ class RolloutServerClient:
         self._check(input_ids)
         body: dict[str, Any] = {
             "rid": rid or uuid.uuid4().hex,
-            "input_ids": np.asarray(input_ids).tolist(),
+            "input_ids": (sent := np.asarray(input_ids).tolist()),
             "sampling_params": sampling.body(),
             "return_logprob": True,
             "stream": False,
@@ -85,7 +86,7 @@ class RolloutServerClient:
         if routing_key is not None:
             body["routing_key"] = routing_key
         _, raw = await self._call("POST", "/generate", body, timeout)
-        return self._parse(raw)
+        return replace(self._parse(raw), sent=sent)
 
     async def prompt_logprobs(
         self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S

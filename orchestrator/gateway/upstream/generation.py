@@ -1,5 +1,6 @@
 """One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,6 +90,9 @@ class Generation:
     retractions: int
     timings: Timings
     text: str = field(repr=False)
+    sent: Sequence[int] = field(
+        default=(), repr=False
+    )  # the ids that the request carried, as they were encoded
 
     @property
     def labels(self) -> frozenset[str]:
