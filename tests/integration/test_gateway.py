@@ -13,6 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.gateway.sessions import Session
+from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway_client import Budget, BudgetExhausted, NativeLlm, SessionOver
 from tests.contract.rollout_server import running_server
@@ -334,6 +336,20 @@ async def test_a_session_that_is_opened_again_after_a_restart_keeps_its_marks(ri
     async with rig.another_gateway() as (_, admin):
         budget = Budget(20, 2048)
         await admin.open_session(run=rig.run, rollout=rollout, attempt=1, epoch=1, budget=budget)
+        seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "auxiliary")]
+
+
+async def test_a_mark_is_as_durable_as_its_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(store: SessionStore, session: Session) -> None:
+        """The gateway dies between the step and the row."""
+
+    monkeypatch.setattr(SessionStore, "save_progress", never)
+    rollout, session = await rig.open(auxiliary=["*-mini"])
+    body = {"model": "policy-mini", "messages": [user("oak")]}
+    await post(rig, f"{session.path}/chat/completions", body)
+    await rig.stop_gateway()
+    async with rig.another_gateway() as (_, admin):
         seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "auxiliary")]
 
