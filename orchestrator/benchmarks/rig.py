@@ -5,11 +5,12 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import Tokenizer
 
 from orchestrator.contracts.states import Purpose
+from orchestrator.embedded.ports import free_port
 from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.embedded.spawn import spawn
 from orchestrator.embedded.supervisor import read_status
 from orchestrator.gateway_client import Budget, GatewayAdmin, OpenSession
 from orchestrator.home import Home
@@ -114,9 +117,9 @@ def make_model(directory: Path) -> Path:
 
 
 @contextmanager
-def _process(argv: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours, ended by its id."""
-    process: subprocess.Popen[bytes] = subprocess.Popen(argv, start_new_session=True, **options)  # type: ignore[call-overload]
+def _process(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours, ended by its id, and by the kernel when we are killed."""
+    process = spawn(argv, log=log, env=os.environ, death_signal=signal.SIGTERM)
     try:
         yield process
     finally:
@@ -129,20 +132,16 @@ def _process(argv: list[str], **options: object) -> Iterator[subprocess.Popen[by
 
 
 @contextmanager
-def running_stub(model: Path, delay_ms: float) -> Iterator[str]:
+def running_stub(model: Path, delay_ms: float, log: Path) -> Iterator[str]:
     """A stub on a free port; its URL."""
-    argv = [
-        sys.executable,
-        "-m",
-        "orchestrator.benchmarks.stub_server",
-        "--model",
-        str(model),
-        "--delay-ms",
-        str(delay_ms),
-    ]
-    with _process(argv, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    port = free_port()
+    argv = [sys.executable, "-m", "orchestrator.benchmarks.stub_server", "--model", str(model)]
+    with _process([*argv, "--delay-ms", str(delay_ms), "--port", str(port)], log) as process:
+        while process.poll() is None:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
 
 
 async def _up(home: Home, stack: subprocess.Popen[bytes]) -> int:
@@ -175,19 +174,10 @@ async def _publish(rig_engine: AsyncEngine, run_id: int, directory: Path) -> Non
 async def open_rig(directory: Path, model: Path, delay_ms: float) -> AsyncIterator[Rig]:
     """A gateway with nothing in it, ready for calls."""
     directory.mkdir()
-    with running_stub(model, delay_ms) as stub, (directory / "up.log").open("wb") as log:
+    with running_stub(model, delay_ms, directory / "stub.log") as stub:
         (directory / "penstock.toml").write_text(CONFIG.format(model=model, stub=stub))
-        argv = [
-            sys.executable,
-            "-m",
-            "orchestrator.cli",
-            "up",
-            "-c",
-            str(directory),
-            "--only",
-            "orchestrator,gateway",
-        ]
-        with _process(argv, stdout=log, stderr=log) as stack:
+        up = ["up", "-c", str(directory), "--only", "orchestrator,gateway"]
+        with _process([sys.executable, "-m", "orchestrator.cli", *up], directory / "up.log") as stack:
             home = Home.at(directory)
             pid = await _up(home, stack)
             config = home.connected()

@@ -1,9 +1,9 @@
 """A rollout server that computes nothing: what a measurement puts behind the gateway, so that only the gateway is measured.
 
-    python -m orchestrator.benchmarks.stub_server --model DIR [--delay-ms 250] [--tokens 50]
+    python -m orchestrator.benchmarks.stub_server --model DIR --port P [--delay-ms 250] [--tokens 50]
 
 Speaks the part of SGLang's protocol that a gateway needs. Every completion is the same `tokens` ids, the last one the end token, after
-`delay_ms`. Prints its port. It is no mock for tests: those use the embedded rollout server.
+`delay_ms`. It is no mock for tests: those use the embedded rollout server.
 """
 
 import argparse
@@ -68,8 +68,8 @@ def _json(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def serve(model: Path, delay_s: float, tokens: int) -> None:
-    """Serve on a free port of loopback until cancelled."""
+async def serve(model: Path, delay_s: float, tokens: int, port: int) -> None:
+    """Serve on loopback until cancelled."""
     stub = Stub(model, delay_s, tokens)
     app = web.Application(client_max_size=1 << 28)
     app.router.add_post("/generate", stub.generate)
@@ -78,8 +78,7 @@ async def serve(model: Path, delay_s: float, tokens: int) -> None:
     app.router.add_route("*", "/{other:.*}", stub.ok)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     await asyncio.Event().wait()
 
 
@@ -88,10 +87,11 @@ def main() -> None:
         prog="python -m orchestrator.benchmarks.stub_server", description=__doc__
     )
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=50)
     given = parser.parse_args()
-    asyncio.run(serve(given.model, given.delay_ms / 1000, given.tokens))
+    asyncio.run(serve(given.model, given.delay_ms / 1000, given.tokens, given.port))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from orchestrator.demo.prepare import EVAL_ROLLOUTS, SCAFFOLDS, Suite, draw_suit
 from orchestrator.demo.progress import Progress
 from orchestrator.demo.report import draw_curve, final_line, percent, show_evaluations, show_outcome
 from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.embedded.spawn import spawn
 from orchestrator.embedded.supervisor import read_status
 from orchestrator.home import Home
 from orchestrator.log import configure
@@ -38,24 +39,23 @@ VAR = Path("var")
 
 @contextlib.contextmanager
 def running_stack(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`penstock up` as a process of ours: stopped by its id at the end."""
-    with (directory / "up.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", "up", "--config", str(directory)],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+    """`penstock up` as a process of ours: stopped by its id at the end, and by the kernel when we are killed."""
+    process = spawn(
+        [sys.executable, "-m", "orchestrator.cli", "up", "--config", str(directory)],
+        log=directory / "up.log",
+        env=os.environ,
+        death_signal=signal.SIGTERM,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @asynccontextmanager
