@@ -63,7 +63,11 @@ def test_a_taken_port(stack: Stack, model: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("rollout.scaffolds={shel=1.0}", "unknown scaffold 'shel'; known: mini-swe-agent, shell"),
+        (
+            "rollout.scaffolds={shel=1.0}",
+            "unknown scaffold 'shel'; known: aider, claude-code, codex, mini-swe-agent, opencode, opencode-anthropic,"
+            " opencode-responses, qwen-code, shell",
+        ),
         ("sandbox.provider=docker", "unknown provider 'docker'; known: bubblewrap, local"),
         ("queue.policy=lifo", "queue policy 'lifo' is unknown; known: fifo, greedy, windowed"),
         ("queue.group_sice=2", "queue.group_sice is not a known key (known: policy,"),
