@@ -12,8 +12,6 @@ from pathlib import Path
 import aiohttp
 import anyio
 import anyio.to_thread
-from alembic import command
-from alembic.config import Config as AlembicConfig
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, differences, load
@@ -73,16 +71,23 @@ async def up(
             check_port(config.gateway.host, config.gateway.port)
         if "runner" in only or "verifier" in only:
             await check_sandbox(config.sandbox.provider)
+        own_servers = _rollout_servers(config) if "rollout-server" in only else []
+        supervisor.add(
+            *(spec for spec, _ in own_servers)
+        )  # first: they need nobody and take longest to start
         services = await anyio.to_thread.run_sync(_services, home, config)
+        names_of_services = tuple(spec.name for spec in services)
         supervisor.add(*services)
-        await supervisor.ready()
+        if services:
+            await supervisor.ready(*names_of_services)
         config = home.connected()
         await migrate(config, own=any(spec.name == "postgres" for spec in services))
         ignored = await create_run(config)
         if ignored and kept is not None:
             kept(ignored)
         await check_bus(config)
-        supervisor.add(*_processes(home, config, only, tuple(spec.name for spec in services)))
+        urls = (*config.servers.urls, *(url for _, url in own_servers))
+        supervisor.add(*_processes(home, config, only, names_of_services, urls))
         await supervisor.ready()
         if started is not None:
             started(config)
@@ -128,14 +133,43 @@ async def check_bus(config: Config) -> None:
 
 def upgrade(url: str) -> None:
     """`alembic upgrade head`."""
+    from alembic import command
+    from alembic.config import Config as AlembicConfig
+
     alembic = AlembicConfig()
     alembic.set_main_option("script_location", str(MIGRATIONS))
     alembic.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
     command.upgrade(alembic, "head")
 
 
+def _rollout_servers(config: Config) -> list[tuple[ProcessSpec, str]]:
+    """Those of our own, with their URLs; none where the configuration names others."""
+    if config.servers.urls:
+        return []
+    found = []
+    for index in range(config.servers.embedded):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        seed = config.run.seed + index
+        argv = config.servers.starts(config.policy.model, port, seed) or (
+            sys.executable, "-m", "trainer.serving", "--model-path", config.policy.model, "--host", "127.0.0.1",
+            "--port", str(port), "--max-running-requests", str(config.servers.max_running),
+            "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed),
+        )  # fmt: skip
+        spec = ProcessSpec(
+            name="rollout-server" if index == 0 else f"rollout-server-{index + 1}",
+            argv=argv,
+            env={"OMP_NUM_THREADS": "1"},
+            ready=_answers(f"{url}/model_info"),
+            ready_timeout_s=COMMAND_START_S if config.servers.command else 60.0,
+            grace_s=SERVER_STOP_S,
+        )
+        found.append((spec, url))
+    return found
+
+
 def _processes(
-    home: Home, config: Config, only: Sequence[str], services: tuple[str, ...]
+    home: Home, config: Config, only: Sequence[str], services: tuple[str, ...], urls: Sequence[str]
 ) -> Iterator[ProcessSpec]:
     """`services` are those of our own: all others start after them and end before them."""
     env = {
@@ -146,41 +180,12 @@ def _processes(
     options = ("--config", str(home.file), *(part for item in home.overrides for part in ("--set", item)))
     penstock = (sys.executable, "-m", "orchestrator.cli")
 
-    urls = list(config.servers.urls)
-    if "rollout-server" in only and not urls:
-        for index in range(config.servers.embedded):
-            port = free_port()
-            urls.append(f"http://127.0.0.1:{port}")
-            name = "rollout-server" if index == 0 else f"rollout-server-{index + 1}"
-            seed = config.run.seed + index
-            argv = config.servers.starts(config.policy.model, port, seed) or (
-                sys.executable, "-m", "trainer.serving", "--model-path", config.policy.model, "--host", "127.0.0.1",
-                "--port", str(port), "--max-running-requests", str(config.servers.max_running),
-                "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed),
-            )  # fmt: skip
-            yield ProcessSpec(
-                name=name,
-                argv=argv,
-                env={"OMP_NUM_THREADS": "1"},
-                ready=_answers(f"{urls[-1]}/model_info"),
-                ready_timeout_s=COMMAND_START_S if config.servers.command else 60.0,
-                grace_s=SERVER_STOP_S,
-            )
-
     def after(*before: str) -> tuple[str, ...]:
         return (*services, *(name for name in before if name in only))
 
     if "orchestrator" in only:
         orchestrator = (*penstock, "orchestrator", *options)
         yield ProcessSpec(name="orchestrator", argv=orchestrator, env=env, after=after())
-    if "trainer" in only:
-        yield ProcessSpec(
-            name="trainer",
-            argv=(*penstock, "trainer", *options),
-            env=env,
-            after=after("orchestrator"),
-            restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
-        )
     port = config.gateway.port or free_port()  # the same over restarts: runners keep its address
     if "gateway" in only:
         servers = tuple(part for url in urls for part in ("--server", url))
@@ -198,11 +203,21 @@ def _processes(
             name="runner",
             argv=(*penstock, "runner", *options, "--gateway", url),
             env=env,
-            after=after("gateway"),
+            after=after("orchestrator"),
         )
     if "verifier" in only:
         yield ProcessSpec(
-            name="verifier", argv=(*penstock, "verifier", *options), env=env, after=after("orchestrator")
+            name="verifier", argv=(*penstock, "verifier", *options), env=env, after=after("gateway")
+        )
+    if "trainer" in only:
+        yield ProcessSpec(
+            name="trainer",
+            argv=(*penstock, "trainer", *options),
+            env=env,
+            after=after(
+                "gateway"
+            ),  # like the verifier, it is not needed before rollouts run, and it loads for seconds
+            restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 
+from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 
@@ -35,6 +36,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until torch is loaded nothing is open
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
+    collect_seldom()
     configure("trainer")
     from trainer.loop import TrainerSettings, run_trainer
 

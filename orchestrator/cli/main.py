@@ -6,6 +6,7 @@ import typer
 
 from orchestrator.bus.base import BusError
 from orchestrator.cli import pool, processes, runs, scaffold, sft, tasks
+from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 
@@ -31,6 +32,7 @@ def _ended(error: BaseException) -> SystemExit:
 
 def main() -> None:
     """Run the command line; what people must know is one line on stderr and exit status 1."""
+    collect_seldom()
     configure("penstock", level="error")
     try:
         app()

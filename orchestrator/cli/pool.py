@@ -7,17 +7,19 @@ import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy.exc import DBAPIError
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.home import Home
-from orchestrator.pool.engine import Role, open_engine
-from orchestrator.pool.transact import sentence
 
 
 async def query(url: str, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of one read-only statement, run as penstock_reader. PenstockError names what Postgres refused."""
+    from sqlalchemy.exc import DBAPIError
+
+    from orchestrator.pool.engine import Role, open_engine
+    from orchestrator.pool.transact import sentence
+
     async with (
         open_engine(url, Role.READER, size=1, name="penstock-sql") as engine,
         engine.connect() as connection,

@@ -15,8 +15,6 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.config import Config
 from orchestrator.embedded.process_spec import ProcessEvent
 from orchestrator.home import Home, write_template
-from orchestrator.pool.engine import open_engine
-from orchestrator.pool.runs import begin_end, get_run
 
 err = Console(stderr=True)
 
@@ -149,6 +147,9 @@ def end(
     reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "asked by a person",
 ) -> None:
     """End the run: no more intake; what is not trained yet becomes filtered(run_ended). Stopping `penstock up` does not end it."""
+    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.runs import begin_end, get_run
+
     resolved = Home.at(config).connected()
 
     async def work() -> bool:

@@ -3,27 +3,26 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
-from scaffolds.find import is_path
 
-from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.config import SandboxSection
-from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.states import Purpose
 from orchestrator.home import Home
-from orchestrator.publish import publish_tasks
-from orchestrator.tasks.admit import check_environment
-from orchestrator.tasks.harbor import Task, iter_jsonl, load
+
+if TYPE_CHECKING:
+    from orchestrator.tasks.harbor import Task
 
 app = typer.Typer(no_args_is_help=True)
 
 
-def read(sources: list[Path]) -> Iterator[Task]:
+def read(sources: list[Path]) -> "Iterator[Task]":
     """Tasks of directories (one task, or a folder of tasks) and JSONL files. ValueError names the file."""
+    from orchestrator.tasks.harbor import iter_jsonl, load
+
     for source in sources:
         if not source.exists():
             raise ValueError(f"{source} does not exist")
@@ -56,6 +55,13 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
+    from scaffolds.find import is_path
+
+    from orchestrator.bus.nats import NatsBus
+    from orchestrator.contracts.events import TaskSubmitted
+    from orchestrator.publish import publish_tasks
+    from orchestrator.tasks.admit import check_environment
+
     if purpose not in list(Purpose):
         raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
     home = Home.at(config, tuple(overrides or ()))
@@ -115,6 +121,8 @@ def check(
     overrides: SetOption = None,
 ) -> None:
     """Read tasks and say what is wrong, without publishing."""
+    from orchestrator.tasks.admit import check_environment
+
     tasks = list(read(sources))
     section = SandboxSection() if config is None else Home.at(config, tuple(overrides or ())).config().sandbox
     for task in tasks:

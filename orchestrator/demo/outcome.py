@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from orchestrator.demo.phases import Client
+from orchestrator.demo.phases import Client, Evaluation
 
 # lost = submissions counted outside - those in a terminal state; the ids of the ledger come in as :ledger.
 LOST = """select cardinality(cast(:ledger as text[])) - (
@@ -25,6 +25,7 @@ TOKENS = """select coalesce(sum((length(s.delta) + length(s.action)) / 4), 0)
 MERGE = """select sum((metrics->>'tokens_naive')::bigint)::float / nullif(sum((metrics->>'tokens_merged')::bigint), 0) as merge_ratio,
        count(*) as train_steps
   from train_steps t join batches b on b.batch_id = t.batch_id and b.state = 'committed' where t.run_id = :run"""
+FIRST_ATTEMPT = "select extract(epoch from min(started)) from attempts where run_id = :run"
 # All verified training rollouts in the order in which their groups were concluded, in tenths: batches alone leave out zero-signal groups.
 PROGRESS = """select tenth, avg(performance) as reward from (
   select w.performance, ntile(10) over (order by w.at) as tenth from rewards w join rollouts r on r.rollout_id = w.rollout_id
@@ -65,8 +66,21 @@ class Outcome:
     train_steps: int
     version: int
     checkpoint: str
+    first_attempt: float  # when the first rollout began, in seconds since the epoch
     curve: list[tuple[int, float]]
     answers: list[tuple[str, str, list[str], list[tuple[Any, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a demo found. Evaluations before and after, each at T = 1 and greedy."""
+
+    before: Evaluation
+    greedy_before: Evaluation
+    after: Evaluation
+    greedy_after: Evaluation
+    run: Outcome
+    run_s: float
 
 
 async def outcome(client: Client) -> Outcome:
@@ -96,6 +110,7 @@ async def outcome(client: Client) -> Outcome:
         tokens_naive=int(tokens.naive),
         merge_ratio=float(merge.merge_ratio or 0.0),
         train_steps=int(merge.train_steps),
+        first_attempt=float(await client.value(FIRST_ATTEMPT)),
         version=newest.version,
         checkpoint=newest.path,
         curve=[(int(row.tenth), float(row.reward)) for row in await client.rows(PROGRESS)],

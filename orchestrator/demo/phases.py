@@ -109,8 +109,6 @@ async def evaluate(
         )
         or 0
     )
-    await served(client, version, timeout_s)
-    started = anyio.current_time()
     await publish(
         client,
         tasks,
@@ -120,6 +118,8 @@ async def evaluate(
         version=version,
         sampling={"temperature": 0.0} if greedy else None,
     )
+    await served(client, version, timeout_s)  # a stack that is still starting holds them until then
+    started = anyio.current_time()
     with anyio.move_on_after(timeout_s) as limit:
         while True:
             done = await client.value(

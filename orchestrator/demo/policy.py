@@ -16,14 +16,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEMONSTRATIONS = REPOSITORY / "ops" / "demonstrations" / "demonstrations.safetensors"
 
 
+def is_made(cache: Path, seed: int) -> bool:
+    """Whether `make` has nothing to do."""
+    return (_place(cache, seed) / "model.safetensors").exists()
+
+
 def make(cache: Path, seed: int, console: Console) -> Path:
     """The policy's directory, absolute. Raises PenstockError with the trainer's last line when it cannot be made."""
-    recipe = hashlib.sha256()
-    code = (path for part in ("policy", "sft") for path in (REPOSITORY / "trainer" / part).iterdir())
-    for file in (DEMONSTRATIONS, *sorted(path for path in code if path.is_file())):
-        recipe.update(file.read_bytes())
-    target = (cache / f"{recipe.hexdigest()[:12]}-seed{seed}").resolve()
-    if (target / "model.safetensors").exists():
+    target = _place(cache, seed)
+    if is_made(cache, seed):
         return target
     console.print("making the first policy from the shipped demonstrations (once per seed)", highlight=False)
     cache.mkdir(parents=True, exist_ok=True)
@@ -38,6 +39,15 @@ def make(cache: Path, seed: int, console: Console) -> Path:
         os.replace(trained, target)
     console.print(f"the policy is made: {target} ({time.monotonic() - started:.0f} s)", highlight=False)
     return target
+
+
+def _place(cache: Path, seed: int) -> Path:
+    """Named after everything that the policy is made of."""
+    recipe = hashlib.sha256()
+    code = (path for part in ("policy", "sft") for path in (REPOSITORY / "trainer" / part).iterdir())
+    for file in (DEMONSTRATIONS, *sorted(path for path in code if path.is_file())):
+        recipe.update(file.read_bytes())
+    return (cache / f"{recipe.hexdigest()[:12]}-seed{seed}").resolve()
 
 
 def _trainer(module: str, *arguments: str) -> None:

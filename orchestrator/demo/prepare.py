@@ -1,37 +1,14 @@
-"""What the demo runs on: the built-in suite, and the configuration of its run, written like any user's."""
+"""The configuration of the demo's run, written like any user's."""
 
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config import FILE
-from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.suite import generate
 
-DOMAINS = ("reasoning", "coding", "agent", "general")
-TRAIN_TASKS = 600
-HELDOUT_TASKS = 100
-EVAL_ROLLOUTS = 2  # per held-out task: n = 200
 KEEP_RUNS = 3
 # Shares of the groups, among the scaffolds that are installed: at least a tenth of every evaluation is black-box, whatever the seed draws.
 SCAFFOLDS = {"shell": 0.8, "mini-swe-agent": 0.2}
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """The tasks of one demo. Held-out ones share no instruction and no file content with the others."""
-
-    train: list[Task]
-    heldout: list[Task]
-
-
-def draw_suite(seed: int) -> Suite:
-    """The demo's tasks: the same held-out ones for every seed's before and after."""
-    return Suite(
-        [item.task for item in generate("train", TRAIN_TASKS, seed)],
-        [item.task for item in generate("heldout", HELDOUT_TASKS, seed)],
-    )
 
 
 CONFIG = """\

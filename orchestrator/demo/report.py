@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from orchestrator.demo.intervals import wilson
-from orchestrator.demo.outcome import LOST, TRAINED_TWICE, Outcome
+from orchestrator.demo.outcome import LOST, TRAINED_TWICE, Outcome, Results
 from orchestrator.demo.phases import Evaluation
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -18,6 +17,20 @@ def percent(successes: int, n: int) -> str:
     """`52/200 = 26.0 % [20.4, 32.5]`."""
     low, high = wilson(successes, n)
     return f"{successes}/{n} = {100 * successes / max(n, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def show(console: Console, directory: Path, found: Results) -> None:
+    """Everything that a person sees at the end; the curve is written into `directory`."""
+    curve = directory / "curve.png"
+    draw_curve(found.run, found.before, found.after, curve)
+    show_evaluations(console, found.before, found.after, (found.greedy_before, found.greedy_after))
+    show_outcome(console, found.run)
+    console.print(
+        f"everything lies in {directory}: checkpoint {found.run.checkpoint}, curve {curve.name}, logs .penstock/logs\n"
+        f'ask it more: penstock up -c {directory} --only orchestrator &  penstock sql -c {directory} "select …"',
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def show_evaluations(
@@ -96,26 +109,22 @@ def draw_curve(run: Outcome, before: Evaluation, after: Evaluation, file: Path) 
     pyplot.close(figure)
 
 
-def final_line(
-    *,
-    seed: int,
-    setup_s: float,
-    policy_s: float,
-    run_s: float,
-    run: Outcome,
-    before: Evaluation,
-    after: Evaluation,
-    **more: Any,
-) -> str:
-    """One JSON object: success as fractions, seconds, counts of purpose train."""
+def final_line(*, seed: int, setup_s: float, policy_s: float, began: float, found: Results) -> str:
+    """One JSON object: success as fractions, seconds, counts of purpose train. `began`: when the command was given, seconds since the epoch;
+    start_s is from there to the first rollout, set-up and policy included."""
+    run, before, after = found.run, found.before, found.after
     ok_before, n = before.total
     ok_after, n_after = after.total
+    greedy_before, greedy_after = (
+        ok / max(1, total) for ok, total in (found.greedy_before.total, found.greedy_after.total)
+    )
     return json.dumps(
         {
             "seed": seed,
             "setup_s": round(setup_s, 1),
             "policy_s": round(policy_s, 1),
-            "run_s": round(run_s, 1),
+            "start_s": round(run.first_attempt - began, 1),
+            "run_s": round(found.run_s, 1),
             "eval_s": round(before.seconds + after.seconds, 1),
             "train_steps": run.train_steps,
             "groups": run.groups,
@@ -133,6 +142,17 @@ def final_line(
             "lost": run.lost,
             "trained_twice": run.trained_twice,
             "checkpoint": run.checkpoint,
-            **more,
+            "greedy_before": greedy_before,
+            "greedy_after": greedy_after,
+            "eval_blackbox": after.blackbox,
+            "eval_by_domain": {
+                domain: [
+                    before.successes[domain],
+                    before.n[domain],
+                    after.successes.get(domain, 0),
+                    after.n.get(domain, 0),
+                ]
+                for domain in before.n
+            },
         }
     )

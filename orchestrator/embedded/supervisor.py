@@ -135,19 +135,19 @@ class Supervisor:
         """Returns after the next change of any status."""
         await self._change.wait()
 
-    async def ready(self) -> None:
-        """Returns when every process has been ready (or has finished). Raises ValueError, with the end of its log, when one failed
-        before, or when the supervisor was stopped meanwhile."""
+    async def ready(self, *names: str) -> None:
+        """Returns when these processes (none named: all) have been ready or have finished. Raises ValueError, with the end of its log, when
+        any failed before, or when the supervisor was stopped meanwhile."""
         while True:
-            states = [process.status for process in self._processes.values()]
-            for status in states:
-                if status.state is ProcessState.FAILED:
-                    raise ValueError(status.detail or f"{status.name} failed")
+            for process in self._processes.values():
+                if process.status.state is ProcessState.FAILED:
+                    raise ValueError(process.status.detail or f"{process.status.name} failed")
             if self._stopping.is_set():
                 raise ValueError("stopped while starting")
             done = (
                 process.ready.is_set() or process.status.state is ProcessState.FINISHED
-                for process in self._processes.values()
+                for name, process in self._processes.items()
+                if not names or name in names
             )
             if all(done):
                 return

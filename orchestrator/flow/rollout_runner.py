@@ -55,6 +55,7 @@ log = get(__name__)
 
 SCRIPT = "record/script.json"
 TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy told; the attempt's own clocks come before that
+SECRET_PATIENCE_S = 60.0
 CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
 
 
@@ -70,14 +71,10 @@ class RunnerSettings:
 
 async def serve_rollouts(settings: RunnerSettings) -> None:
     """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot begin or go on."""
-    try:
-        secret = settings.gateway_secret.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ServiceError(
-            f"the gateway's admin secret {settings.gateway_secret} cannot be read ({error.strerror}): start the gateway first"
-        ) from error
     async with open_worker(settings.worker, "penstock-runner") as worker:
+        secret = await _secret(settings.gateway_secret)
         async with GatewayAdmin(settings.gateway_url, secret) as admin:
+            await admin.activity(rollout=0, attempt=0, epoch=0)  # no work is taken before the gateway answers
             runner = RolloutRunner(worker, admin, settings.gateway_url, settings.gateway_socket)
             log.info("runner.ready", owner=worker.owner, slots=worker.slots)
             await Assignments(worker, RolloutAssigned, runner.attempt).serve(
@@ -86,6 +83,23 @@ async def serve_rollouts(settings: RunnerSettings) -> None:
                     for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
                 ]
             )
+
+
+async def _secret(file: Path) -> str:
+    """The gateway's admin secret, which its first start makes: runner and gateway start in any order. ServiceError when it does not come."""
+    deadline = anyio.current_time() + SECRET_PATIENCE_S
+    while True:
+        try:
+            if secret := file.read_text(encoding="utf-8").strip():
+                return secret
+            problem = "it is empty"
+        except OSError as error:
+            problem = error.strerror or "unknown"
+        if anyio.current_time() > deadline:
+            raise ServiceError(
+                f"the gateway's admin secret {file} cannot be read ({problem}): start the gateway, which makes it"
+            )
+        await anyio.sleep(0.1)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from orchestrator.bus.base import Bus
 from orchestrator.bus.courier import Confirm, Courier
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
+from orchestrator.collector import collect_seldom
 from orchestrator.config import Config
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
@@ -190,16 +191,15 @@ async def serve(settings: GatewaySettings) -> None:
         # A run keeps the sampling parameters that it began with; the rest is this process's own.
         config = settings.config.model_copy(update={"sampling": Config.from_json(run.config).sampling})
         async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
-            _collect_less()
+            _keep_loaded()
             await anyio.sleep_forever()
 
 
-def _collect_less() -> None:
-    """What a start has loaded stays. The rest is looked through every few calls instead of several times in each: what a closed session
-    leaves can wait."""
+def _keep_loaded() -> None:
+    """What a start has loaded stays: it is never looked through again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 50)
+    collect_seldom()
 
 
 async def _release(leases: Sequence[ServerLease]) -> None:

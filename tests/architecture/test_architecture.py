@@ -10,6 +10,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from orchestrator.pool.engine import MIGRATIONS, REVISION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONGEST = 600  # lines; at 400 ask whether the file has two jobs
@@ -56,6 +60,25 @@ import orchestrator.flow.rollout_runner, orchestrator.flow.verify_runner, orches
 print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'transformers', 'trainer'}))
 """
     assert fresh(program) == "[]\n"
+
+
+def test_what_every_process_imports_at_its_start_is_light() -> None:
+    # Six processes start at once: what they need not all have is a second of everybody's time.
+    program = """
+import sys
+import orchestrator.cli
+heavy = {'sqlalchemy', 'alembic', 'nats', 'aiohttp', 'matplotlib', 'openai', 'tokenizers', 'jinja2'}
+print(sorted({name.partition('.')[0] for name in sys.modules} & heavy))
+import orchestrator.app, orchestrator.flow.rollout_runner, orchestrator.flow.verify_runner, orchestrator.gateway.server
+print(sorted({name.partition('.')[0] for name in sys.modules} & {'alembic', 'matplotlib', 'openai'}))
+"""
+    assert fresh(program) == "[]\n[]\n"
+
+
+def test_the_revision_that_processes_ask_for_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
 
 
 def test_no_file_is_longer_than_600_lines() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from orchestrator.collector import collect_seldom
 from orchestrator.log import configure as configure_log
 from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import Settings, parse_arguments
@@ -114,6 +115,7 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
 
 def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
+    collect_seldom()
     configure_log("rollout-server")
     try:
         settings = parse_arguments(argv)

@@ -11,16 +11,12 @@ A state is put together on ids: the parent's exact full ids, then only what the 
 
 from orchestrator.gateway.render.base import CallSyntax, Markers, Renderer, Tool, incremental
 from orchestrator.gateway.render.load import load_renderer, vocabulary
-from orchestrator.gateway.render.minimax_m2 import MiniMaxRenderer
-from orchestrator.gateway.render.qwen3 import QwenRenderer
 from orchestrator.gateway.render.templated import TemplateRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
 __all__ = [
     "CallSyntax",
     "Markers",
-    "MiniMaxRenderer",
-    "QwenRenderer",
     "Renderer",
     "TemplateRenderer",
     "TokenizerAdapter",

@@ -6,6 +6,8 @@
 """
 
 import json
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +15,14 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.gateway.render.base import Renderer
 from orchestrator.gateway.render.bridged import BridgedRenderer
 from orchestrator.gateway.render.chat_template import ChatTemplate
-from orchestrator.gateway.render.minimax_m2 import MiniMaxRenderer
 from orchestrator.gateway.render.proof import prove
-from orchestrator.gateway.render.qwen3 import QwenRenderer
 from orchestrator.gateway.render.templated import TemplateRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 from orchestrator.log import get
 
 log = get(__name__)
 
-FAMILIES: dict[str, type[QwenRenderer] | type[MiniMaxRenderer]] = {
-    "qwen3": QwenRenderer,
-    "minimax-m2": MiniMaxRenderer,
-}
+FAMILIES = {"qwen3": "qwen3:QwenRenderer", "minimax-m2": "minimax_m2:MiniMaxRenderer"}
 MODEL_TYPES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "minimax_m2": "minimax-m2", "minimax": "minimax-m2"}
 TEMPLATE = "template"
 Unproven = Literal["refuse", "per_request"]
@@ -58,7 +55,9 @@ def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer
     context = int(text.get("max_position_embeddings", 32768))
     shown = bool(settings.get("tools_in_prompt", True))
     if family in FAMILIES:
-        spoken = FAMILIES[family](tokenizer, settings, context=context, tools_in_prompt=shown)
+        spoken: BridgedRenderer = _family(str(family))(
+            tokenizer, settings, context=context, tools_in_prompt=shown
+        )
         if named is None and template is not None:
             _agree(directory, str(family), spoken, tokenizer, template)
         return spoken
@@ -81,6 +80,15 @@ def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer
     )
     _check(directory, renderer, unproven)
     return renderer
+
+
+def _family(name: str) -> Callable[..., BridgedRenderer]:
+    """A family's class, imported when a model needs it: what they stand on takes as long to import as the rest of the gateway."""
+    module, _, renderer = FAMILIES[name].partition(":")
+    found: Callable[..., BridgedRenderer] = getattr(
+        import_module(f"orchestrator.gateway.render.{module}"), renderer
+    )
+    return found
 
 
 def _check(directory: Path, renderer: TemplateRenderer, unproven: Unproven) -> None:

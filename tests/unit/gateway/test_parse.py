@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from orchestrator.gateway.messages import Call, Turn, canonical_json
 from orchestrator.gateway.parse import parse_action
-from orchestrator.gateway.render import QwenRenderer, TokenizerAdapter, load_renderer
+from orchestrator.gateway.render import TokenizerAdapter, load_renderer
+from orchestrator.gateway.render.qwen3 import QwenRenderer
 from orchestrator.gateway.schema import fits
 from trainer.policy.init import make_policy
 

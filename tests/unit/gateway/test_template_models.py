@@ -11,13 +11,9 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.problems import Problem
-from orchestrator.gateway.render import (
-    MiniMaxRenderer,
-    QwenRenderer,
-    Renderer,
-    TemplateRenderer,
-    load_renderer,
-)
+from orchestrator.gateway.render import Renderer, TemplateRenderer, load_renderer
+from orchestrator.gateway.render.minimax_m2 import MiniMaxRenderer
+from orchestrator.gateway.render.qwen3 import QwenRenderer
 from tests.unit.gateway.driver import Driver, user
 from tests.unit.gateway.models import (
     CHATML_CUTS,

@@ -1,0 +1,103 @@
+"""The demo's course, on a stack that starts: evaluate, let the loop run, evaluate again, report."""
+
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+
+from orchestrator.bus.nats import NatsBus
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.demo.outcome import Results, outcome
+from orchestrator.demo.phases import Client, Evaluation, evaluate, publish, until_ended
+from orchestrator.demo.progress import Progress
+from orchestrator.demo.report import percent
+from orchestrator.demo.suite import EVAL_ROLLOUTS, draw_suite
+from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.embedded.supervisor import read_status
+from orchestrator.home import Home
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.runs import get_run
+
+
+@asynccontextmanager
+async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIterator[Client]:
+    """Wait until the run exists and an orchestrator serves it, then connect as any client would.
+
+    PenstockError says what `stack` said when it ended instead.
+    """
+    home = Home.at(directory)
+    deadline = anyio.current_time() + 60
+    while (status := read_status(home.layout)) is None or not any(
+        process.name == "orchestrator" and process.state is ProcessState.READY for process in status.processes
+    ):
+        if stack.poll() is not None:
+            said = (directory / "up.log").read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise PenstockError(said[-1].removeprefix("penstock: "))
+        if anyio.current_time() > deadline:
+            raise PenstockError(f"the stack did not come up within 60 s; see {directory / 'up.log'}")
+        await anyio.sleep(0.1)
+    config = home.connected()
+    async with (
+        open_engine(config.services.database_url, Role.READER, size=2, name="penstock-demo") as engine,
+        NatsBus.connect(config.services.nats_url, name="penstock-demo") as bus,
+    ):
+        async with engine.connect() as connection:
+            run = await get_run(connection, config.run.name)
+        yield Client(run.name, run.run_id, bus, engine, directory / "ledger.txt")
+
+
+class Course:
+    """One demo in its own directory, on the stack that was started for it."""
+
+    def __init__(
+        self, console: Console, directory: Path, stack: subprocess.Popen[bytes], seed: int, seconds: float
+    ) -> None:
+        self._console = console
+        self._directory = directory
+        self._stack = stack
+        self._seconds = seconds
+        self._suite = draw_suite(seed)
+
+    async def run(self) -> Results:
+        """Evaluate, learn, evaluate."""
+        console = self._console
+        async with connected(self._directory, self._stack) as client:
+            before = await self._evaluate(client, "before", greedy=False)
+            greedy_before = await self._evaluate(client, "greedy-before", greedy=True)
+            console.print(f"the loop runs for {self._seconds:.0f} s", highlight=False)
+            started = time.monotonic()
+            await publish(client, self._suite.train, purpose="train", label="train")
+            await until_ended(client, self._seconds * 2 + 120, Progress(client, console).tick)
+            run_s = time.monotonic() - started
+            console.print()
+            after = await self._evaluate(client, "after", greedy=False)
+            greedy_after = await self._evaluate(client, "greedy-after", greedy=True)
+            return Results(before, greedy_before, after, greedy_after, await outcome(client), run_s)
+
+    async def _evaluate(self, client: Client, label: str, *, greedy: bool) -> Evaluation:
+        def tick(done: int, total: int) -> None:
+            if self._console.is_terminal:
+                self._console.print(
+                    f"\r\x1b[2Kevaluating ({label}): {done} of {total} tasks", end="", highlight=False
+                )
+
+        found = await evaluate(
+            client,
+            self._suite.heldout,
+            label=label,
+            rollouts=1 if greedy else EVAL_ROLLOUTS,
+            greedy=greedy,
+            timeout_s=300,
+            tick=tick,
+        )
+        if self._console.is_terminal:
+            self._console.print("\r\x1b[2K", end="")
+        self._console.print(
+            f"held-out success {label}: {percent(*found.total)} in {found.seconds:.0f} s, version {found.version}",
+            highlight=False,
+        )
+        return found
