@@ -7,6 +7,7 @@
 |---|---|
 | added latency | p50 and p99 over a stub that answers after 250 ms, less those of calling the stub itself from as many clients |
 | throughput | stub at 0 ms, closed loop of 16 clients, about 100 tokens in and 50 out per call: completions per CPU-second of the gateway |
+| opening | CPU seconds of the gateway per session, which the throughput leaves out |
 | cost of history | one conversation with equal deltas up to 128k tokens: CPU seconds of the gateway per call, by blocks of calls |
 | re-rendering | the same conversation encoded anew and whole, at the lengths of those blocks: what the gateway does not do |
 | memory | resident memory of the gateway per open session |
@@ -143,7 +144,8 @@ def over_tcp() -> aiohttp.ClientSession:
 async def through_gateway(
     rig: Rig, clients: int, seconds: float, calls: float, *, spread_s: float = 0.0
 ) -> Load:
-    """A closed loop. Each client begins a new conversation after TURNS calls; sessions for `calls` calls are opened before the clock runs."""
+    """A closed loop. Each client begins a new conversation after TURNS calls; sessions for `calls` calls are opened before the clock runs,
+    and a client that finds none left opens its own."""
     took: list[float] = []
     delta = delta_text(rig.tokenizer)
     spare = await rig.open_sessions(clients + int(calls / TURNS))
@@ -154,9 +156,8 @@ async def through_gateway(
             talk = Talk(http, spare.pop(), delta)
             while time.perf_counter() < until:
                 if len(talk.messages) >= 2 * TURNS:
-                    if not spare:
-                        spare.extend(await rig.open_sessions(clients))
-                    talk = Talk(http, spare.pop(), delta)
+                    session = spare.pop() if spare else (await rig.open_sessions(1))[0]
+                    talk = Talk(http, session, delta)
                 took.append(await talk.turn())
 
         began, cpu = time.perf_counter(), rig.cpu_s()
@@ -220,9 +221,10 @@ async def latency(rig: Rig, seconds: float, table: Report) -> list[Bar]:
 
 async def throughput(rig: Rig, seconds: float, table: Report) -> list[Bar]:
     """Completions per CPU-second of the gateway, and whether Postgres kept up."""
-    warm = await through_gateway(rig, 16, 2.0, 0)
+    await through_gateway(rig, 16, 1.0, 0)  # until the first version is served
+    warm = await through_gateway(rig, 16, 2.0, 2000)
     stored = await rig.stored()
-    load = await through_gateway(rig, 16, seconds, 1.3 * seconds * len(warm.took) / warm.wall_s)
+    load = await through_gateway(rig, 16, seconds, 1.5 * seconds * len(warm.took) / warm.wall_s)
     calls = len(load.took)
     began = time.perf_counter()
     while await rig.stored() < stored + calls:
@@ -281,6 +283,15 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
     return [at_most("turn_100_over_turn_1", costs[100] / costs[1], "ratio", 1.5)]
 
 
+async def opening(rig: Rig, sessions: int, table: Report) -> None:
+    """CPU time of the gateway to open a session: what the throughput leaves out."""
+    before = rig.cpu_s()
+    await rig.open_sessions(sessions)
+    table.add_row(
+        "opening a session", f"{1000 * (rig.cpu_s() - before) / sessions:.1f} CPU-ms", f"{sessions} sessions"
+    )
+
+
 async def memory(rig: Rig, sessions: int, table: Report) -> None:
     """Resident bytes per open session of TURNS turns."""
     delta = delta_text(rig.tokenizer)
@@ -305,6 +316,7 @@ async def measure(seconds: float, tokens: int, table: Report) -> list[Bar]:
         model = make_model(Path(folder) / "model")
         async with open_rig(Path(folder) / "fast", model, 0.0) as rig:
             bars += await throughput(rig, seconds, table)
+            await opening(rig, 200, table)
             bars += await history(rig, tokens, table)
             await memory(rig, 200, table)
         async with open_rig(Path(folder) / "slow", model, DELAY_MS) as rig:

@@ -109,7 +109,6 @@ class Forest:
         """Append a committed step; its idx must be the next one."""
         assert node.idx == len(self.nodes), f"step {node.idx} cannot follow {len(self.nodes)} steps"
         if node.parent is not None:
-            assert np.array_equal(node.full[: node.parent.full_len], node.parent.full)
             if node.parent.line.length == node.parent.full_len:  # nothing else goes on there yet
                 node.parent.line.grow(node.full[node.parent.full_len :])
                 node.line = node.parent.line

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
 
+BACKLOG = 1024
+"""Connections that wait to be accepted. A Unix socket whose backlog is full turns non-blocking clients away at once."""
+
 
 def listen_tcp(host: str, port: int, *, preferred: int = 0) -> socket.socket:
     """A listening socket. Port 0 takes `preferred` when it is free, else any. ConfigurationError when the port is taken."""
@@ -28,7 +31,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(1024)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()
@@ -55,7 +58,7 @@ def listen_unix(path: Path) -> socket.socket:
     try:
         listener.bind(str(path))
         os.chmod(path, 0o666)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

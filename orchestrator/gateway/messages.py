@@ -7,7 +7,6 @@ message is read depends only on those before it, so that a longer history begins
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -36,8 +35,7 @@ _UNREADABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One tool call. `arguments` is canonical JSON (sorted keys, no spaces), so that spacing and key order do not matter."""
 
     name: str
@@ -49,9 +47,9 @@ class Call:
         return value if isinstance(value, dict) else {"input": value}
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message. `hint`: the step that an assistant message's tool-call ids name, if they are ours; never part of equality."""
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """One message. `hint`: the step that an assistant message's tool-call ids name, if they are ours; never part of `same`. A struct, since
+    every call makes one of each message of its history."""
 
     role: Role
     text: str
@@ -61,12 +59,14 @@ class Turn:
 
     def same(self, other: "Turn") -> bool:
         """Whether `other`, which a harness sent, is this message. Reasoning that it leaves out matches any; what it has must match."""
-        if self.role != other.role or not _same_calls(self.calls, other.calls):
+        if self.role != other.role or (
+            (self.calls or other.calls) and not _same_calls(self.calls, other.calls)
+        ):
+            return False
+        if self.text != other.text and (self.role != "assistant" or self.text.strip() != other.text.strip()):
             return False
         if self.role != "assistant":
-            return self.text == other.text
-        if self.text.strip() != other.text.strip():
-            return False
+            return True
         if other.reasoning is None:
             return True
         return (self.reasoning or "").strip() == other.reasoning.strip()
@@ -118,7 +118,9 @@ def _number(text: str) -> int | float:
 
 def same_turns(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
     """Whether two sequences are the same messages."""
-    return len(one) == len(other) and all(a.same(b) for a, b in zip(one, other, strict=True))
+    if len(one) != len(other):
+        return False
+    return all(map(Turn.same, one, other))
 
 
 def canonical_json(value: Any) -> str:
@@ -228,8 +230,12 @@ def read_messages(raw: Any) -> tuple[list[Turn], int]:
         if not isinstance(message, dict):
             raise bad_request(f"messages[{i}] is not an object", "messages")
         role = message.get("role")
-        text, missing = flatten(message.get("content"), f"messages[{i}]")
-        left_out += missing
+        content = message.get("content")
+        if isinstance(content, str):  # nearly all are
+            text = clean(content)
+        else:
+            text, missing = flatten(content, f"messages[{i}]")
+            left_out += missing
         if role in ("tool", "function"):
             if not called:
                 turns.append(Turn("user", text))
@@ -246,24 +252,28 @@ def read_messages(raw: Any) -> tuple[list[Turn], int]:
                 turns.append(Turn("user", text))
             case "assistant":
                 turns.append(_assistant(message, text))
-                called = {str(call.get("id")): at for at, call in enumerate(message.get("tool_calls") or [])}
+                calls = message.get("tool_calls")
+                called = {str(call.get("id")): at for at, call in enumerate(calls)} if calls else {}
             case _:
                 raise bad_request(f"messages[{i}] has the unknown role {role!r}", "messages")
     return turns, left_out
 
 
 def _assistant(message: dict[str, Any], text: str) -> Turn:
-    raw_calls = message.get("tool_calls") or []
-    if not isinstance(raw_calls, list):
+    raw_calls = message.get("tool_calls")
+    if raw_calls and not isinstance(raw_calls, list):
         raise bad_request("tool_calls must be a list", "messages")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    hints = [step_of(call.get("id")) for call in raw_calls if isinstance(call, dict)]
-    known = message.get(STEP_KEY)
-    hints.append(known if isinstance(known, int) else None)
+    hint, known = None, message.get(STEP_KEY)
+    if raw_calls:
+        hints = (step_of(call.get("id")) for call in raw_calls if isinstance(call, dict))
+        hint = next((found for found in hints if found is not None), None)
+    if hint is None and isinstance(known, int):
+        hint = known
     return Turn(
         "assistant",
         text,
         clean(reasoning) if isinstance(reasoning, str) and reasoning.strip() else None,
-        tuple(read_call(call) for call in raw_calls),
-        next((hint for hint in hints if hint is not None), None),
+        tuple(read_call(call) for call in raw_calls) if raw_calls else (),
+        hint,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.gateway.messages import read_messages
@@ -95,7 +96,7 @@ async def test_call_by_call_the_server_saw_what_the_stored_steps_fold_to(rig: Ri
             parent = steps[row.parent_idx]
             assert step.full[: len(parent.full)].tolist() == parent.full.tolist()
         served = read_messages([{**step.reply, "reasoning_content": step.reply.get("reasoning")}])[0][0]
-        assert replace(served, hint=None) == parse_action(renderer, action, [BASH]).turn
+        assert structs.replace(served, hint=None) == parse_action(renderer, action, [BASH]).turn
         assert (row.branch_reason is not None) or row.kind == "continues" or step.idx == 0
     view = await rig.rows("SELECT * FROM branches ORDER BY idx")
     reasons = {row.reason for row in view}

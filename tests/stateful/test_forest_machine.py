@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.messages import read_messages
@@ -82,7 +83,9 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             if origin.reason not in (None, "closed", "sibling"):
                 assert origin.difference is not None
             served = read_messages([stepped.message])[0][0]
-            assert served == replace(node.reply, hint=served.hint), "what is served is what was parsed"
+            assert served == structs.replace(node.reply, hint=served.hint), (
+                "what is served is what was parsed"
+            )
             return Talk((*messages, stepped.message), stepped, tools, (*given, len(messages)))
 
         @rule(target=talks, seed=seeds, system=st.booleans(), cut=st.booleans())

@@ -12,9 +12,9 @@ user message, as the model's own template does unless told otherwise: here no tu
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from renderers.configs import MiniMaxM2RendererConfig
 from renderers.minimax_m2 import MiniMaxM2Renderer
 
@@ -46,7 +46,7 @@ class MiniMaxRenderer(BridgedRenderer):
 
     def action(self, turn: Turn) -> list[int]:
         # The prompt has opened the reasoning, so the policy closes it even when it has none.
-        said = self.said(replace(turn, reasoning=turn.reasoning or "x"))
+        said = self.said(structs.replace(turn, reasoning=turn.reasoning or "x"))
         closed = said.index(self._closes)
         thought = (
             self._tokenizer.encode(self._tokenizer.guard(turn.reasoning) + "\n") if turn.reasoning else []

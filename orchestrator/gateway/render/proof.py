@@ -5,7 +5,9 @@ asked, with one rendering of the whole conversation by the model's own chat temp
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from orchestrator.gateway.messages import Call, Turn
 from orchestrator.gateway.problems import Problem
@@ -107,7 +109,11 @@ def prove(renderer: Renderer, whole: Whole, *, sampled: bool = True, thinking: b
 
 def _thoughtful(turn: Turn) -> Turn:
     """Where the prompt opens the reasoning, an answer that is sampled has some."""
-    return replace(turn, reasoning="Hm.") if turn.role == "assistant" and turn.reasoning is None else turn
+    return (
+        structs.replace(turn, reasoning="Hm.")
+        if turn.role == "assistant" and turn.reasoning is None
+        else turn
+    )
 
 
 def _difference(renderer: Renderer, name: str, at: int, expected: list[int], made: list[int]) -> str:

@@ -76,9 +76,10 @@ class RolloutServerClient:
     ) -> Generation:
         """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end."""
         self._check(input_ids)
+        sent = np.array(input_ids, dtype="<i4")
         body: dict[str, Any] = {
             "rid": rid or uuid.uuid4().hex,
-            "input_ids": (sent := np.asarray(input_ids).tolist()),
+            "input_ids": sent.tolist(),
             "sampling_params": sampling.body(),
             "return_logprob": True,
             "stream": False,

@@ -1,8 +1,11 @@
 """One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+
+from orchestrator.contracts.ids import Ids
 
 FinishKind = Literal["stop", "length", "abort"]
 
@@ -71,6 +74,10 @@ class Timings:
     e2e_s: float | None
 
 
+def _nothing() -> Ids:
+    return np.empty(0, dtype="<i4")
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """Invariant, checked on arrival: len(output_ids) == len(logprobs) == sum of span lengths == completion_tokens.
@@ -90,9 +97,7 @@ class Generation:
     retractions: int
     timings: Timings
     text: str = field(repr=False)
-    sent: Sequence[int] = field(
-        default=(), repr=False
-    )  # the ids that the request carried, as they were encoded
+    sent: Ids = field(default_factory=_nothing, repr=False, compare=False)  # the ids that the request carried
 
     @property
     def labels(self) -> frozenset[str]:
