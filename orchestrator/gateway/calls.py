@@ -31,6 +31,7 @@ from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.requests import CompletionRequest, Reply
 from orchestrator.gateway.servers import Flight, Generated, ServerPool
 from orchestrator.gateway.sessions import UNDELIVERED, Session
+from orchestrator.gateway.stops import cut_at_stop
 from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.upstream import CONTEXT_KEPT, RequestRefused, SamplingParams
 from orchestrator.log import get
@@ -288,6 +289,8 @@ class Calls:
         else:
             key = f"{terms.rollout}:{terms.attempt}"
             generated = await self._pool.generate(placement.ids, params, key, call.flight)
+        if generated.segments > 1 and request.stop:
+            generated = cut_at_stop(generated, request.stop, self._renderer.decode, self._renderer.stop_ids)
         session.queued_s += generated.timings.queue
         self._metrics.queue_s.observe(generated.timings.queue)
         if not generated.ids:

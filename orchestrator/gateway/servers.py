@@ -49,7 +49,7 @@ class Flight:
 class Generated:
     """A finished action. Invariant: len(ids) == len(logprobs) == sum of the spans. `suspect`: a reply named another version than was
     pinned when its segment was sent. finish: stop | length | abort; `stop`: the stop string that ended it. `seen`: the context of the last
-    segment as it was sent, and what came back on it; empty where nothing was sent."""
+    segment as it was sent, and what came back on it; empty where nothing was sent. `segments`: replies that it was put together from."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -59,6 +59,7 @@ class Generated:
     suspect: bool
     timings: StepTimings
     seen: Ids = field(default_factory=nothing)
+    segments: int = 1
 
 
 class Segments:
@@ -70,6 +71,7 @@ class Segments:
         self.spans: list[VersionSpan] = []
         self.suspect = False
         self.seen = nothing()
+        self.count = 0
 
     def add(self, generation: Generation, pinned: int) -> bool:
         """Append one reply. False, and nothing is taken, when it comes from weights that have no version of ours, or an older one than
@@ -78,6 +80,7 @@ class Segments:
         if not all(label.isascii() and label.isdigit() and int(label) >= pinned for label in labels):
             return False
         at = len(self.ids)
+        self.count += bool(generation.output_ids)
         self.ids += generation.output_ids
         self.logprobs += generation.logprobs
         for span in generation.spans:
@@ -143,7 +146,7 @@ class ServerPool:
                         f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}"
                     )
                 if so_far.add(generation, pinned):
-                    so_far.seen = np.asarray([*generation.sent, *generation.output_ids], dtype="<i4")
+                    so_far.seen = with_more(generation.sent, generation.output_ids)
                 else:
                     generation = None
             if generation is not None:
@@ -176,6 +179,7 @@ class ServerPool:
             so_far.suspect,
             StepTimings(queue=queue_s, first_byte=first_byte or 0.0, generation=max(0.0, total - queue_s)),
             so_far.seen,
+            so_far.count,
         )
 
     async def abandon(self, flight: Flight) -> None:
