@@ -5,5 +5,16 @@ import gc
 
 
 def collect_seldom() -> None:
-    """Look for garbage after 20,000 new objects instead of 700, and through the old ones fifty times less often than that."""
-    gc.set_threshold(20_000, 50, 50)
+    """Look at the youngest after 20,000 new objects instead of 700; at the older ones as often as usual in proportion."""
+    gc.set_threshold(20_000, 10, 10)
+
+
+def keep_loaded(*, seldom: bool) -> None:
+    """What a start has loaded is never looked through again. What comes now: `seldom`, or as Python does by itself, where an object may hold
+    large memory for as long as it is not looked at."""
+    gc.collect()
+    gc.freeze()
+    if seldom:
+        collect_seldom()
+    else:
+        gc.set_threshold(700, 10, 10)

@@ -72,22 +72,22 @@ async def up(
         if "runner" in only or "verifier" in only:
             await check_sandbox(config.sandbox.provider)
         own_servers = _rollout_servers(config) if "rollout-server" in only else []
-        supervisor.add(
-            *(spec for spec, _ in own_servers)
-        )  # first: they need nobody and take longest to start
-        services = await anyio.to_thread.run_sync(_services, home, config)
-        names_of_services = tuple(spec.name for spec in services)
-        supervisor.add(*services)
-        if services:
-            await supervisor.ready(*names_of_services)
+        embedded = _embedded(home)
+        if embedded:  # they load while the services are made; what a person configured is looked at first
+            supervisor.add(*(spec for spec, _ in own_servers))
+        supervisor.add(*await anyio.to_thread.run_sync(_services, home, embedded))
+        if embedded:
+            await supervisor.ready(*embedded)
         config = home.connected()
-        await migrate(config, own=any(spec.name == "postgres" for spec in services))
+        await migrate(config, own="postgres" in embedded)
         ignored = await create_run(config)
         if ignored and kept is not None:
             kept(ignored)
         await check_bus(config)
+        if not embedded:
+            supervisor.add(*(spec for spec, _ in own_servers))
         urls = (*config.servers.urls, *(url for _, url in own_servers))
-        supervisor.add(*_processes(home, config, only, names_of_services, urls))
+        supervisor.add(*_processes(home, config, only, embedded, urls))
         await supervisor.ready()
         if started is not None:
             started(config)
@@ -96,17 +96,21 @@ async def up(
         home.discard_socket()
 
 
-def _services(home: Home, config: Config) -> list[ProcessSpec]:
+def _embedded(home: Home) -> tuple[str, ...]:
+    """The services that nobody names: they are started here."""
+    named = load(home.file, home.overrides).services
+    postgres = os.environ.get("DATABASE_URL") or named.database_url
+    nats = os.environ.get("NATS_URL") or named.nats_url
+    return tuple(name for name, url in (("postgres", postgres), ("nats", nats)) if not url)
+
+
+def _services(home: Home, embedded: Sequence[str]) -> list[ProcessSpec]:
     specs = []
-    if not (os.environ.get("DATABASE_URL") or _named(home, "database_url")):
+    if "postgres" in embedded:
         specs.append(postgres_spec(prepare_cluster(home.layout.postgres)))
-    if not (os.environ.get("NATS_URL") or _named(home, "nats_url")):
+    if "nats" in embedded:
         specs.append(nats_spec(prepare_nats(home.layout.nats)))
     return specs
-
-
-def _named(home: Home, key: str) -> bool:
-    return bool(getattr(load(home.file, home.overrides).services, key))
 
 
 async def migrate(config: Config, *, own: bool) -> None:
@@ -204,6 +208,7 @@ def _processes(
             argv=(*penstock, "runner", *options, "--gateway", url),
             env=env,
             after=after("orchestrator"),
+            ends_before=("gateway",) if "gateway" in only else (),  # it closes the sessions of its attempts
         )
     if "verifier" in only:
         yield ProcessSpec(

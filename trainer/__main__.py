@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from orchestrator.collector import collect_seldom
+from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 
@@ -40,6 +40,7 @@ def main() -> int:
     configure("trainer")
     from trainer.loop import TrainerSettings, run_trainer
 
+    keep_loaded(seldom=False)
     settings = TrainerSettings(
         arguments.run,
         url,

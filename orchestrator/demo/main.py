@@ -18,7 +18,7 @@ from orchestrator.bus.base import BusError
 from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.demo import policy, rollout_servers
-from orchestrator.demo.prepare import SCAFFOLDS, write_run
+from orchestrator.demo.prepare import SCAFFOLDS, prune, write_run
 from orchestrator.embedded.spawn import spawn
 from orchestrator.log import configure
 from orchestrator.plugins import names
@@ -81,7 +81,8 @@ def main(
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))
     began = float(os.environ.get("PENSTOCK_BEGAN", time.time()))
     try:
-        if start is None and not policy.is_made(VAR / "policy", seed):
+        made = start is not None or policy.is_made(VAR / "policy", seed)
+        if not made or rollout_server is not rollout_servers.Kind.EMBEDDED:
             _check_sandbox(sandbox)  # before minutes are spent; `penstock up` does it in any case
         servers = rollout_servers.section(rollout_server, console)
         model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
@@ -107,10 +108,11 @@ def main(
             style="bold red",
         )
     try:
-        with running_stack(directory.resolve()) as stack:
+        with running_stack(directory) as stack:
             from orchestrator.demo.course import Course  # while the stack starts
 
-            found = anyio.run(Course(console, directory.resolve(), stack, seed, seconds).run)
+            found = anyio.run(Course(console, directory, stack, seed, seconds).run)
+        prune(directory.parent)
         from orchestrator.demo import report
 
         report.show(console, directory, found)

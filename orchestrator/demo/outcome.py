@@ -26,6 +26,7 @@ MERGE = """select sum((metrics->>'tokens_naive')::bigint)::float / nullif(sum((m
        count(*) as train_steps
   from train_steps t join batches b on b.batch_id = t.batch_id and b.state = 'committed' where t.run_id = :run"""
 FIRST_ATTEMPT = "select extract(epoch from min(started)) from attempts where run_id = :run"
+FIRST_STEP = "select extract(epoch from min(at)) from steps where run_id = :run"
 # All verified training rollouts in the order in which their groups were concluded, in tenths: batches alone leave out zero-signal groups.
 PROGRESS = """select tenth, avg(performance) as reward from (
   select w.performance, ntile(10) over (order by w.at) as tenth from rewards w join rollouts r on r.rollout_id = w.rollout_id
@@ -67,6 +68,7 @@ class Outcome:
     version: int
     checkpoint: str
     first_attempt: float  # when the first rollout began, in seconds since the epoch
+    first_step: float  # when the first completion was recorded
     curve: list[tuple[int, float]]
     answers: list[tuple[str, str, list[str], list[tuple[Any, ...]]]]
 
@@ -111,6 +113,7 @@ async def outcome(client: Client) -> Outcome:
         merge_ratio=float(merge.merge_ratio or 0.0),
         train_steps=int(merge.train_steps),
         first_attempt=float(await client.value(FIRST_ATTEMPT)),
+        first_step=float(await client.value(FIRST_STEP)),
         version=newest.version,
         checkpoint=newest.path,
         curve=[(int(row.tenth), float(row.reward)) for row in await client.rows(PROGRESS)],

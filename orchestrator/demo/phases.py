@@ -103,12 +103,13 @@ async def evaluate(
     tick: Callable[[int, int], None],
 ) -> Evaluation:
     """Run the tasks on the newest version, pinned, and count successes by SQL."""
-    version = int(
-        await client.value(
-            "select max(version) from policy_versions where run_id = :run and superseded_by is null"
-        )
-        or 0
+    newest = await client.value(
+        "select max(version) from policy_versions where run_id = :run and superseded_by is null"
     )
+    version = int(newest or 0)
+    if newest is not None:
+        await served(client, version, timeout_s)
+    started = anyio.current_time()
     await publish(
         client,
         tasks,
@@ -118,8 +119,9 @@ async def evaluate(
         version=version,
         sampling={"temperature": 0.0} if greedy else None,
     )
-    await served(client, version, timeout_s)  # a stack that is still starting holds them until then
-    started = anyio.current_time()
+    if newest is None:  # a stack that still starts holds its first rollouts until there is a version
+        await served(client, version, timeout_s)
+        started = anyio.current_time()
     with anyio.move_on_after(timeout_s) as limit:
         while True:
             done = await client.value(

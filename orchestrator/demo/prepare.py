@@ -71,7 +71,7 @@ def write_run(
     control: bool,
     servers: str = "",
 ) -> Path:
-    """Make a new run directory below `root` and return it; older ones beyond the newest few are removed."""
+    """Make a new run directory below `root` and return it, absolute."""
     root.mkdir(parents=True, exist_ok=True)
     directory = root / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
     directory.mkdir()
@@ -87,6 +87,10 @@ def write_run(
         ),
         encoding="utf-8",
     )
+    return directory.resolve()
+
+
+def prune(root: Path) -> None:
+    """Remove the runs below `root` but the newest few."""
     for old in sorted(path for path in root.iterdir() if path.is_dir())[:-KEEP_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
-    return directory

@@ -111,7 +111,7 @@ def draw_curve(run: Outcome, before: Evaluation, after: Evaluation, file: Path) 
 
 def final_line(*, seed: int, setup_s: float, policy_s: float, began: float, found: Results) -> str:
     """One JSON object: success as fractions, seconds, counts of purpose train. `began`: when the command was given, seconds since the epoch;
-    start_s is from there to the first rollout, set-up and policy included."""
+    start_s is from there to the first rollout, first_step_s to the first recorded completion, set-up and policy included."""
     run, before, after = found.run, found.before, found.after
     ok_before, n = before.total
     ok_after, n_after = after.total
@@ -124,6 +124,7 @@ def final_line(*, seed: int, setup_s: float, policy_s: float, began: float, foun
             "setup_s": round(setup_s, 1),
             "policy_s": round(policy_s, 1),
             "start_s": round(run.first_attempt - began, 1),
+            "first_step_s": round(run.first_step - began, 1),
             "run_s": round(found.run_s, 1),
             "eval_s": round(before.seconds + after.seconds, 1),
             "train_steps": run.train_steps,

@@ -48,7 +48,8 @@ class ProcessSpec:
     answers True; a ValueError that it raises is the reason why the process is killed and counts as a death. Without it a process is
     ready when it has been started. `before_start` is called, in a thread, before every start; a ValueError counts as a death. `after` names
     the processes that must be ready before the first start; later deaths of theirs change nothing here. Stopping goes the other way
-    round: `stop_signal`, then SIGKILL to the process group after `grace_s`. `log` is `logs/<name>.log` unless given.
+    round: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only stopped once this one
+    has ended, in whatever order they start. `log` is `logs/<name>.log` unless given.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ProcessSpec:
     cwd: Path | None = None
     user: str | None = None
     after: tuple[str, ...] = ()
+    ends_before: tuple[str, ...] = ()
     ready: Callable[[], Awaitable[bool]] | None = None
     before_start: Callable[[], None] | None = None
     ready_timeout_s: float = 60.0

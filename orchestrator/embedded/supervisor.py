@@ -112,9 +112,10 @@ class Supervisor:
                 "two supervised processes have the same name: " + ", ".join(s.name for s in specs)
             )
         for spec in specs:
-            for name in spec.after:
+            for name in (*spec.after, *spec.ends_before):
                 if name not in new and name not in self._processes:
-                    raise ValueError(f"process {spec.name} comes after {name}, which is not supervised")
+                    how = "comes after" if name in spec.after else "ends before"
+                    raise ValueError(f"process {spec.name} {how} {name}, which is not supervised")
         try:
             order = list(graphlib.TopologicalSorter({s.name: s.after for s in specs}).static_order())
         except graphlib.CycleError as error:
@@ -127,6 +128,9 @@ class Supervisor:
                 self._tasks.start_soon(_shielded, process)
                 if self._stopping.is_set():
                     process.stop()
+        for spec in specs:
+            for name in spec.ends_before:
+                self._processes[name].dependents.append(self._processes[spec.name])
 
     def status(self, name: str) -> ProcessStatus:
         return self._processes[name].status

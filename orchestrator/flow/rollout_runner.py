@@ -13,6 +13,8 @@ the session is closed and nothing is reported.
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -70,11 +72,14 @@ class RunnerSettings:
 
 
 async def serve_rollouts(settings: RunnerSettings) -> None:
-    """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot begin or go on."""
+    """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot begin or go on, GatewayAway when no
+    gateway answers."""
     async with open_worker(settings.worker, "penstock-runner") as worker:
+        log.info("runner.waiting", owner=worker.owner, gateway=settings.gateway_url)
         secret = await _secret(settings.gateway_secret)
         async with GatewayAdmin(settings.gateway_url, secret) as admin:
-            await admin.activity(rollout=0, attempt=0, epoch=0)  # no work is taken before the gateway answers
+            with _known_secret():  # no work is taken before the gateway answers
+                await admin.activity(rollout=0, attempt=0, epoch=0)
             runner = RolloutRunner(worker, admin, settings.gateway_url, settings.gateway_socket)
             log.info("runner.ready", owner=worker.owner, slots=worker.slots)
             await Assignments(worker, RolloutAssigned, runner.attempt).serve(
@@ -92,14 +97,28 @@ async def _secret(file: Path) -> str:
         try:
             if secret := file.read_text(encoding="utf-8").strip():
                 return secret
-            problem = "it is empty"
+            problem, late = "it is empty", anyio.current_time() > deadline
         except OSError as error:
             problem = error.strerror or "unknown"
-        if anyio.current_time() > deadline:
+            late = not isinstance(error, FileNotFoundError) or anyio.current_time() > deadline
+        if late:
             raise ServiceError(
                 f"the gateway's admin secret {file} cannot be read ({problem}): start the gateway, which makes it"
             )
         await anyio.sleep(0.1)
+
+
+@contextmanager
+def _known_secret() -> Iterator[None]:
+    """ServiceError where the gateway knows another secret."""
+    try:
+        yield
+    except GatewayRefused as error:
+        if error.status in (401, 403):
+            raise ServiceError(
+                f"the gateway refuses this runner's admin secret ({error}): both must read the same file"
+            ) from error
+        raise
 
 
 @dataclass(slots=True)
@@ -203,21 +222,18 @@ class RolloutRunner:
         self, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
     ) -> OpenSession:
         try:
-            return await self._admin.open_session(
-                run=self._worker.run,
-                rollout=lease.rollout_id,
-                attempt=lease.attempt,
-                epoch=lease.epoch,
-                budget=Budget(max_turns=limits.turns, max_context=limits.context),
-                sampling=sampling_of(lease),
-                scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
-                auxiliary=scaffold.manifest.auxiliary,
-            )
+            with _known_secret():
+                return await self._admin.open_session(
+                    run=self._worker.run,
+                    rollout=lease.rollout_id,
+                    attempt=lease.attempt,
+                    epoch=lease.epoch,
+                    budget=Budget(max_turns=limits.turns, max_context=limits.context),
+                    sampling=sampling_of(lease),
+                    scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
+                    auxiliary=scaffold.manifest.auxiliary,
+                )
         except GatewayRefused as error:
-            if error.status in (401, 403):
-                raise ServiceError(
-                    f"the gateway refuses this runner's admin secret ({error}): both must read the same file"
-                ) from error
             raise InfraFailure(f"gateway: {error}") from error
 
     async def _seal(self, lease: Lease, outcome: Outcome, record: _Record) -> tuple[Outcome, Seal | None]:

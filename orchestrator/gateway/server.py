@@ -10,7 +10,6 @@
 | policy | the bus, Postgres | NATS, Postgres |
 """
 
-import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -26,14 +25,14 @@ from orchestrator.bus.base import Bus
 from orchestrator.bus.courier import Confirm, Courier
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
-from orchestrator.collector import collect_seldom
+from orchestrator.collector import keep_loaded
 from orchestrator.config import Config
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
 from orchestrator.gateway.book import SessionBook
 from orchestrator.gateway.calls import Calls
 from orchestrator.gateway.leases import ServerLease, ServerRows
-from orchestrator.gateway.listen import listen_tcp, listen_unix
+from orchestrator.gateway.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.record import Recorder
 from orchestrator.gateway.render import load_renderer, vocabulary
@@ -191,15 +190,8 @@ async def serve(settings: GatewaySettings) -> None:
         # A run keeps the sampling parameters that it began with; the rest is this process's own.
         config = settings.config.model_copy(update={"sampling": Config.from_json(run.config).sampling})
         async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
-            _keep_loaded()
+            keep_loaded(seldom=True)
             await anyio.sleep_forever()
-
-
-def _keep_loaded() -> None:
-    """What a start has loaded stays: it is never looked through again."""
-    gc.collect()
-    gc.freeze()
-    collect_seldom()
 
 
 async def _release(leases: Sequence[ServerLease]) -> None:
@@ -230,7 +222,8 @@ async def _serve(stack: AsyncExitStack, app: web.Application, listener: socket.s
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, listener).start()
+    # aiohttp listens once more, with a backlog of its own.
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 def _last_port(url_file: Path | None) -> int:

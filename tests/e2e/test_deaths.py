@@ -79,6 +79,8 @@ async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_
         assert "another supervisor" in second.stderr and "penstock down" in second.stderr
         await seen.until_at_work("verifier")
     assert stack.signalled(signal.SIGINT) == 0
+    said = stack.log.read_text()
+    assert said.index("runner stopped") < said.index("gateway stopping")  # whose sessions it closes
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
 
     await stack.up()

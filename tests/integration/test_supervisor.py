@@ -92,6 +92,20 @@ async def test_processes_start_after_what_they_need_and_stop_before_it(
     assert told.index(("client", "stopped")) < told.index(("database", "stopping"))
 
 
+async def test_a_process_may_end_before_another_that_starts_beside_it(layout: RunLayout) -> None:
+    told: list[tuple[str, str]] = []
+    slow = shell("trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done")
+    async with Supervisor(
+        layout, on_event=lambda event: told.append((event.name, str(event.state)))
+    ) as supervisor:
+        supervisor.add(ProcessSpec("client", slow, ends_before=("server",)), ProcessSpec("server", SLEEP))
+        await supervisor.ready("server")
+        with pytest.raises(ValueError, match="late ends before nobody, which is not supervised"):
+            supervisor.add(ProcessSpec("late", SLEEP, ends_before=("nobody",)))
+        await supervisor.ready()
+    assert told.index(("client", "stopped")) < told.index(("server", "stopping"))
+
+
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_its_grace(
     layout: RunLayout, tmp_path: Path
 ) -> None:

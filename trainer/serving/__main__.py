@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from orchestrator.collector import collect_seldom
+from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.log import configure as configure_log
 from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import Settings, parse_arguments
@@ -67,6 +67,7 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
     from trainer.serving.service import Service, log
     from trainer.serving.state import Described
 
+    keep_loaded(seldom=False)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
