@@ -98,7 +98,7 @@ class Journal:
         self._size = 0
         self._buffer: list[tuple[Entry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
-        self._flush = anyio.Lock()
+        self._flush = anyio.Lock(fast_acquire=True)
         self.torn_bytes = 0  # what the last open had to cut off
 
     @classmethod

@@ -143,6 +143,9 @@ class NatsBus:
                 except BusError as error:
                     results[index] = error
 
+        if len(messages) == 1:
+            await work()
+            return results
         async with anyio.create_task_group() as group:
             for _ in range(min(_PUBLISH_WINDOW, len(messages))):
                 group.start_soon(work)

@@ -4,6 +4,7 @@ A call runs in the gateway's task group, not in its harness's connection: equal 
 waits is gone it is given up upstream, and recorded as undelivered.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -165,7 +166,7 @@ class Calls:
         """The whole reply was written to a harness."""
         node = session.forest.nodes[reply.step]
         node.delivered = True
-        session.last_reply_at = anyio.current_time()
+        session.last_reply_at = time.monotonic()
         if UNDELIVERED in session.marks.get(node.idx, ()):  # a retry got what its first request did not
             session.marks[node.idx].discard(UNDELIVERED)
             if session.over is None:

@@ -1,5 +1,6 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -138,8 +139,6 @@ class Recorder:
         assert len(generated.ids) == len(generated.logprobs) == sum(s.end - s.start for s in generated.spans)
         state = placement.ids
         full = np.concatenate([state, np.asarray(generated.ids, dtype="<i4")])
-        if origin.parent is not None:
-            assert np.array_equal(origin.parent.full[: origin.keep_len], state[: origin.keep_len])
         is_root = origin.kind is StepKind.ROOT
         prompt = ids_to_bytes(state) if is_root else None
         digest = prompt_sha(prompt) if prompt is not None else None
@@ -149,7 +148,7 @@ class Recorder:
         chain = chain_sha(above, origin.keep_len, delta, action)
         spans = [(span.version, span.start, span.end) for span in generated.spans]
         continues = origin.kind is StepKind.CONTINUES
-        now = anyio.current_time()
+        now = time.monotonic()
         gap = 0.0 if session.last_reply_at is None else now - session.last_reply_at
         timings = StepTimings(
             queue=generated.timings.queue,

@@ -9,6 +9,7 @@
 A pause is no reason to leave this table: whether a server is there is asked by a route that answers in every state.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,10 +154,10 @@ class RolloutServer:
         """One segment; None when it was lost on the way, or cut off: send it again."""
         with anyio.CancelScope() as scope:
             self.flights[rid] = scope
-            sent = anyio.current_time()
+            sent = time.monotonic()
             try:
                 generation = await self.client.generate(ids, params, rid=rid, routing_key=key)
-                self.load.served(anyio.current_time() - sent - generation.timings.queue_s)
+                self.load.served(time.monotonic() - sent - generation.timings.queue_s)
                 return generation
             except (RolloutServerUnreachable, RolloutServerBroken) as error:
                 await self._doubt(error)

@@ -10,6 +10,7 @@ one died or took new weights: the same ids, and what was sampled so far, go on u
 
 import hashlib
 import math
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -121,13 +122,13 @@ class ServerPool:
         Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
         if not self.servers:
             raise unavailable("this gateway was started without a rollout server: name one with --server")
-        begun = anyio.current_time()
+        begun = time.monotonic()
         queue_s, first_byte, barren = 0.0, None, 0
         so_far = Segments()
         while True:
-            asked = anyio.current_time()
+            asked = time.monotonic()
             server = await self._admit(key, flight)
-            queue_s += anyio.current_time() - asked
+            queue_s += time.monotonic() - asked
             finish = None
             if server is None:
                 break
@@ -135,7 +136,7 @@ class ServerPool:
             assert pinned is not None
             flight.server, flight.rid = server, rid
             left = replace(params, max_new_tokens=params.max_new_tokens - len(so_far.ids))
-            sent = anyio.current_time()
+            sent = time.monotonic()
             context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key)
             flight.server = None
@@ -169,7 +170,7 @@ class ServerPool:
                 await anyio.sleep(BARREN_WAIT_S * 2**barren)
         cut = finish is None or finish.kind == "abort"
         kind = "abort" if cut and flight.abandoned.is_set() else "length" if finish is None else finish.kind
-        total = anyio.current_time() - begun
+        total = time.monotonic() - begun
         return Generated(
             tuple(so_far.ids),
             tuple(so_far.logprobs),

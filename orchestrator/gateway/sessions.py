@@ -59,7 +59,7 @@ class Session:
     def __init__(self, terms: Terms, forest: Forest, *, marks: Mapping[int, set[str]] | None = None) -> None:
         self.terms = terms
         self.forest = forest
-        self.lock = anyio.Lock()
+        self.lock = anyio.Lock(fast_acquire=True)
         self.saving = anyio.Lock()
         self.over: str | None = None
         self.calls: dict[str, Call] = {}  # in flight, by request digest

@@ -53,6 +53,7 @@ class RolloutServerClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),  # rollout servers set none, and the jar is asked for every request
         )
         return self
 
