@@ -1,0 +1,202 @@
+"""penstock dead: list, show, retry, drop. `m7` is a message that could not be used, `g7` a group whose attempts are used up."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.config import Config
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from orchestrator.pool.dead import DeadGroup, DeadMessage
+
+app = typer.Typer(no_args_is_help=True)
+T = TypeVar("T")
+SHOWN = 60  # characters of a reason in the list
+ANSWER_S = 30.0
+
+IdArgument = Annotated[str, typer.Argument(help="As `penstock dead list` shows it: m7 or g7.")]
+
+
+def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]") -> T:
+    """Run `work` in one transaction of the run."""
+    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.runs import get_run
+
+    async def run() -> T:
+        async with (
+            open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
+            engine.begin() as connection,
+        ):
+            return await work(connection, (await get_run(connection, config.run.name)).run_id)
+
+    return anyio.run(run)
+
+
+def _parse(identifier: str) -> tuple[str, int]:
+    kind, number = identifier[:1], identifier[1:]
+    if kind not in ("m", "g") or not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise ValueError(
+            f"{identifier!r} is no dead letter: give m and the number of a message, or g and that of a group"
+        )
+    return kind, int(number)
+
+
+async def _find(connection: "AsyncConnection", run_id: int, identifier: str) -> "DeadMessage | DeadGroup":
+    from orchestrator.pool.dead import dead_groups, dead_messages
+
+    kind, number = _parse(identifier)
+    found: list[Any] = await (dead_messages if kind == "m" else dead_groups)(connection, run_id, number)
+    if not found:
+        raise ValueError(f"there is no dead letter {identifier}: `penstock dead list` shows what there is")
+    one: DeadMessage | DeadGroup = found[0]
+    return one
+
+
+@app.command("list")
+def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
+    """Show what could not be used, with the reason."""
+    from orchestrator.pool.dead import DeadGroup, DeadMessage, dead_groups, dead_messages
+
+    async def work(connection: "AsyncConnection", run_id: int) -> tuple[list[DeadMessage], list[DeadGroup]]:
+        return await dead_messages(connection, run_id), await dead_groups(connection, run_id)
+
+    messages, groups = _ask(Home.at(config).connected(), work)
+    rows = [
+        {"id": f"m{m.number}", "at": str(m.at), "what": f"message {m.subject}", "reason": m.reason}
+        for m in messages
+    ] + [
+        {
+            "id": f"g{g.group_id}",
+            "at": str(g.at),
+            "what": f"group {g.submission} ({g.task}, {g.scaffold})",
+            "reason": g.reason,
+        }
+        for g in groups
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        typer.echo("nothing is dead")
+        return
+    table = Table("id", "at", "what", "reason")
+    for row in rows:
+        reason = row["reason"] if len(row["reason"]) <= SHOWN else row["reason"][: SHOWN - 1] + "…"
+        table.add_row(row["id"], row["at"][:19], row["what"], reason)
+    Console(width=None if Console().is_terminal else 160).print(table)
+
+
+@app.command()
+def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
+    """Show one whole, as JSON: a message's body, or a group's attempts with their logs."""
+    from dataclasses import asdict
+
+    from orchestrator.pool.dead import DeadMessage, attempts_of
+
+    async def work(connection: "AsyncConnection", run_id: int) -> dict[str, Any]:
+        found = await _find(connection, run_id, identifier)
+        if isinstance(found, DeadMessage):
+            return {**asdict(found), "body": _readable(found.body)}
+        return {
+            **asdict(found),
+            "attempts": [asdict(each) for each in await attempts_of(connection, found.group_id)],
+        }
+
+    typer.echo(json.dumps(_ask(Home.at(config).connected(), work), indent=2, default=str))
+
+
+@app.command()
+def retry(identifier: IdArgument, config: ConfigOption = HERE) -> None:
+    """Try again: publish the message once more, or submit the group's task anew under a name of its own."""
+    from orchestrator.pool.dead import DeadGroup, DeadMessage, next_retry
+
+    resolved = Home.at(config).connected()
+
+    async def work(connection: "AsyncConnection", run_id: int) -> tuple["DeadMessage | DeadGroup", str]:
+        found = await _find(connection, run_id, identifier)
+        again = await next_retry(connection, run_id, found.submission) if isinstance(found, DeadGroup) else ""
+        return found, again
+
+    found, again = _ask(resolved, work)
+    if isinstance(found, DeadMessage):
+        typer.echo(anyio.run(_publish_again, resolved, found))
+    else:
+        typer.echo(anyio.run(_submit_again, resolved, found, again))
+
+
+@app.command()
+def drop(identifier: IdArgument, config: ConfigOption = HERE) -> None:
+    """Forget a message for good. A group stays: it is what became of its submission."""
+    from orchestrator.pool.dead import drop_message
+
+    kind, number = _parse(identifier)
+    if kind == "g":
+        raise ValueError(f"{identifier} is the record of what became of a submission, and stays")
+
+    async def work(connection: "AsyncConnection", run_id: int) -> None:
+        await _find(connection, run_id, identifier)
+        await drop_message(connection, number)
+
+    _ask(Home.at(config).connected(), work)
+    typer.echo(f"{identifier} is dropped")
+
+
+async def _publish_again(config: Config, message: "DeadMessage") -> str:
+    """Published first, dropped then: in between it is twice there, and ingest takes what it has as a no-op."""
+    from orchestrator.bus.base import Outgoing
+    from orchestrator.bus.nats import NatsBus
+    from orchestrator.pool.dead import drop_message
+    from orchestrator.pool.engine import open_engine
+
+    async with NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus:
+        # An id of its own: the stream remembers the first one for a while, and would swallow it.
+        name = f"{message.msg_id or 'dead'}:again:{message.number}"
+        await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))
+    async with (
+        open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
+        engine.begin() as connection,
+    ):
+        await drop_message(connection, message.number)
+    return f"m{message.number} is published again to {message.subject}"
+
+
+async def _submit_again(config: Config, group: "DeadGroup", submission: str) -> str:
+    from orchestrator.bus.nats import NatsBus
+    from orchestrator.contracts.events import TaskSubmitted
+    from orchestrator.publish import publish_tasks
+
+    event = TaskSubmitted(
+        task=group.body,
+        submission=submission,
+        purpose=group.purpose,
+        scaffold=group.scaffold,
+        group_size=group.size,
+        label=group.label,
+        version=group.version,
+        sampling=group.sampling,
+    )
+    async with NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus:
+        answers = await publish_tasks(bus, config.run.name, [(group.domain, event)], ANSWER_S)
+    status, reason = answers.get(
+        submission, ("unanswered", f"no orchestrator answered within {ANSWER_S:g} s")
+    )
+    if status != "accepted":
+        raise ValueError(f"{submission} was {status}: {reason}")
+    return f"g{group.group_id} is submitted again as {submission}"
+
+
+def _readable(body: bytes) -> Any:
+    """A body as JSON where it is JSON, else as text."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "backslashreplace")

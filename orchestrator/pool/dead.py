@@ -1,0 +1,120 @@
+"""What could not be used: messages with their reason, and groups of which a rollout used up its attempts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import GroupState
+from orchestrator.pool.tables import attempts, dead_letters, groups, rollouts, submissions, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A message as it arrived. `run_id` is None where its subject names no run of this database."""
+
+    number: int
+    run_id: int | None
+    at: datetime
+    stream: str
+    subject: str
+    schema: str | None
+    msg_id: str | None
+    reason: str
+    deliveries: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadAttempt:
+    """One attempt of a dead group, with the end of its log."""
+
+    rollout_id: int
+    attempt: int
+    failure_class: str | None
+    reason: str | None
+    runner: str | None
+    steps: int | None
+    log: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """A group that was given up; `body` is its task as it was submitted."""
+
+    group_id: int
+    at: datetime | None
+    submission: str
+    task: str
+    domain: str
+    purpose: str
+    scaffold: str
+    size: int
+    label: str | None
+    version: int | None
+    sampling: dict[str, Any] | None
+    reason: str
+    body: dict[str, Any]
+
+
+async def dead_messages(
+    connection: AsyncConnection, run_id: int, number: int | None = None
+) -> list[DeadMessage]:
+    """The run's, and those of no run at all, oldest first; with `number`, that one or none."""
+    table = dead_letters.c
+    query = select(
+        table.dead_letter_id, table.run_id, table.at, table.stream, table.subject, table.schema, table.msg_id, table.reason,
+        table.deliveries, table.body,
+    ).where(or_(table.run_id == run_id, table.run_id.is_(None))).order_by(table.dead_letter_id)  # fmt: skip
+    if number is not None:
+        query = query.where(table.dead_letter_id == number)
+    return [DeadMessage(*tuple(row)) for row in await connection.execute(query)]
+
+
+async def dead_groups(connection: AsyncConnection, run_id: int, number: int | None = None) -> list[DeadGroup]:
+    """The run's, oldest first; with `number`, that one or none."""
+    table = groups.c
+    query = (
+        select(
+            table.group_id, table.ended, table.submission, tasks.c.name, table.domain, table.purpose, table.scaffold, table.size,
+            table.label, table.pinned_version, table.sampling, table.reason, tasks.c.body,
+        )
+        .join(tasks, tasks.c.task_id == table.task_id)
+        .where(table.run_id == run_id, table.state == GroupState.DEAD)
+        .order_by(table.group_id)
+    )  # fmt: skip
+    if number is not None:
+        query = query.where(table.group_id == number)
+    return [DeadGroup(*tuple(row)) for row in await connection.execute(query)]
+
+
+async def attempts_of(connection: AsyncConnection, group_id: int) -> Sequence[DeadAttempt]:
+    """Every attempt of a group's rollouts, in order."""
+    table = attempts.c
+    query = (
+        select(table.rollout_id, table.attempt, table.failure_class, table.reason, table.runner, table.steps, table.log)
+        .join(rollouts, rollouts.c.rollout_id == table.rollout_id)
+        .where(rollouts.c.group_id == group_id)
+        .order_by(table.rollout_id, table.attempt)
+    )  # fmt: skip
+    return [DeadAttempt(*row) for row in await connection.execute(query)]
+
+
+async def next_retry(connection: AsyncConnection, run_id: int, submission: str) -> str:
+    """The submission under which a dead one is tried again: `<submission>:retry-<n>`. What it became itself stays on record."""
+    first = submission.partition(":retry-")[0]
+    known = await connection.scalar(
+        select(func.count()).where(
+            submissions.c.run_id == run_id, submissions.c.submission.startswith(f"{first}:retry-", autoescape=True)
+        )
+    )  # fmt: skip
+    return f"{first}:retry-{int(known or 0) + 1}"
+
+
+async def drop_message(connection: AsyncConnection, number: int) -> bool:
+    """Delete a dead message. False when there is none of that number."""
+    done = await connection.execute(delete(dead_letters).where(dead_letters.c.dead_letter_id == number))
+    return bool(done.rowcount)

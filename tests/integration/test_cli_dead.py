@@ -1,0 +1,193 @@
+"""`penstock dead`: what could not be used is listed, shown whole, tried again and, where it is a message, dropped."""
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.nats import NatsBus
+from orchestrator.cli.main import app
+from orchestrator.config import Config, load
+from orchestrator.contracts.events import TaskSubmitted, encode
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.context import Flow
+from orchestrator.flow.intake import Intake
+from orchestrator.home import write_template
+from orchestrator.pool.engine import open_engine
+from tests import builders
+
+pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+TASK = {"files": {"task.toml": "", "instruction.md": "Say 7.", "tests/test.sh": "exit 0\n"}}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The intake logs beside the commands, whose output is read here."""
+    with capture_logs():
+        yield
+
+
+@pytest.fixture
+def home(
+    tmp_path: Path, database_url: str, nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A directory with a configuration whose run nobody else uses."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    write_template(tmp_path, f"r{secrets.token_hex(4)}", "")
+    return tmp_path
+
+
+async def dead(home: Path, *arguments: str) -> Result:
+    """One command, beside the event loop."""
+    return await anyio.to_thread.run_sync(
+        partial(CliRunner().invoke, app, ["dead", *arguments, "-c", str(home)])
+    )
+
+
+async def listed(home: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((await dead(home, "list", "--json")).stdout)
+    return found
+
+
+async def until(what: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(20):
+        while not await what():
+            await anyio.sleep(0.05)
+
+
+async def count(engine: AsyncEngine, query: str) -> int:
+    async with engine.connect() as connection:
+        return int(await connection.scalar(text(query)) or 0)
+
+
+async def test_a_message_is_shown_whole_published_again_and_dropped(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with (
+        open_engine(database_url) as engine,
+        NatsBus.connect(nats_server.url) as bus,
+        anyio.create_task_group() as group,
+    ):
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        assert (await dead(home, "list")).stdout == "nothing is dead\n"
+        group.start_soon(Intake(Flow(run.run_id, run.name, config, engine, bus), ["shell"]).run)
+        subject = subjects.tasks(run.name, "coding")
+        good = encode(TaskSubmitted(task=TASK, submission="later"))
+        await bus.publish(Outgoing(subject, "new-kind", "Hovercraft/1", good))
+        await bus.publish(Outgoing(subject, "broken", "", b"\xff{not json"))
+
+        async def both() -> bool:
+            return len(await listed(home)) == 2
+
+        await until(both)
+        newer, broken = await listed(home)
+        assert "unknown schema 'Hovercraft/1'" in newer["reason"] and subject in newer["what"]
+        assert newer["id"] in (await dead(home, "list")).stdout
+        shown = json.loads((await dead(home, "show", newer["id"])).stdout)
+        assert (shown["msg_id"], shown["body"]["submission"]) == ("new-kind", "later")
+        assert json.loads((await dead(home, "show", broken["id"])).stdout)["body"] == "\\xff{not json"
+
+        done = await dead(home, "drop", broken["id"])
+        assert (done.exit_code, done.stdout) == (0, f"{broken['id']} is dropped\n")
+        # It is still of an unknown kind, so it comes back as another dead letter: nothing is lost by trying.
+        assert (await dead(home, "retry", newer["id"])).exit_code == 0
+
+        async def again() -> bool:
+            found = await listed(home)
+            return len(found) == 1 and found[0]["id"] not in (newer["id"], broken["id"])
+
+        await until(again)
+        # What was repaired meanwhile is taken.
+        async with engine.begin() as connection:
+            await connection.execute(text("UPDATE dead_letters SET schema = NULL"))
+        assert (await dead(home, "retry", (await listed(home))[0]["id"])).exit_code == 0
+
+        async def taken() -> bool:
+            return await count(engine, "SELECT count(*) FROM groups WHERE submission = 'later'") == 1
+
+        await until(taken)
+        assert await listed(home) == []
+        group.cancel_scope.cancel()
+
+
+async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_name_of_its_own(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with (
+        open_engine(database_url) as engine,
+        NatsBus.connect(nats_server.url) as bus,
+        anyio.create_task_group() as group,
+    ):
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        group.start_soon(Intake(Flow(run.run_id, run.name, config, engine, bus), ["shell"]).run)
+        event = TaskSubmitted(task=TASK, submission="one", purpose="eval", sampling={"temperature": 0.0})
+        await bus.publish(Outgoing(subjects.tasks(run.name, "coding"), "one", event.schema(), encode(event)))
+
+        async def accepted() -> bool:
+            return await count(engine, "SELECT count(*) FROM groups") == 1
+
+        await until(accepted)
+        async with engine.begin() as connection:
+            await connection.execute(
+                text("UPDATE groups SET state = 'dead', reason = 'its attempts are used up', ended = now()")
+            )
+            await connection.execute(
+                text(
+                    "INSERT INTO attempts (run_id, rollout_id, attempt, epoch, failure_class, reason, log)"
+                    " SELECT run_id, rollout_id, 1, 1, 'infra_failure', 'the sandbox died', 'bwrap: killed' FROM rollouts LIMIT 1"
+                )
+            )
+        (letter,) = await listed(home)
+        assert letter["reason"] == "its attempts are used up" and "group one" in letter["what"]
+        shown = json.loads((await dead(home, "show", letter["id"])).stdout)
+        assert [each["log"] for each in shown["attempts"]] == ["bwrap: killed"]
+        for n in (1, 2):
+            done = await dead(home, "retry", letter["id"])
+            assert (done.exit_code, done.stdout) == (
+                0,
+                f"{letter['id']} is submitted again as one:retry-{n}\n",
+            )
+        query = (
+            "SELECT count(*) FROM groups WHERE submission LIKE 'one:retry-%' AND purpose = 'eval' AND state = 'accepted'"
+            " AND sampling = '{\"temperature\": 0.0}'"
+        )
+        assert await count(engine, query) == 2
+        assert await count(engine, "SELECT count(*) FROM groups WHERE submission = 'one' AND done") == 1
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("show", "x1"),
+            "'x1' is no dead letter: give m and the number of a message, or g and that of a group",
+        ),
+        (("show", "m99"), "there is no dead letter m99: `penstock dead list` shows what there is"),
+        (("retry", "g99"), "there is no dead letter g99"),
+        (("drop", "g1"), "g1 is the record of what became of a submission, and stays"),
+    ],
+)
+async def test_what_is_not_there_is_named(
+    home: Path, database_url: str, arguments: tuple[str, str], said: str
+) -> None:
+    async with open_engine(database_url) as engine:
+        await builders.make_run(engine, load(home / "penstock.toml"))
+    done = await dead(home, *arguments)
+    assert done.exit_code == 1 and said in str(done.exception)
