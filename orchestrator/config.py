@@ -62,6 +62,10 @@ class QueueSection(_Section):
     group_size: Annotated[int, Field(ge=2)] = 4  # G
     max_attempts: Positive = 3
     min_batch_groups: Annotated[int, Field(ge=0)] = 0  # P_min; 0 = ⌈P/2⌉
+    # The circuit breaker: nothing is dispatched while this share of the attempts that ended lately failed for the platform's sake.
+    breaker_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    breaker_attempts: Positive = 50  # fewer say nothing
+    breaker_window_s: Annotated[float, Field(gt=0)] = 60.0
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -3,7 +3,11 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | seq, assignments in the outbox | accepted groups; room in the queue | intake; concluded groups; committed batches |
+| nothing while the platform fails most attempts | the circuit breaker | attempts that end well; time |
 """
+
+import math
+import time
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -11,12 +15,18 @@ from orchestrator.bus import subjects
 from orchestrator.config import Config
 from orchestrator.contracts.events import RolloutAssigned
 from orchestrator.flow.context import Flow
-from orchestrator.pool.dispatch import Assignment, QueueView, dispatch_other, dispatch_train
+from orchestrator.log import get
+from orchestrator.pool import history
+from orchestrator.pool.dispatch import Assignment, QueueView, dispatch_other, dispatch_train, ended_lately
 from orchestrator.pool.outbox import owe_all
 from orchestrator.pool.transact import transact
 from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
+from orchestrator.scheduling.breaker import BreakerSettings, halts
+
+log = get(__name__)
 
 PERIOD_S = 0.2
+LOOK_S = 1.0
 
 
 def queue_settings(config: Config) -> QueueSettings:
@@ -34,11 +44,51 @@ def queue_settings(config: Config) -> QueueSettings:
     )
 
 
+class Breaker:
+    """The circuit breaker as the dispatcher sees it: looked at every `LOOK_S`, told about when it changes."""
+
+    def __init__(self, flow: Flow) -> None:
+        queue = flow.config.queue
+        self._flow = flow
+        self._settings = BreakerSettings(queue.breaker_rate, queue.breaker_attempts, queue.breaker_window_s)
+        self._looked = -math.inf
+        self.halted = False
+
+    async def look(self) -> bool:
+        """Whether admission is halted."""
+        if time.monotonic() - self._looked < LOOK_S:
+            return self.halted
+        ended, failed = await transact(
+            self._flow.engine,
+            lambda connection: ended_lately(connection, self._flow.run_id, self._settings.window_s),
+        )
+        self._looked, before = time.monotonic(), self.halted
+        self.halted = halts(ended, failed, self._settings)
+        if self.halted and not before:
+            log.error(
+                "admission.halted",
+                ended=ended,
+                infra_failures=failed,
+                within_s=self._settings.window_s,
+                consequence="nothing is dispatched until attempts end well again; look for their reasons in attempts.reason",
+            )
+            await transact(
+                self._flow.engine,
+                lambda connection: history.count(connection, self._flow.run_id, "admission_halted"),
+            )
+        elif before and not self.halted:
+            log.info("admission.resumed", ended=ended, infra_failures=failed)
+        return self.halted
+
+
 async def dispatcher(flow: Flow) -> None:
     """Dispatch until cancelled."""
+    breaker = Breaker(flow)
     while True:
-        if await transact(flow.engine, lambda connection: dispatch(connection, flow)):
-            flow.signals.outbox.set()
+        if not await breaker.look():
+            dispatched = await transact(flow.engine, lambda connection: dispatch(connection, flow))
+            if dispatched:
+                flow.signals.outbox.set()
         await flow.signals.work.wait(PERIOD_S)
 
 

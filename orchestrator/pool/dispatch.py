@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import BatchState, GroupState, Purpose, RolloutState
+from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.pool import history
-from orchestrator.pool.tables import batches, groups, queue, rollouts
+from orchestrator.pool.tables import attempts, batches, groups, queue, rollouts
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -73,6 +73,18 @@ async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
         running_rollouts=int(busy or 0),
     )
     return QueueView(row.intake_open, row.admission_open, counts, served, accepted)
+
+
+async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
+    """(attempts that ended within the last `window_s` seconds, infrastructure failures among them)."""
+    lately = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
+    failed = func.count().filter(attempts.c.failure_class == FailureClass.INFRA_FAILURE)
+    row = (
+        await connection.execute(
+            select(func.count(), failed).where(attempts.c.run_id == run_id, attempts.c.ended > lately)
+        )
+    ).one()
+    return int(row[0]), int(row[1])
 
 
 async def dispatch_train(

@@ -15,7 +15,7 @@ from orchestrator.contracts.errors import ServiceError
 
 CLOSE_S = 5.0
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
 
 

@@ -231,6 +231,7 @@ attempts = Table(
     Column("log", Text),
     PrimaryKeyConstraint("rollout_id", "attempt"),
     _one_of("failure_class", FailureClass),
+    Index("attempts_ended", "run_id", "ended", postgresql_where=text("ended IS NOT NULL")),
     comment="An infrastructure try of a rollout, 1-based; steps, last_idx and digest are what its sealed session announced.",
 )
 

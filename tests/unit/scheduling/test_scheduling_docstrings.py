@@ -5,11 +5,11 @@ from types import ModuleType
 
 import pytest
 
-from orchestrator.scheduling import admission, batching, completion, window
+from orchestrator.scheduling import admission, batching, breaker, completion, window
 
 
 @pytest.mark.parametrize(
-    "module", [admission, batching, completion, window], ids=lambda m: m.__name__.split(".")[-1]
+    "module", [admission, batching, breaker, completion, window], ids=lambda m: m.__name__.split(".")[-1]
 )
 def test_every_worked_example_gives_the_numbers_that_it_shows(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
