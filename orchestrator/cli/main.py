@@ -5,7 +5,7 @@ import sys
 import typer
 
 from orchestrator.bus.base import BusError
-from orchestrator.cli import dead, pool, processes, runs, scaffold, sft, tasks
+from orchestrator.cli import audit, dead, pool, processes, runs, scaffold, sft, tasks
 from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
@@ -20,9 +20,12 @@ app = typer.Typer(
 processes.register(app)
 runs.register(app)
 pool.register(app)
+audit.register(app)
 app.add_typer(tasks.app, name="tasks", help="Publish, check and generate tasks.")
 app.add_typer(scaffold.app, name="scaffold", help="Agents: write one, try it, install its program.")
-app.add_typer(dead.app, name="dead", help="What could not be used: messages, and groups without attempts left.")
+app.add_typer(
+    dead.app, name="dead", help="What could not be used: messages, and groups without attempts left."
+)
 app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
 
 

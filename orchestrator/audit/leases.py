@@ -1,0 +1,152 @@
+"""I5: no sandbox, process or GPU lease outlives its owner by more than its TTL. Times are the database's: now() is the snapshot's."""
+
+import time
+
+import anyio.to_thread
+
+from orchestrator.audit.findings import Checked, Findings
+from orchestrator.audit.snapshot import Snapshot
+from orchestrator.audit.statement import Statement, at_the_end
+from sandboxes.owner import record_path, records
+
+# A reported rollout waits up to a minute for its steps (pool.results.ARRIVAL); whoever renews may have begun before this snapshot.
+SLACK_S = 5
+
+
+def _alive(process: str, snapshot: Snapshot) -> str:
+    if snapshot.ended:
+        return "the run has ended"
+    if snapshot.outside.alive is None:
+        return f"it is not known whether the {process} lives"
+    return "" if snapshot.lives(process) else f"no {process} lives: leases wait for one"
+
+
+def _reaper_alive(snapshot: Snapshot) -> str:
+    return _alive("orchestrator", snapshot)
+
+
+def _gateway_alive(snapshot: Snapshot) -> str:
+    return _alive("gateway", snapshot)
+
+
+LEASES = (
+    # Work that is leased has an end of its lease, else no reaper ever looks; a lease on anything else has outlived its work.
+    Statement(
+        "I5",
+        "leases are on what is being worked on",
+        "rollouts where run_id = :run",
+        """select rollout_id, state, lease_owner, lease_epoch, lease_until from rollouts
+            where run_id = :run
+              and ((state in ('running', 'verifying', 'reported')) <> (lease_until is not null)
+                or (lease_owner is not null and state not in ('running', 'verifying')))""",
+        "rollout {rollout_id} is {state} with a lease of {lease_owner} until {lease_until}",
+    ),
+    # A renewal gives one TTL from now: a longer lease would outlive a dead owner by more than that.
+    Statement(
+        "I5",
+        "leases are no longer than their time to live",
+        "rollouts where run_id = :run and lease_until is not null",
+        f"""select rollout_id, state, lease_owner, lease_until, extract(epoch from lease_until - now())::float8 as left_s from rollouts
+            where run_id = :run
+              and lease_until > now() + make_interval(secs => {SLACK_S} + greatest(:ttl, case state when 'reported' then 60 else 0 end))""",
+        "rollout {rollout_id} ({state}) is leased for another {left_s:.0f} s, which is more than one time to live",
+    ),
+    # The reaper looks every min(1 s, TTL/10); after an absence it gives one full TTL. Whatever ran out longer ago was forgotten.
+    Statement(
+        "I5",
+        "leases that ran out are taken back",
+        "rollouts where run_id = :run and lease_until is not null",
+        """select rollout_id, state, lease_owner, lease_epoch, lease_until, extract(epoch from now() - lease_until)::float8 as late_s from rollouts
+            where run_id = :run and lease_until < now() - make_interval(secs => :ttl + least(1, :ttl / 10))""",
+        "the lease of rollout {rollout_id} ({state}, {lease_owner}, epoch {lease_epoch}) ran out {late_s:.0f} s ago, and nobody took it back",
+        _reaper_alive,
+    ),
+    Statement(
+        "I5",
+        "nothing runs when the run has ended",
+        "rollouts where run_id = :run",
+        """select r.rollout_id, r.state, r.lease_owner, g.purpose from rollouts r join groups g on g.group_id = r.group_id
+            where r.run_id = :run and (r.state in ('running', 'verifying') or r.lease_until is not null)
+              and (g.purpose = 'train' or :everybody)""",
+        "the run has ended, but attempt of rollout {rollout_id} is still {state} (lease of {lease_owner})",
+        at_the_end,
+    ),
+    # The epoch fences: each is leased once, so two attempts under one epoch, or one beyond the current, are two owners at once.
+    Statement(
+        "I5",
+        "lease epochs are leased once",
+        "attempts where run_id = :run",
+        """select a.rollout_id, a.attempt, a.epoch, r.attempt as current_attempt, r.lease_epoch from attempts a
+             left join rollouts r on r.rollout_id = a.rollout_id and r.run_id = a.run_id
+            where a.run_id = :run
+              and (r.rollout_id is null or a.attempt > r.attempt or a.epoch > r.lease_epoch or a.attempt < 1
+                or exists (select 1 from attempts b where b.rollout_id = a.rollout_id and b.attempt < a.attempt and b.epoch >= a.epoch))""",
+        "attempt {attempt} of rollout {rollout_id} has epoch {epoch}: an earlier attempt has it too, or the rollout (attempt {current_attempt}, "
+        "epoch {lease_epoch}) never came so far",
+    ),
+    Statement(
+        "I5",
+        "steps are of the epoch of their attempt",
+        "steps where run_id = :run",
+        """select s.rollout_id, s.attempt, s.idx, s.epoch, a.epoch as leased from steps s
+             left join attempts a on a.rollout_id = s.rollout_id and a.attempt = s.attempt
+            where s.run_id = :run and (a.epoch is null or s.epoch > a.epoch)""",
+        "step {rollout_id}:{attempt}:{idx} was written under epoch {epoch}, its attempt was leased under {leased}",
+    ),
+    # A server that was brought to a version was brought there by a gateway, whose name stays in the row.
+    Statement(
+        "I5",
+        "rollout servers have an owner",
+        "rollout_servers where run_id = :run",
+        """select server_id, url, state, version from rollout_servers
+            where run_id = :run and owner is null and (state <> 'starting' or lease_until is not null)""",
+        "rollout server {server_id} ({url}) is {state}, but nobody ever leased it",
+    ),
+    Statement(
+        "I5",
+        "rollout servers have one owner",
+        "rollout_servers where run_id = :run and lease_until > now()",
+        """select s.server_id, s.url, s.owner, o.run_id as other_run, o.owner as other_owner
+             from rollout_servers s join rollout_servers o on o.url = s.url and o.server_id <> s.server_id
+            where s.run_id = :run and s.lease_until > now() and o.lease_until > now()""",
+        "rollout server {server_id} ({url}) is leased by {owner} and by {other_owner} of run {other_run}",
+    ),
+    # A living gateway renews, or takes over what ran out.
+    Statement(
+        "I5",
+        "leases of rollout servers are renewed",
+        "rollout_servers where run_id = :run and lease_until is not null",
+        """select server_id, url, owner, extract(epoch from now() - lease_until)::float8 as late_s from rollout_servers
+            where run_id = :run and lease_until < now() - make_interval(secs => :server_ttl)""",
+        "the lease of rollout server {server_id} ({url}, {owner}) ran out {late_s:.0f} s ago, and no gateway took it over",
+        _gateway_alive,
+    ),
+)
+
+
+async def sandboxes(snapshot: Snapshot) -> Checked:
+    """What a dead owner left behind must be gone within the TTL; when it died is not written, so its sandbox's age stands for that."""
+    findings = Findings("I5", "sandboxes of dead owners are removed")
+    root = snapshot.outside.sandboxes
+    if root is None:
+        reason = "sandboxes belong to a machine, not to a run: their directory was not given"
+        return Checked(findings.invariant, findings.name, 0, 0, (), reason)
+    ttl_s = snapshot.config.rollout.lease_ttl_s
+
+    def look() -> None:
+        for record in records(root):
+            findings.examined += 1
+            try:
+                age_s = time.time() - record_path(root, record.id).stat().st_mtime
+            except FileNotFoundError:  # closed while we looked
+                continue
+            if record.owner.is_dead() and age_s > ttl_s:
+                findings.add(
+                    f"sandbox {record.id} is {age_s:.0f} s old, and its owner (pid {record.owner.pid}) is dead",
+                    sandbox=record.id,
+                    directory=str(root / record.id),
+                    owner_pid=record.owner.pid,
+                )
+
+    await anyio.to_thread.run_sync(look)
+    return findings.checked()

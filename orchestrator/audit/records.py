@@ -1,0 +1,98 @@
+"""I3, rewards and history: append-only means revisions without gaps, parts that still add up, pinned values that still are what they name."""
+
+from orchestrator.audit.statement import Statement
+
+
+def _revisions(table: str, thing: str) -> Statement:
+    # Revisions are 1, 2, 3 …: a gap is a row that was taken away.
+    return Statement(
+        "I3",
+        f"{table} are append-only",
+        f"{table} where run_id = :run",
+        f"""select rollout_id, array_agg(revision order by revision) as revisions from {table} where run_id = :run
+             group by rollout_id having min(revision) <> 1 or max(revision) <> count(*)""",
+        f"rollout {{rollout_id}} has {thing} of revisions {{revisions}}: one is missing",
+    )
+
+
+# The state that an entity is in is the state that its history ends with: the same transaction writes both.
+_CURRENT = """select kind, entity_id, state, last_state from (
+      select 'group' as kind, g.group_id as entity_id, g.state from groups g where g.run_id = :run
+      union all select 'rollout', r.rollout_id, r.state from rollouts r where r.run_id = :run
+      union all select 'batch', b.batch_id, b.state from batches b where b.run_id = :run
+      union all select 'run', n.run_id, n.state from runs n where n.run_id = :run) now_it_is
+    left join (select distinct on (kind, entity_id) kind, entity_id, to_state as last_state from transitions
+                where run_id = :run order by kind, entity_id, transition_id desc) history using (kind, entity_id)
+   where state is distinct from last_state"""
+
+RECORDS = (
+    # Prompts are content-addressed: whatever has their sha was computed from these ids.
+    Statement(
+        "I3",
+        "digests of prompts",
+        "prompts where run_id = :run",
+        "select sha as prompt, n from prompts where run_id = :run and sha <> sha256(ids)",
+        "a prompt of {n} ids is not the one that was recorded: its sha does not match its ids",
+    ),
+    _revisions("verdicts", "verdicts"),
+    _revisions("rewards", "rewards"),
+    Statement(
+        "I3",
+        "verified rollouts have their verdict",
+        "rollouts where run_id = :run and state = 'verified'",
+        """select r.rollout_id, r.attempt from rollouts r
+            where r.run_id = :run and r.state = 'verified'
+              and not exists (select 1 from verdicts v where v.rollout_id = r.rollout_id and v.attempt = r.attempt)""",
+        "rollout {rollout_id} is verified, but has no verdict of its attempt {attempt}",
+    ),
+    # A reward names the verdict that it was made of, and repeats its number: neither may change alone.
+    Statement(
+        "I3",
+        "rewards are of their verdicts",
+        "rewards where run_id = :run",
+        """select w.rollout_id, w.revision, w.verdict_revision, w.performance, v.reward as verdict
+             from rewards w left join verdicts v on v.rollout_id = w.rollout_id and v.revision = w.verdict_revision
+            where w.run_id = :run and (v.rollout_id is null or v.attempt <> w.attempt or v.reward <> w.performance)""",
+        "reward {rollout_id}/{revision} has performance {performance}, but its verdict (revision {verdict_revision}) says {verdict}",
+    ),
+    Statement(
+        "I3",
+        "rewards are the sum of their parts",
+        "rewards where run_id = :run",
+        """select rollout_id, revision, total, performance + beta * speed + alpha * process as parts, advantage from rewards
+            where run_id = :run and (abs(total - (performance + beta * speed + alpha * process)) > 1e-6
+                                  or abs(advantage - (per_step -> 0 ->> 'advantage')::float8) > 1e-9)""",
+        "reward {rollout_id}/{revision} has total {total} and advantage {advantage}, which its parts do not give ({parts})",
+    ),
+    # What a batch trained is pinned by revision and repeated: the row that it names must still say the same.
+    Statement(
+        "I3",
+        "pinned rewards are those that they name",
+        "batch_rollouts br join batches b on b.batch_id = br.batch_id where b.run_id = :run",
+        """select b.batch_no, br.rollout_id, br.reward_revision, br.advantage as pinned, w.advantage as named
+             from batch_rollouts br join batches b on b.batch_id = br.batch_id
+             left join rewards w on w.rollout_id = br.rollout_id and w.revision = br.reward_revision
+            where b.run_id = :run
+              and (w.attempt, w.baseline, w.divisor, w.advantage) is distinct from (br.attempt, br.baseline, br.divisor, br.advantage)""",
+        "batch {batch_no} pinned advantage {pinned} of rollout {rollout_id}, but reward revision {reward_revision} says {named} or has other parts",
+    ),
+    Statement(
+        "I3",
+        "histories end in the current state",
+        "transitions where run_id = :run",
+        _CURRENT,
+        "{kind} {entity_id} is {state}, but its history ends with {last_state}",
+    ),
+    # Each change begins where the one before ended, and is one that the state machine has.
+    Statement(
+        "I3",
+        "histories have no gaps and no impossible changes",
+        "transitions where run_id = :run",
+        """select transition_id, kind, entity_id, before, from_state, to_state from (
+             select *, lag(to_state) over (partition by kind, entity_id order by transition_id) as before
+               from transitions where run_id = :run) t
+            where from_state is distinct from before
+               or kind || ':' || coalesce(from_state, '') || '>' || to_state <> all(cast(:moves as text[]))""",
+        "{kind} {entity_id} went from {from_state} to {to_state} when it was {before} (transition {transition_id})",
+    ),
+)

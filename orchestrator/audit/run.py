@@ -1,0 +1,64 @@
+"""All checks of one run, over one snapshot."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.audit.accepted import ACCEPTED
+from orchestrator.audit.batches import BATCHES, digests
+from orchestrator.audit.failures import FAILURES
+from orchestrator.audit.findings import Checked, Report
+from orchestrator.audit.leases import LEASES, sandboxes
+from orchestrator.audit.queue import QUEUE, takes
+from orchestrator.audit.records import RECORDS
+from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
+from orchestrator.audit.statement import all_of
+from orchestrator.audit.steps import announced, sample_of, sampling_digests, step_digests
+from orchestrator.audit.versions import VERSIONS, weights
+
+
+async def audit(
+    engine: AsyncEngine,
+    run: str,
+    policies_root: Path | None = None,
+    ledger: Path | Sequence[str] | None = None,
+    *,
+    alive: frozenset[str] | None = None,
+    sandbox_root: Path | None = None,
+    sample: int | None = None,
+) -> Report:
+    """Check I1–I7 of the run called `run`, live or ended, and name every row that breaks one. Writes nothing.
+
+    `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`
+    are the run's living processes; `sandbox_root` is where this machine's sandboxes lie; `sample` bounds how many rollouts have their
+    bytes recomputed. What is None is not known: the checks that need it are skipped, and say so. One connection, one
+    repeatable-read transaction. Raises ConfigurationError when there is no such run, OSError when the ledger cannot be read.
+    """
+    ids = ledger.read_text(encoding="utf-8").split() if isinstance(ledger, Path) else ledger
+    outside = Outside(policies_root, ids, alive, sandbox_root, sample)
+    began = time.monotonic()
+    async with take_snapshot(engine, run, outside) as snapshot:
+        checks = await _checks(snapshot)
+    return Report(run, snapshot.state, checks, time.monotonic() - began)
+
+
+async def _checks(snapshot: Snapshot) -> list[Checked]:
+    some = await sample_of(snapshot)
+    return [
+        *await all_of(snapshot, ACCEPTED),
+        *await all_of(snapshot, BATCHES),
+        await digests(snapshot),
+        await step_digests(snapshot, some),
+        await sampling_digests(snapshot),
+        await announced(snapshot, some),
+        *await all_of(snapshot, RECORDS),
+        *await all_of(snapshot, QUEUE),
+        await takes(snapshot),
+        *await all_of(snapshot, LEASES),
+        await sandboxes(snapshot),
+        *await all_of(snapshot, VERSIONS),
+        await weights(snapshot),
+        *await all_of(snapshot, FAILURES),
+    ]

@@ -1,0 +1,98 @@
+"""`penstock audit`: the invariants, checked on a run that lives or has ended."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.audit import Report
+
+
+async def _audit(home: Home, ledger: Path | None, sample: int | None) -> "Report":
+    from orchestrator.audit import audit as check
+    from orchestrator.embedded.process_spec import ProcessState
+    from orchestrator.embedded.supervisor import read_status
+    from orchestrator.pool.engine import Role, open_engine
+
+    config = home.connected()
+    status = read_status(home.layout)
+    alive: frozenset[str] | None = None  # nothing was ever started here: it runs elsewhere, or nowhere
+    if status is not None:
+        alive = frozenset(
+            process.name
+            for process in status.processes
+            if status.supervisor.alive and process.state is ProcessState.READY
+        )
+    async with open_engine(
+        config.services.database_url, Role.READER, size=2, name="penstock-audit"
+    ) as engine:
+        return await check(engine, config.run.name, home.policies, ledger, alive=alive, sample=sample)
+
+
+def audit(
+    config: ConfigOption = HERE,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A file with one submission id per line, kept by whoever submitted.")
+    ] = None,
+    as_json: JsonOption = False,
+    sample: Annotated[
+        int, typer.Option(help="Recompute the bytes of so many rollouts, chosen at random (0: of all).")
+    ] = 0,
+) -> None:
+    """Check that nothing was lost, changed or trained twice; exit status 1 names what was: penstock audit -c runs/first"""
+    if ledger is not None and not ledger.is_file():
+        raise ConfigurationError(f"there is no ledger {ledger}: it is a file with one submission id per line")
+    report = anyio.run(_audit, Home.at(config), ledger, sample or None)
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        _show(report)
+    if report.violations:
+        raise typer.Exit(1)
+
+
+def _show(report: "Report") -> None:
+    from orchestrator.audit.findings import plain
+
+    console = Console()
+    table = Table("", "check", "rows", "violations")
+    for check in report.checks:
+        outcome = "[dim]skipped[/dim]" if check.skipped else str(check.found)
+        table.add_row(check.invariant, check.name, str(check.examined), outcome)
+    console.print(table)
+    for check in report.checks:
+        if check.skipped:
+            console.print(
+                f"[dim]{check.invariant} {check.name}: skipped, {escape(check.skipped)}[/dim]",
+                highlight=False,
+            )
+    for check in report.checks:
+        for violation in check.violations:
+            rows = ", ".join(f"{key}={plain(value)}" for key, value in violation.rows.items())
+            console.print(
+                f"[red]{violation.invariant}[/red] {escape(violation.what)}  [dim]{escape(rows)}[/dim]",
+                highlight=False,
+            )
+        if check.found > len(check.violations):
+            console.print(
+                f"[red]{check.invariant}[/red] {check.name}: {check.found - len(check.violations)} more"
+            )
+    console.print(
+        f"run {report.run!r} ({report.state}): {report.violations} violations in {report.seconds:.1f} s",
+        highlight=False,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the root."""
+    app.command()(audit)

@@ -1,0 +1,247 @@
+"""The auditor: a healthy run has no violation; whatever is broken on purpose is named, invariant by invariant, with its rows."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.audit import Report, audit
+from orchestrator.cli.main import app
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.home import write_template
+from orchestrator.pool.engine import Role, open_engine
+from tests.integration.audit_damage import BROKEN, BROKEN_AT_THE_END
+from tests.integration.audit_rig import CONFIG, LEDGER, Healthy, healthy
+
+__all__ = ["healthy"]
+pytestmark = [pytest.mark.services]
+
+RUN = CONFIG.run.name
+ALIVE = frozenset({"orchestrator", "gateway"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A copy of the healthy run that a test may break."""
+
+    url: str
+    policies: Path
+    sandboxes: Path
+
+    def version(self, number: int) -> Path:
+        return self.policies / RUN / f"version-{number:06d}"
+
+    async def execute(self, script: str) -> None:
+        """Run statements as the owner, without triggers and foreign keys."""
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute("set session_replication_role = replica")
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
+    async def audit(self, ledger: tuple[str, ...] = LEDGER) -> Report:
+        async with reading(self.url) as engine:
+            return await audit(engine, RUN, self.policies, ledger, alive=ALIVE, sandbox_root=self.sandboxes)
+
+
+def reading(url: str):  # type: ignore[no-untyped-def]
+    return open_engine(url, Role.READER, size=2, name="audit")
+
+
+def copied(databases, healthy: Healthy, template: str, tmp_path: Path) -> Iterator[Place]:  # type: ignore[no-untyped-def]
+    name = f"audit_{secrets.token_hex(6)}"
+    url = databases.create(name, template=template)
+    shutil.copytree(healthy.policies, tmp_path / "policies")
+    (tmp_path / "sandboxes").mkdir()
+    yield Place(url, tmp_path / "policies", tmp_path / "sandboxes")
+    databases.drop(name)
+
+
+@pytest.fixture
+def live(databases, healthy: Healthy, tmp_path: Path) -> Iterator[Place]:  # type: ignore[no-untyped-def]
+    yield from copied(databases, healthy, healthy.live, tmp_path)
+
+
+@pytest.fixture
+def over(databases, healthy: Healthy, tmp_path: Path) -> Iterator[Place]:  # type: ignore[no-untyped-def]
+    yield from copied(databases, healthy, healthy.ended, tmp_path)
+
+
+def _append(name: str) -> Callable[[Place], None]:
+    def work(place: Place) -> None:
+        with (place.version(1) / name).open("ab") as file:
+            file.write(b" ")
+
+    return work
+
+
+def _overwrite(name: str, content: bytes) -> Callable[[Place], None]:
+    def work(place: Place) -> None:
+        (place.version(1) / name).write_bytes(content)
+
+    return work
+
+
+def _leave_a_sandbox(place: Place) -> None:
+    owner = {"boot": "another", "namespace": "pid:[1]", "pid": 4711, "start": 1}
+    record = place.sandboxes / "box.json"
+    record.write_text(json.dumps({"id": "box", "owner": owner, "cgroups": [], "uid": -1}))
+    os.utime(record, (1, 1))
+
+
+WEIGHTS = "weights are those that were published"
+BROKEN_ON_DISK = [
+    ("I6", WEIGHTS, _append("model.safetensors"), "model.safetensors has 10 bytes, not 9"),
+    ("I6", WEIGHTS, _overwrite("model.safetensors", b"weights 9"), "model.safetensors does not match its sha256"),
+    ("I6", WEIGHTS, lambda place: (place.version(1) / "model.safetensors").unlink(), "model.safetensors cannot be read"),
+    ("I6", WEIGHTS, _append("manifest.json"), "is not the published one: its sha256 differs"),
+    ("I6", WEIGHTS, _overwrite("manifest.json", b"[]"), "is not a manifest"),
+    ("I6", WEIGHTS, _overwrite("extra.safetensors", b""), "is not in its manifest: an engine may load it"),
+    ("I6", WEIGHTS, lambda place: shutil.rmtree(place.version(1)), "has no manifest that can be read"),
+    ("I6", WEIGHTS, lambda place: shutil.copy(place.version(2) / "manifest.json", place.version(1)), "its manifest is of version 2, batch 1"),
+    ("I5", "sandboxes of dead owners are removed", _leave_a_sandbox, "and its owner (pid 4711) is dead"),
+]  # fmt: skip
+
+
+def named(report: Report, invariant: str, check: str, said: str) -> None:
+    """The violation is there, under its invariant and check, as one sentence with rows."""
+    [checked] = [found for found in report.checks if found.name == check]
+    assert checked.invariant == invariant
+    assert any(said in violation.what for violation in checked.violations), [
+        (found.name, violation.what) for found in report.checks for violation in found.violations
+    ]
+    for violation in checked.violations:
+        assert violation.invariant == invariant and violation.rows and "\n" not in violation.what
+    assert report.violations >= checked.found >= len(checked.violations)
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["violations"] == report.violations
+
+
+def spelled_out(report: Report) -> list[tuple[str, str]]:
+    return [(check.name, violation.what) for check in report.checks for violation in check.violations]
+
+
+@pytest.mark.anyio
+async def test_a_healthy_run_has_no_violation_while_it_lives(live: Place) -> None:
+    report = await live.audit()
+    assert (report.violations, spelled_out(report)) == (0, [])
+    assert report.state == "active"
+    examined = {check.name: check.examined for check in report.checks if not check.skipped}
+    assert examined["digests of steps"] == 3 * 4 * 7 + 3 * 2 + 2, (
+        "7 finished groups, an evaluation, a partial attempt"
+    )
+    assert examined["digests of batches"] == 3 and examined["takes lie inside the window"] == 7
+    assert examined[WEIGHTS] == 3
+    assert {check.invariant for check in report.checks} == {f"I{n}" for n in range(1, 8)}
+
+
+@pytest.mark.anyio
+async def test_a_healthy_run_has_no_violation_when_it_has_ended(over: Place) -> None:
+    report = await over.audit()
+    assert (report.state, report.violations, spelled_out(report)) == ("ended", 0, [])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("invariant", "check", "script", "said"), BROKEN)
+async def test_what_is_broken_in_a_live_run_is_named(
+    live: Place, invariant: str, check: str, script: str, said: str
+) -> None:
+    await live.execute(script)
+    named(await live.audit(), invariant, check, said)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("invariant", "check", "script", "said"), BROKEN_AT_THE_END)
+async def test_what_is_broken_in_an_ended_run_is_named(
+    over: Place, invariant: str, check: str, script: str, said: str
+) -> None:
+    await over.execute(script)
+    named(await over.audit(), invariant, check, said)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("invariant", "check", "work", "said"), BROKEN_ON_DISK)
+async def test_what_is_broken_on_disk_is_named(
+    live: Place, invariant: str, check: str, work: Callable[[Place], None], said: str
+) -> None:
+    work(live)
+    named(await live.audit(), invariant, check, said)
+
+
+@pytest.mark.anyio
+async def test_every_check_is_broken_on_purpose_by_one_of_these_tests(live: Place) -> None:
+    broken = {row[1] for row in (*BROKEN, *BROKEN_AT_THE_END, *BROKEN_ON_DISK)}
+    assert {check.name for check in (await live.audit()).checks} == broken
+
+
+@pytest.mark.anyio
+async def test_what_is_not_known_is_skipped_and_said(live: Place) -> None:
+    async with reading(live.url) as engine:
+        report = await audit(engine, RUN)
+    reasons = {check.name: check.skipped for check in report.checks if check.skipped}
+    assert reasons["submissions of the ledger are answered"] == "no ledger was given"
+    assert reasons[WEIGHTS] == "the directory of checkpoints was not given"
+    assert reasons["leases that ran out are taken back"] == "it is not known whether the orchestrator lives"
+    assert "belong to a machine" in reasons["sandboxes of dead owners are removed"]
+    assert report.violations == 0
+
+
+@pytest.mark.anyio
+async def test_what_is_under_way_in_a_live_run_is_no_violation(live: Place) -> None:
+    await live.execute("update rollout_servers set state = 'syncing'")
+    report = await live.audit((*LEDGER, "on-its-way"))
+    assert report.violations == 0
+
+
+@pytest.mark.anyio
+async def test_a_sample_looks_into_some_rollouts_and_finds_what_they_have(live: Place) -> None:
+    await live.execute("update steps set chain_sha = row_sha")
+    async with reading(live.url) as engine:
+        report = await audit(engine, RUN, sample=20)
+        [steps] = [check for check in report.checks if check.name == "digests of steps"]
+        assert 0 < steps.examined <= 3 * 20 and steps.found
+        with pytest.raises(ConfigurationError, match="at least 1 rollout"):
+            await audit(engine, RUN, sample=-1)
+        with pytest.raises(ConfigurationError, match="known: healthy"):
+            await audit(engine, "nobody")
+
+
+@pytest.mark.anyio
+async def test_many_violations_are_counted_and_the_first_hundred_spelled_out(live: Place) -> None:
+    await live.execute(
+        "insert into transitions(run_id, kind, entity_id, to_state) select 1, 'group', 5000 + n, 'dead' from generate_series(1, 150) n"
+    )
+    report = await live.audit()
+    [check] = [c for c in report.checks if c.name == "histories have no gaps and no impossible changes"]
+    assert (check.found, len(check.violations)) == (150, 100)
+
+
+def test_the_command_prints_checks_and_violations_and_ends_with_1_when_there_are_any(
+    over: Place, nats_server: EmbeddedNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", over.url)
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    write_template(tmp_path / "home", RUN, "")
+    shutil.copytree(over.policies, tmp_path / "home" / ".penstock" / "policies")
+    ledger = tmp_path / "ledger.txt"
+    ledger.write_text("\n".join(LEDGER), encoding="utf-8")
+    command = ["audit", "-c", str(tmp_path / "home"), "--ledger", str(ledger)]
+    healthy = CliRunner().invoke(app, [*command, "--json"])
+    said = json.loads(healthy.stdout)
+    assert (healthy.exit_code, said["run"], said["state"], said["violations"]) == (0, RUN, "ended", 0)
+    assert said["seconds"] > 0 and {"invariant", "name", "examined", "violations"} <= set(said["checks"][0])
+    ledger.write_text("\n".join((*LEDGER, "ghost")), encoding="utf-8")
+    broken = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert broken.exit_code == 1
+    assert "submission ghost is in the ledger" in broken.stdout and "1 violations" in broken.stdout
+    broken = CliRunner().invoke(app, [*command, "--json"])
+    [first] = [check["violations"] for check in json.loads(broken.stdout)["checks"] if check["violations"]]
+    assert (broken.exit_code, first[0]["rows"]) == (1, {"submission": "ghost"})
