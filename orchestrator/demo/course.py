@@ -1,4 +1,4 @@
-"""The demo's course, on a stack that starts: evaluate, let the loop run, evaluate again, report."""
+"""The demo's course, on a stack that starts: evaluate, let the loop run, evaluate again, audit."""
 
 import subprocess
 import time
@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
+from orchestrator.audit import audit
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.demo.outcome import Results, outcome
@@ -63,7 +64,7 @@ class Course:
         self._suite = draw_suite(seed)
 
     async def run(self) -> Results:
-        """Evaluate, learn, evaluate."""
+        """Evaluate, learn, evaluate, audit."""
         console = self._console
         async with connected(self._directory, self._stack) as client:
             before = await self._evaluate(client, "before", greedy=False)
@@ -76,7 +77,9 @@ class Course:
             console.print()
             after = await self._evaluate(client, "after", greedy=False)
             greedy_after = await self._evaluate(client, "greedy-after", greedy=True)
-            return Results(before, greedy_before, after, greedy_after, await outcome(client), run_s)
+            run = await outcome(client)
+            found = await audit(client.engine, client.run, Home.at(self._directory).policies, client.ledger)
+            return Results(before, greedy_before, after, greedy_after, run, run_s, found)
 
     async def _evaluate(self, client: Client, label: str, *, greedy: bool) -> Evaluation:
         def tick(done: int, total: int) -> None:

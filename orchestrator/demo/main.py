@@ -121,6 +121,8 @@ def main(
                 report.final_line(seed=seed, setup_s=setup_s, policy_s=policy_s, began=began, found=found),
                 flush=True,
             )
+        if found.audit.violations:
+            raise SystemExit(1)
     except* (PenstockError, BusError, ValueError) as group:
         for error in group.exceptions:
             print(f"demo: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import text
 
+from orchestrator.audit import Report
 from orchestrator.demo.phases import Client, Evaluation
 
 # lost = submissions counted outside - those in a terminal state; the ids of the ledger come in as :ledger.
@@ -75,7 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a demo found. Evaluations before and after, each at T = 1 and greedy."""
+    """What a demo found. Evaluations before and after, each at T = 1 and greedy; `audit` is of I1–I7."""
 
     before: Evaluation
     greedy_before: Evaluation
@@ -83,6 +84,7 @@ class Results:
     greedy_after: Evaluation
     run: Outcome
     run_s: float
+    audit: Report
 
 
 async def outcome(client: Client) -> Outcome:

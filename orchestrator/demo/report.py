@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.audit import Report
 from orchestrator.demo.intervals import wilson
 from orchestrator.demo.outcome import LOST, TRAINED_TWICE, Outcome, Results
 from orchestrator.demo.phases import Evaluation
@@ -25,6 +26,7 @@ def show(console: Console, directory: Path, found: Results) -> None:
     draw_curve(found.run, found.before, found.after, curve)
     show_evaluations(console, found.before, found.after, (found.greedy_before, found.greedy_after))
     show_outcome(console, found.run)
+    show_audit(console, found.audit)
     console.print(
         f"everything lies in {directory}: checkpoint {found.run.checkpoint}, curve {curve.name}, logs .penstock/logs\n"
         f'ask it more: penstock up -c {directory} --only orchestrator &  penstock sql -c {directory} "select …"',
@@ -75,6 +77,19 @@ def show_outcome(console: Console, run: Outcome) -> None:
         for row in rows:
             table.add_row(*(str(value) for value in row))
         console.print(table)
+
+
+def show_audit(console: Console, found: Report) -> None:
+    """One line, and one per violation."""
+    checks = [check for check in found.checks if not check.skipped]
+    console.print(
+        f"audit of the invariants I1–I7: {found.violations} violations in {len(checks)} checks of "
+        f"{sum(check.examined for check in checks):,} rows ({found.seconds:.1f} s; again: penstock audit)",
+        highlight=False,
+    )
+    for check in found.checks:
+        for violation in check.violations:
+            console.print(f"  {violation.invariant}: {violation.what}", highlight=False, markup=False)
 
 
 def draw_curve(run: Outcome, before: Evaluation, after: Evaluation, file: Path) -> None:
@@ -142,6 +157,7 @@ def final_line(*, seed: int, setup_s: float, policy_s: float, began: float, foun
             "merge_ratio": round(run.merge_ratio, 3),
             "lost": run.lost,
             "trained_twice": run.trained_twice,
+            "violations": found.audit.violations,
             "checkpoint": run.checkpoint,
             "greedy_before": greedy_before,
             "greedy_after": greedy_after,
