@@ -18,7 +18,7 @@ def _alive(process: str, snapshot: Snapshot) -> str:
         return "the run has ended"
     if snapshot.outside.alive is None:
         return f"it is not known whether the {process} lives"
-    return "" if snapshot.lives(process) else f"no {process} lives: leases wait for one"
+    return "" if snapshot.lives(process) else f"no {process} has lived for a while: leases wait for one"
 
 
 def _reaper_alive(snapshot: Snapshot) -> str:
@@ -51,13 +51,15 @@ LEASES = (
               and lease_until > now() + make_interval(secs => {SLACK_S} + greatest(:ttl, case state when 'reported' then 60 else 0 end))""",
         "rollout {rollout_id} ({state}) is leased for another {left_s:.0f} s, which is more than one time to live",
     ),
-    # The reaper looks every min(1 s, TTL/10); after an absence it gives one full TTL. Whatever ran out longer ago was forgotten.
+    # The reaper looks every min(1 s, TTL/10); after an absence, its own or that of Postgres, it gives one full TTL. Whatever ran out
+    # longer ago was forgotten.
     Statement(
         "I5",
         "leases that ran out are taken back",
         "rollouts where run_id = :run and lease_until is not null",
         """select rollout_id, state, lease_owner, lease_epoch, lease_until, extract(epoch from now() - lease_until)::float8 as late_s from rollouts
-            where run_id = :run and lease_until < now() - make_interval(secs => :ttl + least(1, :ttl / 10))""",
+            where run_id = :run and lease_until < now() - make_interval(secs => :ttl + least(1, :ttl / 10))
+              and pg_postmaster_start_time() < now() - make_interval(secs => :ttl + :reconnect)""",
         "the lease of rollout {rollout_id} ({state}, {lease_owner}, epoch {lease_epoch}) ran out {late_s:.0f} s ago, and nobody took it back",
         _reaper_alive,
     ),
@@ -117,7 +119,8 @@ LEASES = (
         "leases of rollout servers are renewed",
         "rollout_servers where run_id = :run and lease_until is not null",
         """select server_id, url, owner, extract(epoch from now() - lease_until)::float8 as late_s from rollout_servers
-            where run_id = :run and lease_until < now() - make_interval(secs => :server_ttl)""",
+            where run_id = :run and lease_until < now() - make_interval(secs => :server_ttl)
+              and pg_postmaster_start_time() < now() - make_interval(secs => :server_ttl + :reconnect)""",
         "the lease of rollout server {server_id} ({url}, {owner}) ran out {late_s:.0f} s ago, and no gateway took it over",
         _gateway_alive,
     ),

@@ -22,6 +22,7 @@ from orchestrator.contracts.states import (
     RolloutState,
 )
 from orchestrator.pool.runs import get_run
+from orchestrator.pool.transact import LONGEST_WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Outside:
     """What the database does not say. None = not known, so whatever depends on it is skipped, and the check says so.
 
     `policies` holds one directory per run; `ledger` are submission ids that somebody outside wrote down; `alive` are the processes
-    of the run that live (orchestrator, gateway, …); `sandboxes` is the directory where this machine's providers keep them.
-    `sample`: look into the bytes of so many rollouts, chosen at random, instead of all.
+    of the run that live and have had the time to look around (orchestrator, gateway, …); `sandboxes` is the directory where this
+    machine's providers keep them. `sample`: look into the bytes of so many rollouts, chosen at random, instead of all.
     """
 
     policies: Path | None = None
@@ -83,6 +84,7 @@ class Snapshot:
             "moves": _moves(),
             "ttl": self.config.rollout.lease_ttl_s,
             "server_ttl": self.config.servers.lease_ttl_s,
+            "reconnect": 2 * LONGEST_WAIT_S,  # by then whoever waited for Postgres has found it again
         }
 
 

@@ -1,6 +1,7 @@
 """`penstock audit`: the invariants, checked on a run that lives or has ended."""
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,8 @@ from orchestrator.home import Home
 if TYPE_CHECKING:
     from orchestrator.audit import Report
 
+SETTLED_S = 10.0  # a process that has just started has not taken back yet what others left
+
 
 async def _audit(home: Home, ledger: Path | None, sample: int | None) -> "Report":
     from orchestrator.audit import audit as check
@@ -31,7 +34,9 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None) -> "Report
         alive = frozenset(
             process.name
             for process in status.processes
-            if status.supervisor.alive and process.state is ProcessState.READY
+            if status.supervisor.alive
+            and process.state is ProcessState.READY
+            and time.time() - process.since > SETTLED_S
         )
     async with open_engine(
         config.services.database_url, Role.READER, size=2, name="penstock-audit"
