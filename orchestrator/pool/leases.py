@@ -184,6 +184,7 @@ async def retry(
         return None
     attempt = await connection.scalar(select(rollouts.c.attempt).where(rollouts.c.rollout_id == rollout_id))
     assert attempt is not None
+    await _end_attempt(connection, rollout_id, attempt - 1, FailureClass.INFRA_FAILURE, reason)
     return attempt, new_epoch
 
 
@@ -196,7 +197,7 @@ async def lose(
     reason: str,
 ) -> bool:
     """End a rollout without a verdict: it leaves baseline and batch."""
-    return await history.move_rollout(
+    moved = await history.move_rollout(
         connection,
         rollout_id,
         before,
@@ -205,6 +206,24 @@ async def lose(
         reason=reason,
         values={"failure_class": failure, "reason": clean(reason), "lease_owner": None, "lease_until": None},
     )
+    if moved:
+        own = FailureClass.CANCELLED if failure is FailureClass.CANCELLED else FailureClass.INFRA_FAILURE
+        await _end_attempt(connection, rollout_id, None, own, reason)
+    return moved
+
+
+async def _end_attempt(
+    connection: AsyncConnection, rollout_id: int, attempt: int | None, failure: FailureClass, reason: str
+) -> None:
+    """What reported nothing has ended as well, and why: `attempt`, or whichever is open. One that reported keeps its own word."""
+    statement = (
+        attempts.update()
+        .where(attempts.c.rollout_id == rollout_id, attempts.c.ended.is_(None))
+        .values(ended=func.clock_timestamp(), failure_class=failure, reason=clean(reason))
+    )
+    if attempt is not None:
+        statement = statement.where(attempts.c.attempt == attempt)
+    await connection.execute(statement)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import Run
 from orchestrator.pool.tables import (
+    attempts,
     counters,
     dead_letters,
     rewards,
@@ -296,6 +297,14 @@ async def test_an_attempt_that_a_stopping_runner_gives_back_is_no_failure(engine
     row = await rollout_row(engine, lease.rollout_id)
     assert (row.state, row.failure_class) == ("lost", "poison")
     assert row.reason == "1 attempts failed; the last one: the runner's lease ran out"
+    async with engine.connect() as connection:
+        told = select(attempts.c.failure_class, attempts.c.ended, attempts.c.reason).order_by(
+            attempts.c.attempt
+        )
+        ends = (await connection.execute(told.where(attempts.c.rollout_id == lease.rollout_id))).all()
+    # Whoever died with its runner could not say so itself.
+    assert [end.failure_class for end in ends] == ["cancelled", "cancelled", "infra_failure"]
+    assert all(end.ended is not None for end in ends) and ends[-1].reason == row.reason
 
 
 async def test_a_refused_message_is_settled_for_its_sender_so_that_its_lease_may_run_out(
