@@ -76,6 +76,15 @@ def test_sql_prints_a_table_or_json(home: Path) -> None:
     assert json.loads(as_json.stdout) == {"one": 1, "raw": "ab"}
 
 
+def test_what_a_policy_wrote_is_shown_as_it_is_and_moves_no_cursor(home: Path) -> None:
+    said = "[/x] [bold]y[/bold] a:train:b \x1b[31mred\x07"
+    statement = "SELECT E'" + said.encode("unicode_escape").decode() + "' AS said"
+    shown = invoke("sql", "-c", str(home), statement)
+    assert shown.exit_code == 0, shown.exception
+    assert "[/x] [bold]y[/bold] a:train:b \\x1b[31mred\\x07" in shown.stdout
+    assert json.loads(invoke("sql", "-c", str(home), "--json", statement).stdout) == {"said": said}
+
+
 @pytest.mark.anyio
 async def test_published_tasks_are_accepted_once_and_rejections_are_told(
     home: Path, database_url: str, nats_server: EmbeddedNats
