@@ -86,9 +86,9 @@ def judged(outcome: Outcome, seal: Seal) -> Outcome:
     """
     if not outcome.own_word:
         return outcome
-    if seal.exhausted and outcome.answer is None:
-        return replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
     completed = outcome.failure is FailureClass.COMPLETED
+    if seal.exhausted and (outcome.answer is None or not completed):
+        return replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=seal.exhausted)
     if not outcome.infra and not completed:
         return outcome
     if failed := outcome.platform or seal.failing:

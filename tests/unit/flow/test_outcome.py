@@ -1,5 +1,7 @@
 """Exceptions into failure classes."""
 
+from dataclasses import replace
+
 import pytest
 from scaffolds.base import PolicyFault
 
@@ -76,6 +78,8 @@ DIED = Outcome(INFRA, "the program ended with exit code 137", own_word=True)
         (DIED, seal(1, StepMark(0, "version_suspect")), POLICY, DIED.reason),
         (DIED, seal(3, failing="no rollout server answers"), INFRA, "gateway: no rollout server answers"),
         (DIED, seal(3, exhausted="turns"), POLICY, "turns"),
+        (replace(DIED, answer="no room"), seal(0, exhausted="context"), POLICY, "context"),
+        (DONE, seal(3, exhausted="turns"), FailureClass.COMPLETED, ""),
         (Outcome(INFRA, "x", own_word=True, platform="it started anew"), seal(3), INFRA, "gateway: it started anew"),
         (Outcome(INFRA, "sandbox: gone"), seal(3), INFRA, "sandbox: gone"),
         (DONE, seal(3), FailureClass.COMPLETED, ""),
