@@ -44,7 +44,17 @@ _TOLD_LINES = 6
 def place_of(program: Program) -> Path:
     """Where the program is, or would be, on this machine."""
     root = os.environ.get("PENSTOCK_PROGRAMS") or Path(sys.prefix) / "programs"
-    return Path(root) / program.name
+    if _bundled(program):
+        return Path(root) / program.name
+    # Others may have the same name: each place of a lock is a program of its own.
+    return (
+        Path(root)
+        / f"{program.name}-{hashlib.sha256(str(program.lock.parent.resolve()).encode()).hexdigest()[:8]}"
+    )
+
+
+def _bundled(program: Program) -> bool:
+    return program.lock.resolve().is_relative_to(Path(__file__).resolve().parent)
 
 
 def state_of(program: Program) -> State:
@@ -59,8 +69,9 @@ def state_of(program: Program) -> State:
 def binds_of(program: Program) -> Mapping[Path, str]:
     """For `BlackBox.binds`. ValueError, with the command that mends it, when the program is not installed."""
     if state_of(program) == "absent":
+        known = program.name if _bundled(program) else program.lock.parent
         raise ValueError(
-            f"{program.name} is not installed on this machine: run `penstock scaffold install {program.name}`"
+            f"{program.name} is not installed on this machine: run `penstock scaffold install {known}`"
         )
     return {place_of(program).resolve(): program.inside}
 

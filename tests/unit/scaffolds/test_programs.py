@@ -41,7 +41,7 @@ def test_a_program_is_installed_once_readable_for_everybody_and_writable_for_nob
 ) -> None:
     assert programs.state_of(program) == "absent"
     with pytest.raises(
-        ValueError, match="walker is not installed on this machine: run `penstock scaffold install walker`"
+        ValueError, match=r"walker is not installed on this machine: run `penstock scaffold install /.*`"
     ):
         programs.binds_of(program)
     assert programs.install(program) and not programs.install(program)
