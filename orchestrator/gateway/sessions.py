@@ -100,8 +100,11 @@ class Session:
 
     @property
     def turns(self) -> int:
-        """Steps that count against the budget: those that were not aborted."""
-        return sum(node.finish != "abort" for node in self.forest.nodes)
+        """Steps that count against the budget: those that were not aborted, auxiliary ones apart."""
+        return sum(
+            node.finish != "abort" and AUXILIARY not in self.marks.get(node.idx, ())
+            for node in self.forest.nodes
+        )
 
     @property
     def sampled_tokens(self) -> int:
