@@ -1,5 +1,5 @@
-"""Finding a scaffold: a path (`DIRECTORY`, `FILE.toml`, `FILE.py[:CLASS]`) → `module:attribute` → a built-in name → an entry point of the
-group `penstock.scaffolds`.
+"""Finding a scaffold: a path (`DIRECTORY` with a scaffold.toml or one Python file, `FILE.toml`, `FILE.py[:CLASS]`) → `module:attribute` → a
+built-in name → an entry point of the group `penstock.scaffolds`.
 
 Nothing is imported before it is asked for.
 """
@@ -23,8 +23,7 @@ GROUP = "penstock.scaffolds"
 def find(name: str) -> Scaffold:
     """The scaffold that `name` stands for. ValueError, one sentence, lists the known ones."""
     if name.endswith(".toml") or ("/" in name and ".py" not in name):
-        path = Path(name)
-        return from_toml(path / TOML if path.is_dir() else path)
+        return _at(Path(name))
     file, _, attribute = name.partition(":")
     if file.endswith(".py"):
         return _in_file(Path(file), attribute)
@@ -38,6 +37,22 @@ def find(name: str) -> Scaffold:
         if entry.name == name:
             return scaffold_of(entry.load())
     raise ValueError(f"unknown scaffold {name!r}; known: {', '.join(known()) or 'none'}")
+
+
+def _at(path: Path) -> Scaffold:
+    """The scaffold of a TOML file, or of a directory."""
+    if not path.is_dir():
+        if not path.exists():
+            raise ValueError(f"there is no scaffold {path}: give a directory, a .toml or a .py file")
+        return from_toml(path)
+    if (path / TOML).exists():
+        return from_toml(path / TOML)
+    files = sorted(path.glob("*.py"))
+    if len(files) != 1:
+        raise ValueError(
+            f"{path} has no {TOML} and {len(files)} Python files: name the one that is meant, {path}/FILE.py"
+        )
+    return _in_file(files[0], "")
 
 
 def is_path(name: str) -> bool:

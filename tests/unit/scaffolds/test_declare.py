@@ -111,7 +111,7 @@ def test_a_scaffold_is_found_by_path_by_module_and_by_name(tmp_path: Path) -> No
     assert find.find("scaffolds.shell:Shell") is find.find("shell")
     assert "shell" in find.known()
     for unknown in ("shel", "scaffolds.shell:Absent", "no_such_module:X", str(tmp_path / "absent.toml")):
-        with pytest.raises(ValueError, match=r"known: .*shell|cannot be imported|No such file"):
+        with pytest.raises(ValueError, match=r"known: .*shell|cannot be imported|there is no scaffold"):
             find.find(unknown)
     with pytest.raises(ValueError, match="is not declared as a scaffold"):
         find.find("scaffolds.base:TaskView")
@@ -130,3 +130,17 @@ def test_exit_0_is_success_and_anything_else_the_platform_s_fault_unless_declare
         "infra",
         "timeout",
     ]
+
+
+def test_a_directory_stands_for_its_toml_or_its_only_python_file(tmp_path: Path) -> None:
+    source = (
+        'from scaffolds.declare import scaffold\n\n@scaffold(name="{}", version="1")\nclass Mine:\n'
+        '    async def run(self, task, llm, box, ctx):\n        return ""\n'
+    )
+    (tmp_path / "mine.py").write_text(source.format("mine"))
+    assert find.find(f"{tmp_path}/").manifest.name == "mine"
+    (tmp_path / "other.py").write_text(source.format("other"))
+    with pytest.raises(ValueError, match=r"has no scaffold.toml and 2 Python files: name the one"):
+        find.find(f"{tmp_path}/")
+    (tmp_path / "scaffold.toml").write_text(MINIMAL)
+    assert find.find(f"{tmp_path}/").manifest.name == "echo"
