@@ -68,7 +68,7 @@ def nearest(roots: "Sequence[Node]", turns: Sequence[Turn], tools: str) -> Branc
     """Of a request that is not a plain continuation of any step."""
     found = max(
         (_follow(root, turns, root.tools == tools) for root in roots),
-        key=lambda parting: (parting.matched, parting.tools, parting.node.idx),
+        key=lambda parting: (parting.matched, parting.tools, parting.reply, parting.node.idx),
     )
     at, near = found.matched, found.node.idx
     sent = turns[at] if at < len(turns) else None
@@ -102,14 +102,15 @@ def _follow(root: "Node", turns: Sequence[Turn], tools: bool) -> _Parting:
         parting = _part(node, start, turns, tools)
         if parting.recorded is None:
             frontier += [(child, parting.matched) for child in node.children]
-        if best is None or (parting.matched, parting.recorded is not None, node.idx) > (
-            best.matched,
-            best.recorded is not None,
-            best.node.idx,
-        ):
+        if best is None or _rank(parting) > _rank(best):
             best = parting
     assert best is not None
     return best
+
+
+def _rank(parting: _Parting) -> tuple[int, bool, bool, int]:
+    """The nearest goes furthest; of several, one that was asked the very same comes before one in which others spoke next."""
+    return parting.matched, parting.recorded is not None, parting.reply, parting.node.idx
 
 
 def _part(node: "Node", start: int, turns: Sequence[Turn], tools: bool) -> _Parting:

@@ -436,7 +436,8 @@ async def test_a_runner_that_was_killed_starts_again_and_its_rollout_is_done_onc
         rig.start_verifier()
         assert await rig.verdict(rollout) == 1.0
         first, second = await rig.attempts(rollout)
-        assert first.failure_class is None and second.failure_class == "completed"
+        assert (first.failure_class, second.failure_class) == ("infra_failure", "completed")
+        assert first.reason == "the runner's lease ran out"
         assert not sandbox.exists()
 
 

@@ -184,3 +184,15 @@ def test_the_recorded_second_request_of_mini_swe_agent_continues_its_first(rende
     placement = driver.forest.place(read_messages(second)[0], (), "")
     assert placement.parent is stepped.node
     assert [turn.role for turn in placement.appended] == ["tool"]
+
+
+def test_a_question_that_was_asked_before_is_a_sibling_whatever_else_went_on_from_there(
+    renderer: Renderer,
+) -> None:
+    driver, history = conversation(renderer)
+    asked = [*history, user("and elms?")]
+    driver.step(asked, Turn("assistant", "None."))
+    invented: Message = {"role": "assistant", "content": "Many.", "tool_calls": []}
+    driver.step([*asked, invented, user("go on")], Turn("assistant", "Well."))
+    again = driver.step(asked, Turn("assistant", "Ten."))
+    assert (again.origin.reason, again.origin.difference) == ("sibling", None)
