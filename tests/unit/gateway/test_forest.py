@@ -196,3 +196,13 @@ def test_a_question_that_was_asked_before_is_a_sibling_whatever_else_went_on_fro
     driver.step([*asked, invented, user("go on")], Turn("assistant", "Well."))
     again = driver.step(asked, Turn("assistant", "Ten."))
     assert (again.origin.reason, again.origin.difference) == ("sibling", None)
+
+
+def test_of_steps_that_a_request_cannot_tell_apart_the_newest_goes_on(renderer: Renderer) -> None:
+    driver, plain = Driver(renderer), Turn("assistant", "yes", None)
+    older = driver.step([user("oak")], plain)
+    newer = driver.step([user("oak")], plain)
+    onward = driver.step([user("oak"), older.message, user("go on")], plain)
+    assert onward.node.parent is newer.node
+    assert onward.origin.reason is None, "its state is a plain continuation of either"
+    assert older.node.full.tolist() == newer.node.full.tolist()

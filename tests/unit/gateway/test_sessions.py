@@ -3,7 +3,7 @@
 from orchestrator.gateway.forest import Forest
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.render import Renderer
-from orchestrator.gateway.sessions import Session, Terms
+from orchestrator.gateway.sessions import AUXILIARY, UNDELIVERED, Session, Terms
 from orchestrator.gateway_client import Budget
 from tests.unit.gateway.driver import Driver
 
@@ -23,3 +23,16 @@ def test_a_step_that_was_given_up_does_not_hide_the_answer_that_its_retry_got_me
     whole.delivered = True  # asked once more after that, and given up
     session.remember(given_up)
     assert session.newest["asked"] is given_up
+
+
+def test_auxiliary_and_given_up_steps_spend_no_turns_undelivered_ones_do(renderer: Renderer) -> None:
+    driver, session = Driver(renderer), Session(TERMS, Forest(renderer))
+    nodes = [
+        driver.step([{"role": "user", "content": f"oak {i}"}], Turn("assistant", "elm")).node
+        for i in range(4)
+    ]
+    session.forest = driver.forest
+    session.mark(nodes[1], AUXILIARY)
+    session.mark(nodes[2], UNDELIVERED)
+    nodes[3].finish = "abort"
+    assert session.turns == 2
