@@ -42,6 +42,7 @@ from orchestrator.log import bind, get
 from orchestrator.plugins import names
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
+from orchestrator.pool.transact import transact
 from orchestrator.preflight import check_config
 
 log = get(__name__)
@@ -54,9 +55,13 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
         engine = await stack.enter_async_context(
             open_engine(config.services.database_url, name="penstock-orchestrator")
         )
-        async with engine.begin() as connection:
+        async with engine.connect() as connection:
             await check_revision(connection)
-            run = await ensure_run(connection, config.run.name, config.to_json())
+        run = await transact(
+            engine,
+            lambda connection: ensure_run(connection, config.run.name, config.to_json()),
+            at="run.create",
+        )
         kept = Config.from_json({**run.config, "services": config.services.model_dump()})
         if changed := differences(kept, config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")

@@ -26,6 +26,7 @@ from orchestrator.home import Home
 from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
+from orchestrator.pool.transact import transact
 from orchestrator.preflight import (
     check_config,
     check_disk,
@@ -123,8 +124,12 @@ async def migrate(config: Config, *, own: bool) -> None:
 
 async def create_run(config: Config) -> list[str]:
     """Every process finds the run that it belongs to, in whatever order they start. Returns the keys whose new value the run ignores."""
-    async with open_engine(config.services.database_url, size=1) as engine, engine.begin() as connection:
-        run = await ensure_run(connection, config.run.name, config.to_json())
+    async with open_engine(config.services.database_url, size=1) as engine:
+        run = await transact(
+            engine,
+            lambda connection: ensure_run(connection, config.run.name, config.to_json()),
+            at="run.create",
+        )
     changed = differences(Config.from_json(run.config), config)
     return [key for key in changed if not key.startswith(OF_THE_MACHINE)]
 

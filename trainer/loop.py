@@ -68,7 +68,7 @@ async def wait_for_run(engine: AsyncEngine, name: str) -> Run:
     """The run's row, which whoever starts the run makes."""
     waiting = False
     while True:
-        run = await transact(engine, lambda connection: find_run(connection, name))
+        run = await transact(engine, lambda connection: find_run(connection, name), at="trainer.read")
         if run is not None:
             return run
         if not waiting:

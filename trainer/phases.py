@@ -74,7 +74,9 @@ class Trainer:
 
         Raises ConfigurationError or ValueError, one sentence, when the model or the checkpoint cannot be used.
         """
-        found = await transact(self._engine, lambda connection: newest_version(connection, self.run_id))
+        found = await transact(
+            self._engine, lambda connection: newest_version(connection, self.run_id), at="trainer.read"
+        )
         section = self.config.trainer
         if found is not None:
             self._learner = await _in_thread(
@@ -88,7 +90,9 @@ class Trainer:
             )
         model = Path(self.config.policy.model)
         first = await _in_thread(lambda: save_first(self.root, model, section))
-        await transact(self._engine, lambda connection: self._publish_first(connection, first))
+        await transact(
+            self._engine, lambda connection: self._publish_first(connection, first), at="trainer.first"
+        )
         self._learner = await _in_thread(lambda: Learner(first, section))
         log.info("policy.published", version=0, path=str(first.path))
 
@@ -117,7 +121,7 @@ class Trainer:
                 return Nothing.EVER
             return batch if batch.state is BatchState.CLOSED else Nothing.YET
 
-        return await transact(self._engine, work)
+        return await transact(self._engine, work, at="trainer.claim")
 
     async def read(self, batch: Batch) -> list[Part]:
         """The batch's train steps, from the data pool. Raises BadBatch."""
@@ -129,6 +133,7 @@ class Trainer:
             lambda connection: read_parts(
                 connection, self.run_id, batch.batch_id, self.config.trainer.parts, seed
             ),
+            at="trainer.read",
         )
 
     async def train(self, batch: Batch, parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -147,7 +152,9 @@ class Trainer:
         """Write the next version's checkpoint. A full disk is waited for, with an alarm: the weights are in memory."""
         assert batch.digest is not None
         digest = batch.digest
-        version = await transact(self._engine, lambda connection: next_version(connection, self.run_id))
+        version = await transact(
+            self._engine, lambda connection: next_version(connection, self.run_id), at="trainer.read"
+        )
         parent = self.learner.checkpoint.state.version
         while True:
             try:
@@ -172,25 +179,31 @@ class Trainer:
             newest = await newest_version(connection, self.run_id)  # ours, when only the answer got lost
             return newest is not None and newest.manifest_sha == new.manifest_sha
 
-        committed = await transact(self._engine, work)
+        committed = await transact(self._engine, work, at="trainer.commit")
         log.info("batch.committed" if committed else "batch.undone", version=new.version)
         return committed
 
     async def quarantine(self, batch: Batch, reason: str) -> None:
         """Give the batch up and go back to the checkpoint."""
-        await transact(self._engine, lambda connection: quarantine(connection, self.run_id, batch.batch_id))
+        await transact(
+            self._engine,
+            lambda connection: quarantine(connection, self.run_id, batch.batch_id),
+            at="trainer.quarantine",
+        )
         log.error("batch.quarantined", batch=batch.batch_no, groups=batch.taken, reason=reason)
         await self.resume()
 
     async def bad_in_a_row(self) -> int:
         """Batches quarantined since the last commit, restarts included."""
-        return await transact(self._engine, lambda connection: quarantined_in_a_row(connection, self.run_id))
+        return await transact(
+            self._engine, lambda connection: quarantined_in_a_row(connection, self.run_id), at="trainer.read"
+        )
 
     async def prune(self) -> None:
         """Delete checkpoints that nobody needs: older than the newest few, not the first, neither served nor pinned."""
         keep = self.config.trainer.keep_checkpoints
         needed = await transact(
-            self._engine, lambda connection: needed_versions(connection, self.run_id, keep)
+            self._engine, lambda connection: needed_versions(connection, self.run_id, keep), at="trainer.read"
         )
         stands = self.learner.checkpoint.state.version
         old = [

@@ -30,13 +30,14 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]")
     """Run `work` in one transaction of the run."""
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.runs import get_run
+    from orchestrator.pool.transact import once
+
+    async def asked(connection: "AsyncConnection") -> T:
+        return await work(connection, (await get_run(connection, config.run.name)).run_id)
 
     async def run() -> T:
-        async with (
-            open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
-            engine.begin() as connection,
-        ):
-            return await work(connection, (await get_run(connection, config.run.name)).run_id)
+        async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
+            return await once(engine, asked, at="person.commit")
 
     return anyio.run(run)
 
@@ -156,16 +157,14 @@ async def _publish_again(config: Config, message: "DeadMessage") -> str:
     from orchestrator.bus.nats import NatsBus
     from orchestrator.pool.dead import drop_message
     from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.transact import once
 
     async with NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus:
         # An id of its own: the stream remembers the first one for a while, and would swallow it.
         name = f"{message.msg_id or 'dead'}:again:{message.number}"
         await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))
-    async with (
-        open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
-        engine.begin() as connection,
-    ):
-        await drop_message(connection, message.number)
+    async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
+        await once(engine, lambda connection: drop_message(connection, message.number), at="person.commit")
     return f"m{message.number} is published again to {message.subject}"
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
@@ -15,6 +15,9 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.config import Config
 from orchestrator.embedded.process_spec import ProcessEvent
 from orchestrator.home import Home, write_template
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 err = Console(stderr=True)
 
@@ -149,16 +152,17 @@ def end(
     """End the run: no more intake; what is not trained yet becomes filtered(run_ended). Stopping `penstock up` does not end it."""
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.runs import begin_end, get_run
+    from orchestrator.pool.transact import once
 
     resolved = Home.at(config).connected()
 
     async def work() -> bool:
-        async with (
-            open_engine(resolved.services.database_url, size=1) as engine,
-            engine.begin() as connection,
-        ):
+        async def asked(connection: "AsyncConnection") -> bool:
             run = await get_run(connection, resolved.run.name)
             return await begin_end(connection, run.run_id, reason)
+
+        async with open_engine(resolved.services.database_url, size=1) as engine:
+            return await once(engine, asked, at="person.commit")
 
     typer.echo("the run is ending" if anyio.run(work) else "the run was ending already")
 

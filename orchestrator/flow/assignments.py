@@ -95,7 +95,7 @@ class Assignments:
                 await history.count(connection, worker.run_id, "assignments_stale")
             return held
 
-        held = await transact(worker.engine, take)
+        held = await transact(worker.engine, take, at="lease.taken")
         if held is None:
             log.info("assignment.stale", rollout=rollout_id, epoch=epoch)
         return held
@@ -111,7 +111,7 @@ class Assignments:
                     async def lost(connection: AsyncConnection) -> None:
                         await history.count(connection, worker.run_id, "leases_lost")
 
-                    await transact(worker.engine, lost)
+                    await transact(worker.engine, lost, at="lease.lost")
         finally:
             self._slots.release()
 

@@ -36,11 +36,13 @@ async def consume(
     *,
     batch: int = 64,
     after: Callable[[], Awaitable[None]] | None = None,
+    at: str,
 ) -> None:
-    """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked."""
+    """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked.
+    `at` names their commit."""
     async with flow.bus.subscribe(consumer, batch=batch) as arriving:
         while True:
-            await process(flow, handle, await arriving.take(batch), after)
+            await process(flow, handle, await arriving.take(batch), after, at=at)
 
 
 async def process(
@@ -48,6 +50,8 @@ async def process(
     handle: Handle,
     deliveries: Sequence[Delivery],
     after: Callable[[], Awaitable[None]] | None = None,
+    *,
+    at: str,
 ) -> None:
     """Handle, commit, run `after`, settle: all of `deliveries` at once, or one by one when the content of one is at fault."""
 
@@ -58,16 +62,16 @@ async def process(
         return refused
 
     try:
-        refused = await transact(flow.engine, work)
+        refused = await transact(flow.engine, work, at=at)
     except (DBAPIError, MessageError, ValueError, RecursionError) as error:
         if isinstance(error, DBAPIError) and not of_content(error):
             raise
         if len(deliveries) > 1:
             for delivery in deliveries:
-                await process(flow, handle, [delivery], after)
+                await process(flow, handle, [delivery], after, at=at)
             return
         reason = _why(error)
-        await transact(flow.engine, lambda c: _keep(c, flow, deliveries[0], reason))
+        await transact(flow.engine, lambda c: _keep(c, flow, deliveries[0], reason), at="refused.commit")
         refused = {0: reason}
     else:
         if after is not None:

@@ -61,6 +61,7 @@ class Breaker:
         ended, failed = await transact(
             self._flow.engine,
             lambda connection: ended_lately(connection, self._flow.run_id, self._settings.window_s),
+            at="orchestrator.read",
         )
         self._looked, before = time.monotonic(), self.halted
         self.halted = halts(ended, failed, self._settings)
@@ -75,6 +76,7 @@ class Breaker:
             await transact(
                 self._flow.engine,
                 lambda connection: history.count(connection, self._flow.run_id, "admission_halted"),
+                at="breaker.commit",
             )
         elif before and not self.halted:
             log.info("admission.resumed", ended=ended, infra_failures=failed)
@@ -86,7 +88,9 @@ async def dispatcher(flow: Flow) -> None:
     breaker = Breaker(flow)
     while True:
         if not await breaker.look():
-            dispatched = await transact(flow.engine, lambda connection: dispatch(connection, flow))
+            dispatched = await transact(
+                flow.engine, lambda connection: dispatch(connection, flow), at="dispatcher.commit"
+            )
             if dispatched:
                 flow.signals.outbox.set()
         await flow.signals.work.wait(PERIOD_S)

@@ -45,5 +45,5 @@ async def ender(flow: Flow) -> None:
                 log.info("run.ended")
 
     while True:
-        await transact(flow.engine, once)
+        await transact(flow.engine, once, at="ender.commit")
         await anyio.sleep(PERIOD_S)

@@ -59,7 +59,7 @@ class Heart:
 
         if self._left:
             with anyio.move_on_after(GIVE_BACK_S, shield=True):
-                log.info("leases.given_back", leases=await transact(self._engine, work))
+                log.info("leases.given_back", leases=await transact(self._engine, work, at="lease.ended"))
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -79,7 +79,7 @@ class Heart:
 
         if not epochs:
             return
-        held = await transact(self._engine, renew)
+        held = await transact(self._engine, renew, at="lease.renewed")
         for (rollout_id, epoch), scope in asked.items():
             if rollout_id not in held or epochs[rollout_id] != epoch:
                 log.warning("lease.lost", rollout=rollout_id, epoch=epoch)

@@ -70,9 +70,11 @@ async def ingest_steps(flow: Flow) -> None:
 
     async def complete() -> None:
         if waiting:
-            await transact(flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)))
+            await transact(
+                flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
+            )
 
-    await consume(flow, subjects.consume_steps(flow.run), handle, batch=64, after=complete)
+    await consume(flow, subjects.consume_steps(flow.run), handle, batch=64, after=complete, at="steps.commit")
 
 
 async def ingest_results(flow: Flow) -> None:
@@ -95,7 +97,7 @@ async def ingest_results(flow: Flow) -> None:
             await complete_reported(connection, flow, sorted(moved))
         return refused
 
-    await consume(flow, subjects.consume_results_rollout(flow.run), handle, batch=16)
+    await consume(flow, subjects.consume_results_rollout(flow.run), handle, batch=16, at="results.commit")
 
 
 async def ingest_verdicts(flow: Flow) -> None:
@@ -121,7 +123,7 @@ async def ingest_verdicts(flow: Flow) -> None:
                 await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
         return refused
 
-    await consume(flow, subjects.consume_results_verdict(flow.run), handle, batch=16)
+    await consume(flow, subjects.consume_results_verdict(flow.run), handle, batch=16, at="verdicts.commit")
 
 
 def _in_range(reward: float | None) -> bool:

@@ -47,7 +47,9 @@ class Intake:
 
     async def run(self) -> None:
         """Consume until cancelled."""
-        await consume(self._flow, subjects.consume_tasks(), self._handle, batch=32, after=self._tell)
+        await consume(
+            self._flow, subjects.consume_tasks(), self._handle, batch=32, after=self._tell, at="intake.commit"
+        )
 
     async def _handle(self, connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         self._notices.clear()

@@ -33,10 +33,10 @@ async def reaper(flow: Flow) -> None:
             await reap(connection, flow)
 
     while True:
-        await transact(flow.engine, look)
+        await transact(flow.engine, look, at="reaper.commit")
         last = anyio.current_time()
         if last - reminded > FORGOTTEN.total_seconds():
-            await transact(flow.engine, lambda connection: remind(connection, flow))
+            await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             reminded = last
         await anyio.sleep(min(1.0, ttl_s / 10))
 

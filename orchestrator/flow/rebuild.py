@@ -41,7 +41,7 @@ async def rebuild(flow: Flow, stream: str) -> int:
         await owe_all(connection, flow.run_id, messages)
         return len(messages)
 
-    rebuilt = await transact(flow.engine, work)
+    rebuilt = await transact(flow.engine, work, at="rebuild.commit")
     flow.signals.outbox.set()
     log.info("stream.rebuilt", stream=stream, messages=rebuilt)
     return rebuilt

@@ -26,7 +26,10 @@ REFUSED_AGAIN_S = 1.0
 async def relay(flow: Flow) -> None:
     """Publish until cancelled."""
     while True:
-        if await transact(flow.engine, lambda connection: relay_page(connection, flow)) < PAGE:
+        if (
+            await transact(flow.engine, lambda connection: relay_page(connection, flow), at="relay.commit")
+            < PAGE
+        ):
             await flow.signals.outbox.wait(PERIOD_S)
 
 

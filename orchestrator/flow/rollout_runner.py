@@ -263,7 +263,7 @@ class RolloutRunner:
         async def add(connection: AsyncConnection) -> None:
             await history.count(connection, self._worker.run_id, counter)
 
-        await transact(self._worker.engine, add)
+        await transact(self._worker.engine, add, at="worker.count")
 
     def _result(self, lease: Lease, outcome: Outcome, seal: Seal | None, record: _Record) -> Outgoing:
         waited = seal.queued_s if seal is not None else 0.0

@@ -75,7 +75,7 @@ class VerifyRunner:
         async def read(connection: AsyncConnection) -> tuple[str | None, list[ArtifactFile]]:
             return await artifacts_of(connection, lease.rollout_id, lease.attempt)
 
-        answer, artifacts = await transact(self._worker.engine, read)
+        answer, artifacts = await transact(self._worker.engine, read, at="worker.read")
         began = time.monotonic()
         verdict = VerdictReached(
             run=self._worker.run,

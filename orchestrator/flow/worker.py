@@ -89,7 +89,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             async def ask(connection: AsyncConnection) -> set[MessageKey]:
                 return await settled(connection, run.run_id, list(keys))
 
-            return [keys[key] for key in await transact(engine, ask)]
+            return [keys[key] for key in await transact(engine, ask, at="worker.read")]
 
         courier = Courier(journal, bus, confirm)
         heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)

@@ -72,16 +72,16 @@ class ServerRows:
             found: int | None = await connection.scalar(taken.returning(rollout_servers.c.lease_epoch))
             return found
 
-        return await transact(self._engine, work)
+        return await transact(self._engine, work, at="server.lease.taken")
 
     async def renew(self, url: str, epoch: int) -> bool:
         """Another full TTL; False when the lease is somebody else's by now."""
         until = func.clock_timestamp() + timedelta(seconds=self.ttl_s)
-        return await self._update(url, epoch, {"lease_until": until})
+        return await self._update(url, epoch, {"lease_until": until}, at="server.lease.renewed")
 
     async def release(self, url: str, epoch: int) -> None:
         """Let another gateway have it at once."""
-        await self._update(url, epoch, {"lease_until": None})
+        await self._update(url, epoch, {"lease_until": None}, at="server.lease.ended")
 
     async def write(
         self, url: str, epoch: int, state: ServerState, version: int | None, detail: str = ""
@@ -93,7 +93,7 @@ class ServerRows:
             "detail": detail[:500] or None,
             "changed": func.clock_timestamp(),
         }
-        return await self._update(url, epoch, values)
+        return await self._update(url, epoch, values, at="server.row")
 
     async def read(self, url: str) -> ServerRow | None:
         """The row, whoever owns the server."""
@@ -111,9 +111,9 @@ class ServerRows:
                 return None
             return ServerRow(ServerState(found.state), found.version, found.owner, bool(found.live))
 
-        return await transact(self._engine, work)
+        return await transact(self._engine, work, at="gateway.read")
 
-    async def _update(self, url: str, epoch: int, values: Mapping[str, object]) -> bool:
+    async def _update(self, url: str, epoch: int, values: Mapping[str, object], *, at: str) -> bool:
         async def work(connection: AsyncConnection) -> bool:
             done = await connection.execute(
                 update(rollout_servers)
@@ -127,7 +127,7 @@ class ServerRows:
             )
             return done.rowcount == 1
 
-        return await transact(self._engine, work)
+        return await transact(self._engine, work, at=at)
 
 
 class LeaseLost(Exception):

@@ -115,7 +115,7 @@ async def load_forest(
         )
         return [_from_row(row) for row in rows]
 
-    found = {step.idx: step for step in await transact(engine, work)}
+    found = {step.idx: step for step in await transact(engine, work, at="gateway.read")}
     for entry in pending:
         key = MessageKey.parse(entry.message.msg_id)
         if (key.rollout_id, key.epoch, key.kind) == (rollout, epoch, "step") and key.idx not in found:

@@ -205,7 +205,9 @@ def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
     async def confirm(entries: Sequence[Entry]) -> Collection[int]:
         """Numbers of the entries that Postgres has or refuses."""
         numbers = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
-        found = await transact(engine, lambda connection: settled(connection, run_id, list(numbers)))
+        found = await transact(
+            engine, lambda connection: settled(connection, run_id, list(numbers)), at="gateway.read"
+        )
         return [numbers[key] for key in found]
 
     return confirm

@@ -88,7 +88,7 @@ class SessionStore:
             else:
                 raise Problem(409, "session_over", f"the session of epoch {terms.epoch} is {known.state}")
 
-        await transact(self._engine, work)
+        await transact(self._engine, work, at="session.open")
 
     async def by_token(self, token_hash: bytes) -> StoredSession | None:
         """The session of a token, whatever its state."""
@@ -105,7 +105,7 @@ class SessionStore:
             query = select(sessions).where(sessions.c.run_id == self._run_id, condition)
             return (await connection.execute(query)).first()
 
-        row = await transact(self._engine, work)
+        row = await transact(self._engine, work, at="gateway.read")
         return _stored(row) if row is not None else None
 
     async def end(self, session: Session, seal: Seal, state: str) -> None:
@@ -118,7 +118,7 @@ class SessionStore:
                 .values(state=state, seal=msgspec.to_builtins(seal))
             )
 
-        await transact(self._engine, work)
+        await transact(self._engine, work, at="session.end")
 
     async def save_progress(self, session: Session) -> None:
         """Marks and exhaustion, which no step row tells, so that they outlive this process."""
@@ -133,7 +133,7 @@ class SessionStore:
                     .values(seal=progress)
                 )
 
-            await transact(self._engine, work)
+            await transact(self._engine, work, at="session.progress")
 
 
 def _is(session: Session) -> Any:

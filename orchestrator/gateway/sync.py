@@ -104,7 +104,9 @@ class PublishedVersions:
     async def refresh(self) -> None:
         """Look into the data pool. One look at a time: of two, the later one must be the newer one."""
         async with self._looking:
-            newest = await transact(self._engine, lambda connection: newest_version(connection, self._run_id))
+            newest = await transact(
+                self._engine, lambda connection: newest_version(connection, self._run_id), at="gateway.read"
+            )
             if newest != self.newest:
                 self.newest = newest
                 self.moved.set()

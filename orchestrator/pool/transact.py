@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator import failpoints
 from orchestrator.log import get
 
 log = get(__name__)
@@ -46,8 +47,22 @@ def sentence(error: DBAPIError) -> str:
     return str(error.orig).partition("\n")[0].rpartition("'>: ")[2] or type(error.orig).__name__
 
 
-async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    """Run `work` in one transaction and return its value once committed. Bounded by the caller's cancel scope only.
+async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
+    """Run `work` in one transaction and return its value once committed; whatever goes wrong is raised. `at` names the commit in
+    `failpoints.BOUNDARIES`: before, the work is done and not committed; after, it is committed and nobody was told."""
+    async with engine.begin() as connection:
+        done = await work(connection)
+        if failpoints.directory is not None:
+            await failpoints.reach(f"{at}.before")
+    if failpoints.directory is not None:
+        await failpoints.reach(f"{at}.after")
+        if failpoints.doubled(at):
+            return await once(engine, work, at=at)
+    return done
+
+
+async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
+    """As `once`, repeated while Postgres is away. Bounded by the caller's cancel scope only.
 
     `work` may run several times; a commit whose answer was lost is repeated, so its effects must be idempotent (compare-and-set,
     unique keys).
@@ -55,8 +70,7 @@ async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaita
     wait = FIRST_WAIT_S
     while True:
         try:
-            async with engine.begin() as connection:
-                return await work(connection)
+            return await once(engine, work, at=at)
         except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if not passing(error):
                 raise

@@ -60,7 +60,7 @@ class Observer:
         async def read(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(text(statement), {"run": self.run_id, **parameters})).all()
 
-        return await transact(self.engine, read)
+        return await transact(self.engine, read, at="tests")
 
     async def value(self, statement: str, **parameters: Any) -> Any:
         return (await self.rows(statement, **parameters))[0][0]
@@ -132,5 +132,5 @@ async def observing(home: Home, ledger: Sequence[str] = ()) -> AsyncIterator[Obs
         open_engine(config.services.database_url, Role.READER, size=1, name="observer") as engine,
         NatsBus.connect(config.services.nats_url, name="observer") as bus,
     ):
-        run = await transact(engine, lambda connection: get_run(connection, config.run.name))
+        run = await transact(engine, lambda connection: get_run(connection, config.run.name), at="tests")
         yield Observer(run.name, run.run_id, bus, engine, list(ledger))

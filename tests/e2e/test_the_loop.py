@@ -92,6 +92,7 @@ async def check_tokens(seen: Observer) -> None:
         (part,) = await transact(
             seen.engine,
             partial(read_parts, run_id=seen.run_id, batch_id=row.batch_id, parts=1, permute_seed=None),
+            at="tests",
         )
         trained = sorted(part.samples, key=lambda sample: (int(sample.rollout), sample.step))
         assert [sample.ids.tolist() for sample in trained] == [step.ids for step in steps]
@@ -105,7 +106,7 @@ async def check_tokens(seen: Observer) -> None:
         assert sum(measured["staleness"].values()) == measured["action_tokens"]
     # The first batch was made by the weights that it trains: server and trainer agree on every token.
     assert metrics[0].metrics["staleness"].keys() == {"0"} and metrics[0].metrics["max_abs_dlogprob"] < 1e-3
-    assert len(await transact(seen.engine, lambda c: contents(c, metrics[0].batch_id))) == 4
+    assert len(await transact(seen.engine, lambda c: contents(c, metrics[0].batch_id), at="tests")) == 4
 
 
 def different_prefixes(sequences: Sequence[Sequence[int]]) -> int:

@@ -227,4 +227,5 @@ class Runners:
         return await transact(
             self._stage.flow.engine,
             lambda connection: leases.lease(connection, rollout, epoch, OWNER, 60.0, before=before),
+            at="tests",
         )

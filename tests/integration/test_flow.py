@@ -328,9 +328,12 @@ async def test_a_crash_between_publish_and_delete_is_harmless(stage: Stage) -> N
         raise KeyError("killed here")
 
     with pytest.raises(KeyError):
-        await transact(stage.flow.engine, crash)
+        await transact(stage.flow.engine, crash, at="tests")
     assert await stage.count("outbox") == 2
-    assert await transact(stage.flow.engine, lambda connection: relay_page(connection, stage.flow)) == 2
+    assert (
+        await transact(stage.flow.engine, lambda connection: relay_page(connection, stage.flow), at="tests")
+        == 2
+    )
     assert await stage.count("outbox") == 0
     assert len({event.rollout for event in await assigned(stage, 2)}) == 2
 

@@ -545,7 +545,7 @@ async def test_a_deadlock_is_tried_again(engine: AsyncEngine) -> None:
             await both.wait()
             await history.count(connection, run.run_id, other)
 
-        await transact(engine, work)
+        await transact(engine, work, at="tests")
 
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:

@@ -1,0 +1,193 @@
+"""Failpoints: the places where a death, an error, a delay or a repetition must lose nothing, by name.
+
+A *boundary* is one act that the outside can see: a commit, a publish, an acknowledgement, an fsync, a rename, a step of a weight sync. It has two
+points: NAME.before (nothing has happened yet) and NAME.after (it has happened, and who asked for it does not know). `BOUNDARIES` holds them all.
+
+`$PENSTOCK_FAILPOINTS` names a directory. A file NAME.before or NAME.after in it arms that point, a file NAME the whole act; its text is
+the action:
+
+| action | what the process that gets there does | file |
+|---|---|---|
+| `exit` | kills itself with SIGKILL: no handler runs, nothing is flushed | NAME.before, NAME.after |
+| `raise` | raises what a real failure of the act would | NAME.before, NAME.after |
+| `delay SECONDS` | waits | NAME.before, NAME.after |
+| `duplicate` | performs the act twice | NAME |
+
+Once: whoever gets there first takes the file by renaming it to `<file>.hit.<pid>`. So a running stack is armed without a restart. Without the
+variable a boundary costs one look at `directory`.
+"""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+directory: Path | None = (
+    Path(os.environ["PENSTOCK_FAILPOINTS"]) if os.environ.get("PENSTOCK_FAILPOINTS") else None
+)
+"""Where points are armed; None: nothing ever is."""
+
+
+class Kind(Enum):
+    """What sort of act it is, with the error that a real failure of it raises here."""
+
+    COMMIT = (
+        errno.ECONNRESET,
+        "the connection to Postgres was lost",
+    )  # a passing error: pool.transact repeats
+    BUS = (errno.ECONNRESET, "the connection to NATS was lost")
+    SERVER = (errno.ECONNRESET, "the connection to the rollout server was lost")
+    DISK = (errno.ENOSPC, "no space left on device")
+
+    def error(self) -> OSError:
+        number, text = self.value
+        return ConnectionResetError(number, text) if number == errno.ECONNRESET else OSError(number, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """`who`: the processes that get there (`up` is the supervisor, `client` whoever publishes tasks or gives a command)."""
+
+    kind: Kind
+    who: tuple[str, ...]
+    what: str
+
+
+_ORCHESTRATOR, _GATEWAY, _TRAINER = ("orchestrator",), ("gateway",), ("trainer",)
+_WORKERS = ("runner", "verifier")
+
+BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
+    {
+        # --- commits (pool.transact) ---
+        "run.create": Boundary(Kind.COMMIT, ("up", "orchestrator"), "a run's row is made, or found"),
+        "person.commit": Boundary(
+            Kind.COMMIT, ("client",), "a command changes something: the run ends, a dead letter is dropped"
+        ),
+        "intake.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "tasks are accepted or rejected"),
+        "dispatcher.commit": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "groups get a place in the queue, rollouts are assigned"
+        ),
+        "breaker.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "the circuit breaker is counted as open"),
+        "steps.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "steps are stored"),
+        "steps.complete": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "rollouts whose last step came after their result are completed"
+        ),
+        "results.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "results of attempts are stored"),
+        "verdicts.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "verdicts are stored, groups concluded"),
+        "refused.commit": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "a message that cannot be used is kept as a dead letter"
+        ),
+        "relay.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "published outbox rows are deleted"),
+        "reaper.commit": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "leases that ran out are taken back, or get a full time to live"
+        ),
+        "reminder.commit": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "assignments that nobody took are owed again"
+        ),
+        "ender.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "the run ends, open groups are filtered"),
+        "rebuild.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "what a lost stream held is owed again"),
+        "orchestrator.read": Boundary(Kind.COMMIT, _ORCHESTRATOR, "a transaction that only reads"),
+        "session.open": Boundary(
+            Kind.COMMIT, _GATEWAY, "a session is opened, older ones of the rollout are closed"
+        ),
+        "session.end": Boundary(Kind.COMMIT, _GATEWAY, "a session is sealed or aborted"),
+        "session.progress": Boundary(Kind.COMMIT, _GATEWAY, "marks and exhaustion of a session are kept"),
+        "server.lease.taken": Boundary(Kind.COMMIT, _GATEWAY, "a rollout server is claimed"),
+        "server.lease.renewed": Boundary(Kind.COMMIT, _GATEWAY, "the lease of a rollout server is renewed"),
+        "server.lease.ended": Boundary(Kind.COMMIT, _GATEWAY, "a rollout server is let go"),
+        "server.row": Boundary(Kind.COMMIT, _GATEWAY, "the owner says what a rollout server is doing"),
+        "gateway.read": Boundary(Kind.COMMIT, _GATEWAY, "a transaction that only reads"),
+        "lease.taken": Boundary(Kind.COMMIT, _WORKERS, "an attempt or a verification is leased"),
+        "lease.renewed": Boundary(Kind.COMMIT, _WORKERS, "every lease of a worker is renewed"),
+        "lease.lost": Boundary(Kind.COMMIT, _WORKERS, "a lease that was lost is counted"),
+        "lease.ended": Boundary(Kind.COMMIT, _WORKERS, "a stopping worker gives its leases back"),
+        "worker.count": Boundary(
+            Kind.COMMIT, ("runner",), "something that happened in an attempt is counted"
+        ),
+        "worker.read": Boundary(Kind.COMMIT, _WORKERS, "a transaction that only reads"),
+        "trainer.first": Boundary(Kind.COMMIT, _TRAINER, "policy version 0 is published"),
+        "trainer.claim": Boundary(Kind.COMMIT, _TRAINER, "a batch takes groups, or is closed"),
+        "trainer.commit": Boundary(Kind.COMMIT, _TRAINER, "a batch is trained, its policy version published"),
+        "trainer.quarantine": Boundary(Kind.COMMIT, _TRAINER, "a batch that cannot be trained is given up"),
+        "trainer.read": Boundary(Kind.COMMIT, _TRAINER, "a transaction that only reads"),
+    }
+)
+
+
+async def boundary(name: str, act: Callable[[], Awaitable[T]]) -> T:
+    """Perform `act` with its failpoints; its value is returned."""
+    if directory is None:
+        return await act()
+    await reach(f"{name}.before")
+    if doubled(name):
+        await act()
+    done = await act()
+    await reach(f"{name}.after")
+    return done
+
+
+def boundary_sync(name: str, act: Callable[[], T]) -> T:
+    """As `boundary`, where nothing can be awaited: in a thread, or before an event loop runs."""
+    if directory is None:
+        return act()
+    _obey_sync(f"{name}.before")
+    if doubled(name):
+        act()
+    done = act()
+    _obey_sync(f"{name}.after")
+    return done
+
+
+async def reach(point: str) -> None:
+    """One point alone, for an act that is no single call. Call it only when `directory` is set."""
+    await anyio.sleep(_obey(point))
+
+
+def doubled(name: str) -> bool:
+    """Whether the act is to be performed twice this time. Call it only when `directory` is set."""
+    action = _taken(name)
+    if action not in (None, "duplicate"):
+        raise ValueError(
+            f"the failpoint {name} cannot do {action!r}: arm {name}.before or {name}.after with it"
+        )
+    return action is not None
+
+
+def _obey_sync(point: str) -> None:
+    time.sleep(_obey(point))
+
+
+def _obey(point: str) -> float:
+    """Do what the point is armed with; returns the seconds to wait."""
+    action = _taken(point)
+    match (action or "delay 0").split():
+        case ["exit"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case ["raise"]:
+            raise BOUNDARIES[point.rpartition(".")[0]].kind.error()
+        case ["delay", seconds]:
+            return float(seconds)
+    raise ValueError(f"the failpoint {point} cannot do {action!r}: it knows exit, raise and delay SECONDS")
+
+
+def _taken(file: str) -> str | None:
+    """The action in `file` of the directory, which is then nobody else's; None when it is not armed."""
+    assert directory is not None
+    armed, hit = directory / file, directory / f"{file}.hit.{os.getpid()}"
+    try:
+        if not armed.stat().st_size:  # somebody is writing it
+            return None
+        armed.rename(hit)
+    except FileNotFoundError:
+        return None
+    return hit.read_text().strip()
