@@ -40,7 +40,7 @@ from orchestrator.flow.rebuild import REBUILT, rebuild
 from orchestrator.flow.relay import relay
 from orchestrator.log import bind, get
 from orchestrator.plugins import names
-from orchestrator.pool.engine import check_revision, open_engine
+from orchestrator.pool.engine import PATIENCE_S, check_revision, open_engine
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import transact
 from orchestrator.preflight import check_config
@@ -53,7 +53,7 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
     """The orchestrator's context on configured services: the run exists, the streams exist."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(config.services.database_url, name="penstock-orchestrator")
+            open_engine(config.services.database_url, name="penstock-orchestrator", patience_s=PATIENCE_S)
         )
         async with engine.connect() as connection:
             await check_revision(connection)

@@ -215,11 +215,13 @@ class GatewaySection(_Section):
 
     `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
     `refuse` to start, or render every request whole and make it a sample of its own (`per_request`).
+    `spool_mb`: recorded steps that Postgres does not have yet are kept in memory and on disk; with so many of them new completions wait.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     body_limit_mb: Positive = 64
+    spool_mb: Positive = 512
     session_ttl_s: Seconds = 3600.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     unproven_template: Literal["refuse", "per_request"] = "refuse"

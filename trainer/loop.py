@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.log import bind, get
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.pool.transact import transact
 from trainer.batch import BadBatch
@@ -51,7 +51,9 @@ async def run_trainer(settings: TrainerSettings) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(bind(run=settings.run))
         engine = await stack.enter_async_context(
-            open_engine(settings.database_url, Role.TRAINER, size=2, name="penstock-trainer")
+            open_engine(
+                settings.database_url, Role.TRAINER, size=2, name="penstock-trainer", patience_s=PATIENCE_S
+            )
         )
         async with engine.connect() as connection:
             await check_revision(connection)

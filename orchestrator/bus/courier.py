@@ -3,11 +3,11 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | a durable entry per `send` | the journal's fsync | the disk |
-| a publish per entry, again on reconnect, on a new stream and after `resend_s` | the bus | NATS |
+| a publish per entry, again on reconnect, on a new stream and `resend_s` after it was found missing | the bus | NATS |
 | a settled entry | `confirm`: the data pool has the effect, or has refused it | the orchestrator's ingest |
+| nothing while the data pool is away: what the stream has is not sent again, what it refuses is kept | Postgres | its return |
 """
 
-import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import anyio
@@ -17,6 +17,9 @@ from orchestrator.bus.journal import Entry, Journal
 from orchestrator.log import get
 
 log = get(__name__)
+
+PAGE = 256  # entries that are published, or asked for, at a time
+REFUSED_AGAIN_S = 0.5
 
 Confirm = Callable[[Sequence[Entry]], Awaitable[Collection[int]]]
 
@@ -42,7 +45,10 @@ class Courier:
         self._confirm = confirm
         self._confirm_every_s = confirm_every_s
         self._resend_s = resend_s
-        self._sent: dict[int, float] = {}  # entry → time of its last publish
+        self._sent: set[int] = set()  # entries that the stream has taken
+        self._missing: dict[
+            int, float
+        ] = {}  # sent ones that the data pool does not have → since when that is known
         self._wake = anyio.Event()
         bus.on_reconnect(self._resend_all)
         bus.on_stream_new(self._resend_stream)
@@ -58,6 +64,12 @@ class Courier:
             tasks.start_soon(self._publish_loop)
             tasks.start_soon(self._confirm_loop)
 
+    async def room(self) -> None:
+        """Wait while the journal keeps as much as it should."""
+        if self._journal.full:
+            log.warning("courier.full", bytes=self._journal.held_bytes, consequence="new work waits")
+            await self._journal.room()
+
     async def drained(self) -> None:
         """Wait until nothing is pending."""
         while self._journal.pending():
@@ -65,6 +77,7 @@ class Courier:
 
     async def _resend_all(self) -> None:
         self._sent.clear()
+        self._missing.clear()
         self._wake.set()
 
     async def _resend_stream(self, stream: str) -> None:
@@ -73,34 +86,46 @@ class Courier:
     async def _publish_loop(self) -> None:
         while True:
             self._wake = anyio.Event()
-            now = anyio.current_time()
-            due = [
-                e for e in self._journal.pending() if now - self._sent.get(e.n, -math.inf) >= self._resend_s
-            ]
-            if due:
-                results = await self._bus.publish_many([entry.message for entry in due])
-                full = False
-                for entry, result in zip(due, results, strict=True):
-                    if isinstance(result, BusError):
-                        full = True
-                        log.warning("courier.refused", msg_id=entry.message.msg_id, error=str(result))
-                    else:
-                        self._sent[entry.n] = anyio.current_time()
-                if full:
-                    await anyio.sleep(
-                        0.5
-                    )  # the stream is full: back-pressure until the orchestrator has caught up
-                    continue
-            with anyio.move_on_after(min(self._resend_s, 1.0)):
-                await self._wake.wait()
+            unsent = [entry for entry in self._journal.pending() if entry.n not in self._sent]
+            page = unsent[:PAGE]
+            if page and not await self._publish(page):
+                # The stream is full: back-pressure until the orchestrator has caught up.
+                await anyio.sleep(REFUSED_AGAIN_S)
+            elif len(unsent) <= PAGE:
+                with anyio.move_on_after(1.0):
+                    await self._wake.wait()
+
+    async def _publish(self, page: Sequence[Entry]) -> bool:
+        """Whether the stream took all of them."""
+        results = await self._bus.publish_many([entry.message for entry in page])
+        refused = 0
+        for entry, result in zip(page, results, strict=True):
+            if isinstance(result, BusError):
+                refused += 1
+                error = str(result)
+            elif self._journal.holds(entry.n):
+                self._sent.add(entry.n)
+        if refused:
+            log.warning("courier.refused", entries=refused, error=error)
+        return not refused
 
     async def _confirm_loop(self) -> None:
         while True:
             await anyio.sleep(self._confirm_every_s)
-            candidates = [entry for entry in self._journal.pending() if entry.n in self._sent]
-            if not candidates:
-                continue
-            settled = await self._confirm(candidates)
-            await self._journal.settle(settled)
-            for n in settled:
-                self._sent.pop(n, None)
+            sent = [entry for entry in self._journal.pending() if entry.n in self._sent]
+            for start in range(0, len(sent), PAGE):
+                await self._confirm_page(sent[start : start + PAGE])
+
+    async def _confirm_page(self, page: Sequence[Entry]) -> None:
+        settled = set(await self._confirm(page))
+        await self._journal.settle(settled)
+        now = anyio.current_time()
+        for entry in page:
+            if entry.n in settled:
+                self._sent.discard(entry.n)
+                self._missing.pop(entry.n, None)
+            # Counted from an answer of the data pool: while that was away nobody could have ingested it.
+            elif entry.n in self._sent and now - self._missing.setdefault(entry.n, now) >= self._resend_s:
+                self._sent.discard(entry.n)
+                del self._missing[entry.n]
+                self._wake.set()

@@ -19,11 +19,12 @@ from orchestrator.bus.journal import Journal
 from orchestrator.log import get
 from orchestrator.pool import leases
 from orchestrator.pool.confirm import MessageKey
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import LONGEST_WAIT_S, transact
 
 log = get(__name__)
 
 GIVE_BACK_S = 2.0
+TRIES_PER_TTL = 6  # of a beat that Postgres does not answer
 
 
 class Heart:
@@ -79,7 +80,9 @@ class Heart:
 
         if not epochs:
             return
-        held = await transact(self._engine, renew, at="lease.renewed")
+        # After an outage the reaper gives one full time to live: this must be heard within it.
+        patience = min(LONGEST_WAIT_S, self._ttl_s / TRIES_PER_TTL)
+        held = await transact(self._engine, renew, at="lease.renewed", longest_wait_s=patience)
         for (rollout_id, epoch), scope in asked.items():
             if rollout_id not in held or epochs[rollout_id] != epoch:
                 log.warning("lease.lost", rollout=rollout_id, epoch=epoch)

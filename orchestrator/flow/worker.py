@@ -23,7 +23,7 @@ from orchestrator.contracts.errors import ServiceError
 from orchestrator.flow.heartbeat import Heart
 from orchestrator.log import bind, get
 from orchestrator.pool.confirm import MessageKey, settled
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 from orchestrator.tasks.environment import Environment
@@ -67,7 +67,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
     """Connect and recover. Raises ServiceError, ConfigurationError or BusError, one sentence each, when something is missing."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(settings.database_url, Role.RUNNER, size=4, name=name)
+            open_engine(settings.database_url, Role.RUNNER, size=4, name=name, patience_s=PATIENCE_S)
         )
         async with engine.connect() as connection:
             await check_revision(connection)

@@ -7,6 +7,7 @@ waits is gone it is given up upstream, and recorded as undelivered.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -285,6 +286,9 @@ class Calls:
         recorded: dict[str, Any],
     ) -> Reply:
         session, terms = call.session, call.session.terms
+        asked = time.monotonic()
+        await self._recorder.room()
+        held = time.monotonic() - asked
         if terms.script is not None:
             generated = self._scripted(terms.script[session.turns], request, params.max_new_tokens)
         else:
@@ -292,6 +296,8 @@ class Calls:
             generated = await self._pool.generate(placement.ids, params, key, call.flight)
         if generated.segments > 1 and request.stop:
             generated = cut_at_stop(generated, request.stop, self._renderer.decode, self._renderer.stop_ids)
+        timings = msgspec.structs.replace(generated.timings, queue=generated.timings.queue + held)
+        generated = replace(generated, timings=timings)
         session.queued_s += generated.timings.queue
         self._metrics.queue_s.observe(generated.timings.queue)
         if not generated.ids:

@@ -54,6 +54,10 @@ class Recorder:
         self._stop_ids = stop_ids
         self._metrics = metrics
 
+    async def room(self) -> None:
+        """Wait while more steps lie in the journal than should: the data pool, or the bus, is away."""
+        await self._courier.room()
+
     async def commit(
         self,
         session: Session,

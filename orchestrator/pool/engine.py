@@ -1,19 +1,30 @@
 """Connections to the data pool: asyncpg under SQLAlchemy, one engine per process, a role per kind of process."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import anyio
 import asyncpg
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from orchestrator.contracts.errors import ServiceError
+from orchestrator.pool.transact import passing
 
 CLOSE_S = 5.0
+PATIENCE_S = 10.0
+"""How long a process that serves waits at its start for a Postgres that is away: a restart in the middle of an outage is no reason to give up."""
+LOOK_S = 0.5
+SILENCE_S = 25
+"""After so many seconds without a sign of life from the other machine a connection is broken, on both sides: a partition must not be waited
+for without end, nor hold locks. A server that is only stopped or busy still answers."""
+IDLE_S = 10
+"""A process that stops in the middle of a transaction holds its locks for no longer than this; it repeats the transaction when it goes on."""
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 REVISION = "0003"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
@@ -41,14 +52,28 @@ def sqlalchemy_url(url: str) -> str:
 
 @asynccontextmanager
 async def open_engine(
-    url: str, role: Role = Role.OWNER, *, size: int = 8, name: str = "penstock"
+    url: str,
+    role: Role = Role.OWNER,
+    *,
+    size: int = 8,
+    name: str = "penstock",
+    patience_s: float = 0.0,
 ) -> AsyncIterator[AsyncEngine]:
-    """An engine whose sessions have taken `role`. Raises ServiceError when the server cannot be reached."""
-    settings = {"application_name": name}
+    """An engine whose sessions have taken `role`. Raises ServiceError when the server cannot be reached within `patience_s` seconds, or
+    refuses."""
+    settings = {
+        "application_name": name,
+        "tcp_keepalives_idle": str(SILENCE_S - 15),
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": str(SILENCE_S * 1000),
+    }
     if role is not Role.OWNER:
         settings["role"] = role.value
     if role is Role.READER:
         settings["default_transaction_read_only"] = "on"
+    else:
+        settings["idle_in_transaction_session_timeout"] = str(IDLE_S * 1000)
     engine = create_async_engine(
         sqlalchemy_url(url),
         pool_size=size,
@@ -56,21 +81,51 @@ async def open_engine(
         pool_pre_ping=True,
         connect_args={"server_settings": settings, "timeout": 10},
     )
+    event.listen(engine.sync_engine, "connect", _break_when_silent)
     try:
-        async with engine.connect() as connection:
-            await connection.execute(text("select 1"))
-    except (OSError, asyncpg.PostgresError, DBAPIError) as error:
+        await _answers(engine, url, patience_s)
+    except BaseException:
         await engine.dispose()
-        raise ServiceError(
-            f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {str(error).splitlines()[0]}); "
-            "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
-        ) from error
+        raise
     try:
         yield engine
     finally:
         # Also when cancelled: a connection that is left half closed stays open at the server.
         with anyio.move_on_after(CLOSE_S, shield=True):
             await engine.dispose()
+
+
+async def _answers(engine: AsyncEngine, url: str, patience_s: float) -> None:
+    """Return once Postgres has answered. Raises ServiceError, one sentence, when it does not, or says no."""
+    deadline = anyio.current_time() + patience_s
+    while True:
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(text("select 1"))
+            return
+        except (OSError, asyncpg.PostgresError, DBAPIError) as error:
+            if not passing(error) or anyio.current_time() >= deadline:
+                raise ServiceError(
+                    f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {str(error).splitlines()[0]}); "
+                    "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
+                ) from error
+        await anyio.sleep(LOOK_S)
+
+
+def _break_when_silent(connection: Any, _record: object) -> None:
+    """Our side of SILENCE_S; a Unix socket needs none."""
+    transport = connection.driver_connection._transport  # asyncpg has no option for it
+    found = transport.get_extra_info("socket")
+    if found is None or found.family == socket.AF_UNIX:
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, SILENCE_S - 15),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+    ):
+        found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def check_revision(connection: AsyncConnection) -> None:

@@ -21,6 +21,7 @@ LONGEST_WAIT_S = 5.0
 # SQLSTATE classes that say "try again": connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
 # connections), operator intervention (shutdown, starting up), system (input or output error).
 PASSING = ("08", "40", "53", "57", "58")
+IDLE_ENDED = "25P03"  # the server ended a transaction in which this process was silent for too long: it was stopped, or starved
 CONTENT = ("22", "23")  # data exception, constraint violation
 
 
@@ -34,7 +35,8 @@ def passing(error: BaseException) -> bool:
     """Whether the same transaction may succeed later: the server or the way to it is at fault."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
-    return isinstance(error, (OSError, PoolTimeout)) or _state(error)[:2] in PASSING
+    state = _state(error)
+    return isinstance(error, (OSError, PoolTimeout)) or state[:2] in PASSING or state == IDLE_ENDED
 
 
 def of_content(error: DBAPIError) -> bool:
@@ -61,11 +63,17 @@ async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[
     return done
 
 
-async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
+async def transact(
+    engine: AsyncEngine,
+    work: Callable[[AsyncConnection], Awaitable[T]],
+    *,
+    at: str,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> T:
     """As `once`, repeated while Postgres is away. Bounded by the caller's cancel scope only.
 
     `work` may run several times; a commit whose answer was lost is repeated, so its effects must be idempotent (compare-and-set,
-    unique keys).
+    unique keys). Who must be heard soon after Postgres is back, as a lease's keeper must, asks for a shorter `longest_wait_s` between tries.
     """
     wait = FIRST_WAIT_S
     while True:
@@ -81,4 +89,4 @@ async def transact(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaita
                 wait_s=round(wait, 2),
             )
         await anyio.sleep(wait * random.uniform(0.5, 1.5))
-        wait = min(LONGEST_WAIT_S, wait * 2)
+        wait = min(longest_wait_s, wait * 2)

@@ -10,7 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.embedded.nats import EmbeddedNats
@@ -18,7 +20,10 @@ from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.postgres_cluster import discard_cluster
 from orchestrator.flow.reaper import reaper
 from orchestrator.pool.engine import check_revision, open_engine
+from orchestrator.pool.history import count, lock_run
+from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
+from tests.builders import make_run
 from tests.integration.flow_rig import TASK, Role, Runners, Stage, playing, staged, until
 from tests.integration.pool_rig import counter
 from tests.services import upgrade_to_head
@@ -93,3 +98,60 @@ async def test_a_database_that_is_not_there_or_not_migrated_is_named_in_one_sent
     async with open_engine(empty_database_url) as engine, engine.connect() as connection:
         with pytest.raises(ServiceError, match=r"revision none, .* needs \w+: run `alembic upgrade head`"):
             await check_revision(connection)
+
+
+async def test_a_process_that_stops_in_the_middle_of_a_transaction_holds_its_locks_for_a_bounded_time(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SIGSTOP or a starved loop does. The transaction is repeated when the process goes on."""
+    monkeypatch.setattr("orchestrator.pool.engine.IDLE_S", 1)
+    tries = 0
+    async with open_engine(database_url) as stopping, open_engine(database_url) as other:
+        run = await make_run(other, Config())
+        seen = anyio.Event()
+
+        async def silent(connection: AsyncConnection) -> None:
+            nonlocal tries
+            tries += 1
+            await lock_run(connection, run.run_id)
+            if tries == 1:
+                seen.set()
+                await taken.wait()
+            await count(connection, run.run_id, "tries")
+
+        async def waits(connection: AsyncConnection) -> None:
+            await lock_run(connection, run.run_id)
+
+        taken = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(transact, stopping, silent, at="lease.renewed"))
+            await seen.wait()
+            with anyio.fail_after(15):
+                await transact(other, waits, at="lease.renewed")
+            taken.set()
+        assert tries == 2 and await counter(other, run, "tries") == 1
+
+
+async def test_a_process_that_starts_while_postgres_is_away_waits_for_it(directory: Path) -> None:
+    server = EmbeddedPostgres(directory, durable=False)
+    await server.start()
+    url = server.url
+    await server.stop()
+    try:
+        async with anyio.create_task_group() as tasks:
+            opened = anyio.Event()
+
+            async def begin() -> None:
+                async with open_engine(url, patience_s=60.0):
+                    opened.set()
+
+            tasks.start_soon(begin)
+            with anyio.move_on_after(1.5):  # longer than two of its looks
+                await opened.wait()
+            assert not opened.is_set()
+            await server.start()
+            assert server.url == url
+            with anyio.fail_after(30):
+                await opened.wait()
+    finally:
+        await server.stop()

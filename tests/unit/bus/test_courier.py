@@ -1,0 +1,143 @@
+"""The courier through outages: what it sends, when it sends it again, and what it holds back meanwhile."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.bus.courier import PAGE, Courier
+from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.memory import MemoryBus
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class DataPool:
+    """Has what a test says. While `away`, nobody is answered."""
+
+    has: set[int] = field(default_factory=set)
+    answers: int = 0
+    asked: int = 0  # entries of the largest question
+    back: anyio.Event = field(default_factory=anyio.Event)
+
+    async def confirm(self, entries: Sequence[Entry]) -> Collection[int]:
+        self.asked = max(self.asked, len(entries))
+        await self.back.wait()
+        self.answers += 1
+        return self.has & {entry.n for entry in entries}
+
+
+class CountingBus(MemoryBus):
+    """Remembers what it was given, in the order given, and how much at a time. `refuses`: its stream is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[str] = []
+        self.largest = 0
+        self.refuses = False
+
+    async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
+        self.given += [str(message.msg_id) for message in messages]
+        self.largest = max(self.largest, len(messages))
+        if self.refuses:
+            return [BusError("the stream is full") for _ in messages]
+        return await super().publish_many(messages)
+
+
+def message(n: int) -> Outgoing:
+    return Outgoing(subjects.steps("demo", "1"), f"1:1:{n}:step", "StepRecorded/1", b'{"n":%d}' % n)
+
+
+async def until_answers(pool: DataPool, more: int) -> None:
+    wanted = pool.answers + more
+    with anyio.fail_after(10):
+        while pool.answers < wanted:
+            await anyio.sleep(0.002)
+
+
+@dataclass
+class Post:
+    journal: Journal
+    bus: CountingBus
+    pool: DataPool
+    courier: Courier
+
+    async def until_given(self, n: int) -> None:
+        with anyio.fail_after(10):
+            while len(self.bus.given) < n:
+                await anyio.sleep(0.002)
+
+    async def until_kept(self, n: int) -> None:
+        with anyio.fail_after(10):
+            while len(self.journal.pending()) != n:
+                await anyio.sleep(0.002)
+
+
+@pytest.fixture
+async def post(tmp_path: Path) -> AsyncIterator[Post]:
+    bus, pool = CountingBus(), DataPool()
+    await bus.ensure_streams()
+    async with Journal.open(tmp_path, limit_bytes=20) as journal, anyio.create_task_group() as tasks:
+        courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005, resend_s=0.05)
+        tasks.start_soon(courier.run)
+        yield Post(journal, bus, pool, courier)
+        tasks.cancel_scope.cancel()
+
+
+async def test_while_the_data_pool_is_away_nothing_is_sent_twice_and_nothing_is_dropped(post: Post) -> None:
+    for n in range(5):
+        await post.courier.send(message(n))
+    await post.until_given(5)
+    await anyio.sleep(4 * 0.05)  # several times `resend_s`: what must not happen has had its time
+    assert len(post.bus.given) == 5 and len(post.journal.pending()) == 5
+    post.pool.has = {entry.n for entry in post.journal.pending()}
+    post.pool.back.set()
+    await post.until_kept(0)
+    assert len(post.bus.given) == 5
+
+
+async def test_what_the_data_pool_says_it_does_not_have_is_sent_again(post: Post) -> None:
+    post.pool.back.set()
+    await post.courier.send(message(0))
+    await post.until_given(2)
+    assert set(post.bus.given) == {"1:1:0:step"}
+
+
+async def test_what_a_full_stream_refuses_is_tried_again_a_page_at_a_time(post: Post) -> None:
+    post.bus.refuses = True
+    async with anyio.create_task_group() as tasks:
+        for n in range(2 * PAGE):
+            tasks.start_soon(post.courier.send, message(n))
+    await post.until_given(2 * PAGE + 1)
+    post.bus.refuses = False
+    post.pool.has = {entry.n for entry in post.journal.pending()}
+    post.pool.back.set()
+    await post.until_kept(0)
+    assert post.bus.largest <= PAGE and post.pool.asked <= PAGE
+    assert {f"1:1:{n}:step" for n in range(2 * PAGE)} == set(post.bus.given)
+
+
+async def test_who_would_make_more_waits_while_the_journal_keeps_as_much_as_it_should(post: Post) -> None:
+    await post.courier.room()
+    for n in range(3):  # of 7 bytes each; nothing is refused
+        await post.courier.send(message(n))
+    waited = anyio.Event()
+
+    async def wait() -> None:
+        await post.courier.room()
+        waited.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert post.journal.full and not waited.is_set()
+        post.pool.has = {post.journal.pending()[0].n}
+        post.pool.back.set()
+        with anyio.fail_after(10):
+            await waited.wait()
+    assert post.journal.held_bytes == 14
