@@ -87,6 +87,7 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "refused.commit": Boundary(
             Kind.COMMIT, _ORCHESTRATOR, "a message that cannot be used is kept as a dead letter"
         ),
+        "relay.take": Boundary(Kind.COMMIT, _ORCHESTRATOR, "outbox rows are taken for a while"),
         "relay.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "published outbox rows are deleted"),
         "reaper.commit": Boundary(
             Kind.COMMIT, _ORCHESTRATOR, "leases that ran out are taken back, or get a full time to live"

@@ -4,7 +4,8 @@
 |---|---|---|
 | published messages, deleted rows | outbox rows; NATS | any committed state change; NATS |
 
-Rows are taken with SKIP LOCKED and deleted after the publish acknowledgement, in one transaction: a crash between the two publishes again.
+A page of rows is taken in one transaction, published in none, deleted in another: however long NATS is away, Postgres holds nothing open
+for it. Taken rows are nobody else's for `TAKEN_S`; a relay that died or slept for longer has them published twice, which is a no-op.
 What the bus refuses (a full stream) is tried again later and holds nothing else up.
 """
 
@@ -13,29 +14,31 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool.outbox import due, postpone, settle
+from orchestrator.pool.outbox import postpone, settle, take_due
 from orchestrator.pool.transact import transact
 
 log = get(__name__)
 
 PERIOD_S = 0.1
 PAGE = 256
+TAKEN_S = 10.0
 REFUSED_AGAIN_S = 1.0
 
 
 async def relay(flow: Flow) -> None:
     """Publish until cancelled."""
     while True:
-        if (
-            await transact(flow.engine, lambda connection: relay_page(connection, flow), at="relay.commit")
-            < PAGE
-        ):
+        if await relay_page(flow) < PAGE:
             await flow.signals.outbox.wait(PERIOD_S)
 
 
-async def relay_page(connection: AsyncConnection, flow: Flow) -> int:
+async def relay_page(flow: Flow) -> int:
     """Publish the oldest page of rows; returns how many rows there were."""
-    owed = await due(connection, flow.run_id, PAGE)
+    owed = await transact(
+        flow.engine,
+        lambda connection: take_due(connection, flow.run_id, PAGE, taken_s=TAKEN_S),
+        at="relay.take",
+    )
     if not owed:
         return 0
     results = await flow.bus.publish_many(
@@ -46,6 +49,11 @@ async def relay_page(connection: AsyncConnection, flow: Flow) -> int:
         if isinstance(result, BusError):
             log.warning("relay.refused", subject=row.subject, msg_id=row.msg_id, error=str(result))
             refused.append(row.outbox_id)
-    await postpone(connection, refused, REFUSED_AGAIN_S)
-    await settle(connection, [row.outbox_id for row in owed if row.outbox_id not in set(refused)])
+    published = [row.outbox_id for row in owed if row.outbox_id not in set(refused)]
+
+    async def done(connection: AsyncConnection) -> None:
+        await postpone(connection, refused, REFUSED_AGAIN_S)
+        await settle(connection, published)
+
+    await transact(flow.engine, done, at="relay.commit")
     return len(owed)

@@ -1,7 +1,8 @@
 """The outbox: messages that a committed state change owes to the bus.
 
-`owe` is called inside the transaction of the state change. The relay takes unpublished rows with SKIP LOCKED (never `id > last`), publishes,
-and deletes what was acknowledged; a crash between the two publishes twice, which the message id and unique keys make a no-op.
+`owe` is called inside the transaction of the state change. The relay takes rows with SKIP LOCKED (never `id > last`) for a while, publishes
+them outside of any transaction, and deletes what was acknowledged; a crash in between publishes twice, which the message id and unique keys
+make a no-op. `not_before` is when a row may be taken: a delay, a pause after a refusal, or the end of somebody's turn.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
-from sqlalchemy import delete, func, insert, or_, select, update
+from sqlalchemy import delete, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import Event
@@ -77,10 +78,17 @@ async def owe_all(
     )
 
 
-async def due(connection: AsyncConnection, run_id: int, limit: int = 256) -> Sequence[Owed]:
-    """Lock and return up to `limit` rows of a run that may be published now, oldest first, skipping what another relay holds."""
-    rows = await connection.execute(
-        select(outbox)
+async def take_due(
+    connection: AsyncConnection, run_id: int, limit: int = 256, *, taken_s: float
+) -> Sequence[Owed]:
+    """Up to `limit` rows of a run that may be published now, oldest first, skipping what another relay has.
+
+    They are taken for `taken_s` seconds: until then nobody else gets them, and no lock is held. That this is lost in a crash of Postgres
+    costs a second publish, so its commit need not wait for the disk.
+    """
+    await _without_waiting_for_the_disk(connection)
+    page = (
+        select(outbox.c.outbox_id)
         .where(
             outbox.c.run_id == run_id,
             or_(outbox.c.not_before.is_(None), outbox.c.not_before <= func.clock_timestamp()),
@@ -88,6 +96,13 @@ async def due(connection: AsyncConnection, run_id: int, limit: int = 256) -> Seq
         .order_by(outbox.c.outbox_id)
         .limit(limit)
         .with_for_update(skip_locked=True)
+        .cte("page")
+    )
+    rows = await connection.execute(
+        update(outbox)
+        .where(outbox.c.outbox_id == page.c.outbox_id)
+        .values(not_before=func.clock_timestamp() + timedelta(seconds=taken_s))
+        .returning(outbox)
     )
     return [
         Owed(
@@ -99,7 +114,7 @@ async def due(connection: AsyncConnection, run_id: int, limit: int = 256) -> Seq
             revision=row.revision,
             born_us=round(row.at.timestamp() * 1e6),
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: int(row.outbox_id))
     ]
 
 
@@ -111,6 +126,11 @@ async def postpone(connection: AsyncConnection, ids: Sequence[int], delay_s: flo
 
 
 async def settle(connection: AsyncConnection, ids: Sequence[int]) -> None:
-    """Delete rows whose publish was acknowledged."""
+    """Delete rows whose publish was acknowledged. Rows that a crash of Postgres brings back are published again."""
     if ids:
+        await _without_waiting_for_the_disk(connection)
         await connection.execute(delete(outbox).where(outbox.c.outbox_id.in_(ids)))
+
+
+async def _without_waiting_for_the_disk(connection: AsyncConnection) -> None:
+    await connection.execute(text("SET LOCAL synchronous_commit = off"))

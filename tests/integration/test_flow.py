@@ -1,19 +1,20 @@
 """The orchestrator's roles on a real bus and a real database: repeats, nonsense, wipes and full streams change nothing."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
 import pytest
 from sqlalchemy import func, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import BusError, Delivery, Outgoing
+from orchestrator.bus.base import Bus, BusError, Delivery, Outgoing
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import RunSection
 from orchestrator.contracts.events import (
@@ -38,7 +39,6 @@ from orchestrator.pool.batches import NewVersion, publish
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.runs import begin_end, close_intake, intake_open
 from orchestrator.pool.tables import groups, outbox, rollouts
-from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
 from tests import builders
 from tests.integration.flow_rig import (
@@ -319,23 +319,62 @@ async def assigned(stage: Stage, wanted: int) -> list[RolloutAssigned]:
     return heard
 
 
-async def test_a_crash_between_publish_and_delete_is_harmless(stage: Stage) -> None:
+async def test_a_crash_between_publish_and_delete_is_harmless(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await builders.accepted(stage.flow.engine, stage.run, ["a"], size=2)
     assert await dispatched(stage) == 1
 
-    async def crash(connection: AsyncConnection) -> None:
-        assert await relay_page(connection, stage.flow) == 2
+    async def crash(*_: object) -> None:
         raise KeyError("killed here")
 
-    with pytest.raises(KeyError):
-        await transact(stage.flow.engine, crash, at="tests")
+    with monkeypatch.context() as patched, pytest.raises(KeyError):
+        patched.setattr("orchestrator.flow.relay.settle", crash)
+        await relay_page(stage.flow)
     assert await stage.count("outbox") == 2
-    assert (
-        await transact(stage.flow.engine, lambda connection: relay_page(connection, stage.flow), at="tests")
-        == 2
-    )
+    assert await relay_page(stage.flow) == 0, "they are still the dead relay's"
+    await its_turn_is_over(stage)
+    assert await relay_page(stage.flow) == 2
     assert await stage.count("outbox") == 0
     assert len({event.rollout for event in await assigned(stage, 2)}) == 2
+
+
+async def its_turn_is_over(stage: Stage) -> None:
+    """As if the time had passed for which a relay has what it took."""
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(update(outbox).values(not_before=func.now() - timedelta(seconds=1)))
+
+
+async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_relay_takes_over(
+    stage: Stage,
+) -> None:
+    engine = stage.flow.engine
+    await builders.accepted(engine, stage.run, ["a"], size=2)
+    assert await dispatched(stage) == 1
+    asked, answers = anyio.Event(), anyio.Event()
+
+    class Away:
+        """A bus that is away until told."""
+
+        async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
+            asked.set()
+            await answers.wait()
+            return await stage.bus.publish_many(messages)
+
+    waiting = replace(stage.flow, bus=cast(Bus, Away()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(relay_page, waiting)
+        with anyio.fail_after(20):
+            await asked.wait()
+        async with engine.connect() as connection:
+            held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+            assert await connection.scalar(text(held)) == 0
+        assert await relay_page(stage.flow) == 0, "it is not the other's turn yet"
+        await its_turn_is_over(stage)
+        assert await relay_page(stage.flow) == 2
+        answers.set()
+    assert await stage.count("outbox") == 0
+    await assigned(stage, 2)
 
 
 async def test_a_full_stream_holds_no_other_message_up_and_loses_none(
@@ -372,7 +411,7 @@ async def test_a_row_is_published_by_its_own_run_when_it_is_due(stage: Stage) ->
         await owe(connection, other.run_id, subjects.work_rollout("other"), event)
         await owe(connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event, delay_s=3600)
         await owe(connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event)
-        assert await relay_page(connection, stage.flow) == 1
+    assert await relay_page(stage.flow) == 1
     assert await stage.count("outbox") == 1
     async with engine.connect() as connection:
         assert await connection.scalar(select(func.count()).select_from(outbox)) == 2
