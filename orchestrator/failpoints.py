@@ -121,6 +121,52 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "trainer.commit": Boundary(Kind.COMMIT, _TRAINER, "a batch is trained, its policy version published"),
         "trainer.quarantine": Boundary(Kind.COMMIT, _TRAINER, "a batch that cannot be trained is given up"),
         "trainer.read": Boundary(Kind.COMMIT, _TRAINER, "a transaction that only reads"),
+        # --- the bus (bus.nats, bus.pull): by the kind of message ---
+        "publish.tasks": Boundary(Kind.BUS, ("client",), "a task is submitted"),
+        "publish.work.rollout": Boundary(Kind.BUS, _ORCHESTRATOR, "a rollout is assigned"),
+        "publish.work.verify": Boundary(Kind.BUS, _ORCHESTRATOR, "a verification is assigned"),
+        "publish.steps": Boundary(Kind.BUS, _GATEWAY, "a step leaves the journal"),
+        "publish.results.rollout": Boundary(Kind.BUS, ("runner",), "a result leaves the journal"),
+        "publish.results.verdict": Boundary(Kind.BUS, ("verifier",), "a verdict leaves the journal"),
+        "publish.policy": Boundary(Kind.BUS, _ORCHESTRATOR, "a policy version is announced"),
+        "publish.dead": Boundary(Kind.BUS, _ORCHESTRATOR, "a dead letter is published"),
+        "notify": Boundary(
+            Kind.BUS, _ORCHESTRATOR, "whoever waits hears that a task was accepted or rejected"
+        ),
+        "fetch": Boundary(Kind.BUS, ("orchestrator", "gateway", *_WORKERS), "a consumer asks for messages"),
+        "ack.tasks": Boundary(Kind.BUS, _ORCHESTRATOR, "accepted tasks leave the stream"),
+        "ack.work.rollout": Boundary(Kind.BUS, ("runner",), "a leased assignment leaves the stream"),
+        "ack.work.verify": Boundary(Kind.BUS, ("verifier",), "a leased verification leaves the stream"),
+        "ack.steps": Boundary(Kind.BUS, _ORCHESTRATOR, "stored steps leave the stream"),
+        "ack.results.rollout": Boundary(Kind.BUS, _ORCHESTRATOR, "stored results leave the stream"),
+        "ack.results.verdict": Boundary(Kind.BUS, _ORCHESTRATOR, "stored verdicts leave the stream"),
+        "ack.policy": Boundary(Kind.BUS, _GATEWAY, "the gateway has heard of a policy version"),
+        "nak": Boundary(
+            Kind.BUS, ("orchestrator", *_WORKERS), "what a stopping consumer has not begun is handed back"
+        ),
+        "term": Boundary(Kind.BUS, _ORCHESTRATOR, "a message that is a dead letter now leaves its stream"),
+        "in_progress": Boundary(Kind.BUS, _WORKERS, "an assignment that waits for a slot is kept"),
+        # --- files ---
+        "journal.segment": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of a new journal segment"),
+        "journal.named": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of the journal's directory"),
+        "journal.sync": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fdatasync of what the journal keeps"),
+        "checkpoint.sync": Boundary(Kind.DISK, _TRAINER, "fsync of one file of a checkpoint"),
+        "checkpoint.rename": Boundary(Kind.DISK, _TRAINER, "a whole checkpoint gets its name"),
+        "checkpoint.named": Boundary(Kind.DISK, _TRAINER, "fsync of the directory of checkpoints"),
+        "gateway.url": Boundary(Kind.DISK, _GATEWAY, "the gateway says where it listens"),
+        "file.sync": Boundary(Kind.DISK, ("up",), "fsync of a small file of the supervisor"),
+        "file.rename": Boundary(
+            Kind.DISK, ("up",), "a small file of the supervisor replaces its predecessor"
+        ),
+        "log.rename": Boundary(Kind.DISK, ("up",), "a log that has grown too long is put aside"),
+        "cluster.rename": Boundary(Kind.DISK, ("up",), "a new database cluster gets its name"),
+        # --- weight syncs (gateway.sync, through gateway.upstream) ---
+        "server.pause": Boundary(Kind.SERVER, _GATEWAY, "a rollout server stops generating"),
+        "server.abort": Boundary(Kind.SERVER, _GATEWAY, "completions under way end with what they have"),
+        "server.update": Boundary(Kind.SERVER, _GATEWAY, "a rollout server exchanges its weights"),
+        "server.continue": Boundary(Kind.SERVER, _GATEWAY, "a rollout server goes on"),
+        "server.canary": Boundary(Kind.SERVER, _GATEWAY, "the canary is asked for"),
+        "weights.load": Boundary(Kind.DISK, ("rollout-server",), "new weights are read and checked"),
     }
 )
 

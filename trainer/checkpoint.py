@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from orchestrator.failpoints import boundary_sync
 from trainer.canary import Canary, make_canary
 from trainer.model import copy_tokenizer, save_model
 
@@ -90,11 +91,11 @@ def save_checkpoint(
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         for path in [*files, temporary / "manifest.json", trainer, temporary]:
-            _fsync(path)
+            _fsync(path, at="checkpoint.sync")
         if final.exists():
             shutil.rmtree(final)
-        temporary.rename(final)
-        _fsync(root)
+        boundary_sync("checkpoint.rename", lambda: temporary.rename(final))
+        _fsync(root, at="checkpoint.named")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return open_checkpoint(final)
@@ -187,9 +188,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def _fsync(path: Path, *, at: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        boundary_sync(at, lambda: os.fsync(descriptor))
     finally:
         os.close(descriptor)

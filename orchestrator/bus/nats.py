@@ -8,6 +8,7 @@ two installations) share a server without meeting.
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -34,6 +35,7 @@ from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
+from orchestrator.failpoints import boundary
 
 log = structlog.get_logger(__name__)
 
@@ -108,8 +110,10 @@ class NatsBus:
         for delay in delays():
             try:
                 async with self._link.session() as connection:
-                    ack = await connection.js.publish(
-                        self._subject_prefix + message.subject, message.body, headers=headers
+                    subject = self._subject_prefix + message.subject
+                    ack = await boundary(
+                        f"publish.{subjects.kind_of(message.subject)}",
+                        partial(connection.js.publish, subject, message.body, headers=headers),
                     )
                 self._watch.stored(stream, ack.seq)
                 return not ack.duplicate
@@ -157,7 +161,7 @@ class NatsBus:
             log.debug("notice_lost", subject=subject)
             return
         try:
-            await connection.client.publish(self._subject_prefix + subject, body)
+            await boundary("notify", partial(connection.client.publish, self._subject_prefix + subject, body))
         except (OSError, nats.errors.Error) as error:
             log.debug("notice_lost", subject=subject, error=repr(error))
 

@@ -8,6 +8,7 @@ away and a new one made: pull subscriptions can hang without an error.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -25,6 +26,7 @@ from orchestrator.bus.letters import conflict, undeliverable
 from orchestrator.bus.link import Connection, Link, LinkLost, delays
 from orchestrator.bus.subjects import Consumer
 from orchestrator.bus.watch import StreamWatch
+from orchestrator.failpoints import boundary
 
 log = structlog.get_logger(__name__)
 
@@ -76,30 +78,30 @@ class NatsDelivery:
         return self.headers.get(subjects.HEADER_MSG_ID) or None
 
     async def ack(self) -> None:
-        await self._settle(b"+ACK")
+        await self._settle(b"+ACK", f"ack.{subjects.kind_of(self.subject)}")
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK")
+        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK", "nak")
 
     async def term(self) -> None:
-        await self._settle(b"+TERM")
+        await self._settle(b"+TERM", "term")
 
     async def in_progress(self) -> None:
         if not self._done:
-            await self._say(b"+WPI")
+            await self._say(b"+WPI", "in_progress")
 
-    async def _settle(self, word: bytes) -> None:
+    async def _settle(self, word: bytes, at: str) -> None:
         if not self._done:
             self._done = True
-            await self._say(word)
+            await self._say(word, at)
 
-    async def _say(self, word: bytes) -> None:
+    async def _say(self, word: bytes, at: str) -> None:
         connection = self._link.current
         if connection is None:
             log.debug("settling_lost", subject=self.subject, word=word)
             return
         try:
-            await connection.client.publish(self._message.reply, word)
+            await boundary(at, partial(connection.client.publish, self._message.reply, word))
         except (OSError, nats.errors.Error) as error:
             log.debug("settling_lost", subject=self.subject, word=word, error=repr(error))
 
@@ -197,17 +199,14 @@ class Puller:
             try:
                 while True:
                     await self._feed.wanted()
-                    await connection.client.publish(
-                        f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
-                        msgspec.json.encode(
-                            {
-                                "batch": self._batch,
-                                "expires": int(self._timing.expires_s * 1e9),
-                                "idle_heartbeat": int(self._timing.heartbeat_s * 1e9),
-                            }
-                        ),
-                        reply=inbox,
-                    )
+                    request = {
+                        "batch": self._batch,
+                        "expires": int(self._timing.expires_s * 1e9),
+                        "idle_heartbeat": int(self._timing.heartbeat_s * 1e9),
+                    }
+                    subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+                    body = msgspec.json.encode(request)
+                    await boundary("fetch", partial(connection.client.publish, subject, body, reply=inbox))
                     await self._receive(arrived)
             finally:
                 with anyio.move_on_after(1, shield=True):

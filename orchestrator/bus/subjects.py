@@ -217,6 +217,13 @@ def stream_of(subject: str) -> Stream:
     raise ValueError(f"no stream stores the subject {subject!r}")
 
 
+def kind_of(subject: str) -> str:
+    """What sort of message a subject carries: ``tasks``, ``work.rollout``, ``work.verify``, ``steps``, ``results.rollout``,
+    ``results.verdict``, ``policy`` or ``dead``."""
+    root, _, rest = subject.partition(".")
+    return f"{root}.{rest.partition('.')[0]}" if root in ("work", "results") else root
+
+
 def matches(pattern: str, subject: str) -> bool:
     """NATS subject matching: ``*`` is one token, a final ``>`` one or more tokens."""
     wanted, got = pattern.split("."), subject.split(".")

@@ -14,6 +14,8 @@ from typing import Self
 import anyio
 import msgspec
 
+from orchestrator.failpoints import boundary_sync
+
 
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -111,5 +113,5 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, sync: boo
         file.write(content)
         if sync:
             file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
+            boundary_sync("file.sync", lambda: os.fsync(file.fileno()))
+    boundary_sync("file.rename", lambda: partial.replace(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.embedded.postgres_binaries import PostgresBinaries
 from orchestrator.embedded.postgres_remains import kill_orphans, running_server
 from orchestrator.embedded.service_user import neutral_root, own, reachable
+from orchestrator.failpoints import boundary_sync
 
 ROLE = DATABASE = "penstock"
 ENV = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
@@ -51,7 +52,7 @@ def initialise(
         "postgres",
     ]
     _run_as(user, single, stdin=f"CREATE DATABASE {DATABASE};\n")
-    partial.rename(whole)
+    boundary_sync("cluster.rename", lambda: partial.rename(whole))
     if whole != pgdata:
         pgdata.unlink(missing_ok=True)
         pgdata.symlink_to(whole)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import anyio
 
+from orchestrator.failpoints import boundary_sync
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -26,7 +28,7 @@ def open_log(path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> int:
     in place of the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > max_bytes:
-        path.replace(path.with_name(path.name + ".1"))
+        boundary_sync("log.rename", lambda: path.replace(path.with_name(path.name + ".1")))
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 

@@ -5,11 +5,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
 from tokenizers import Tokenizer
 
+from orchestrator.failpoints import boundary
 from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.metrics import Metrics
 from trainer.serving.model import Model, load_successor
@@ -215,7 +217,9 @@ class Service:
                 await self.abort(None)
             if flush and self.scheduler.paused and self.scheduler.running:
                 raise ValueError("the cache cannot be flushed while requests are paused in place")
-            model = await asyncio.to_thread(load_successor, path, self.scheduler.model)
+            model = await boundary(
+                "weights.load", partial(asyncio.to_thread, load_successor, path, self.scheduler.model)
+            )
             done = asyncio.Event()
 
             def post_done() -> None:

@@ -8,6 +8,7 @@ on the server.
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.failpoints import boundary
 from orchestrator.gateway.upstream.errors import (
     RequestRefused,
     RolloutServerBroken,
@@ -102,7 +104,7 @@ class RolloutServerClient:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        url, raw = await self._call("POST", "/generate", body, timeout)
+        url, raw = await self._call("POST", "/generate", body, timeout, at="server.canary")
         reply = self._json(url, raw)
         try:
             entries = reply["meta_info"]["input_token_logprobs"]
@@ -114,19 +116,18 @@ class RolloutServerClient:
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all of them (None): each answers its caller with what it has. Unknown ids are fine."""
-        await self._call(
-            "POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid}, QUICK_S
-        )
+        body = {"abort_all": True} if rid is None else {"rid": rid}
+        await self._call("POST", "/abort_request", body, QUICK_S, at="server.abort")
 
     # ---- weights ----
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating; later requests are held. abort: running ones end with what they have · retract: they start
         again from their tokens on `continue_` · in_place: they go on with the keys and values they have."""
-        await self._call("POST", "/pause_generation", {"mode": mode}, QUICK_S)
+        await self._call("POST", "/pause_generation", {"mode": mode}, QUICK_S, at="server.pause")
 
     async def continue_(self) -> None:
-        await self._call("POST", "/continue_generation", {}, QUICK_S)
+        await self._call("POST", "/continue_generation", {}, QUICK_S, at="server.continue")
 
     async def update_weights(
         self, path: str, version: str, *, flush_cache: bool = True, timeout: float | None = 120.0
@@ -140,7 +141,9 @@ class RolloutServerClient:
             "abort_all_requests": False,
         }
         try:
-            url, raw = await self._call("POST", "/update_weights_from_disk", body, timeout)
+            url, raw = await self._call(
+                "POST", "/update_weights_from_disk", body, timeout, at="server.update"
+            )
         except RequestRefused as refused:
             raise WeightUpdateRefused(refused.url, refused.message, refused.status) from refused
         reply = self._json(url, raw)
@@ -196,19 +199,23 @@ class RolloutServerClient:
             raise RolloutServerBroken(url, "the reply is no JSON object")
         return body
 
-    async def _call(self, method: str, path: str, body: Any, timeout: float | None) -> tuple[str, bytes]:
-        """The body of a 2xx answer. Every failure leaves here as one of ours."""
+    async def _call(
+        self, method: str, path: str, body: Any, timeout: float | None, *, at: str | None = None
+    ) -> tuple[str, bytes]:
+        """The body of a 2xx answer. Every failure leaves here as one of ours. `at` names the call in `failpoints.BOUNDARIES`."""
         assert self._session is not None, "enter the client before using it"
         url = self.base_url + path
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
+        request = partial(self._session.request, method, url, data=data, headers=headers, timeout=limits)
+
+        async def exchange() -> tuple[int, bytes]:
+            async with request() as response:
+                return response.status, await response.read()
+
         try:
-            async with self._session.request(
-                method, url, data=data, headers=headers, timeout=limits
-            ) as response:
-                raw = await response.read()
-                status = response.status
+            status, raw = await (exchange() if at is None else boundary(at, exchange))
         except TimeoutError as error:
             raise RolloutServerSilent(url, f"no answer within {timeout} s") from error
         except (aiohttp.ClientError, OSError) as error:
