@@ -101,12 +101,14 @@ class Seal:
 class Activity:
     """What a session is doing: calls in flight, calls so far, and the seconds that finished calls have spent queueing. All zero for
     one that is not in the gateway's memory: closed, or not spoken to since the gateway started. `instance` names this gateway process: another
-    one means that the gateway was started anew meanwhile."""
+    one means that the gateway was started anew meanwhile. `held_s`: for how long, of the calls in flight, the one that waited longest has
+    been held because no rollout server, or no room for what it would record, was there."""
 
     in_flight: int
     calls: int
     queued_s: float
     instance: str = ""
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The limit counts the agent's time and the generation of its completions, not the
 still, and goes on with what was spent generating. *Stall*: no completion open, no output and no CPU time of any program for `stall_s`
 seconds. While a tool runs that is the agent's doing (`timeout`), else the scaffold hangs (`infra_failure`).
 
-A completion that stays open is the platform's fault as well, and bounded by `completion_s`. The completions of a white box pass through here;
+A completion that stays open is the platform's fault as well, and bounded by `completion_s`, unless the gateway says that it holds the call
+because nobody is there to generate: then it is waited for, for however long that takes. The completions of a white box pass through here;
 those of a black box are known by asking the gateway (`observed`).
 """
 
@@ -20,6 +21,9 @@ from orchestrator.contracts.errors import AgentTimeout, InfraFailure, RolloutFai
 from sandboxes.base import Process
 
 T = TypeVar("T")
+
+Held = Callable[[], Awaitable[float]]
+"""Asks the gateway: seconds for which it has held the session's completions in flight."""
 
 LOOK_S = 1.0  # longest time between two looks
 CPU_NOISE_S = 0.005  # less CPU time than this, since something last moved, is the sandbox's own bookkeeping
@@ -38,8 +42,12 @@ class OpenCompletion:
 class Clocks:
     """One attempt. Times are `time.monotonic()`; `timeout_s`, `stall_s` and `completion_s` are seconds."""
 
-    def __init__(self, *, timeout_s: float, stall_s: float, completion_s: float) -> None:
+    def __init__(
+        self, *, timeout_s: float, stall_s: float, completion_s: float, held: Held | None = None
+    ) -> None:
         self._timeout_s = timeout_s
+        self._held = held
+        self._forgiven: tuple[float, float] = (0.0, 0.0)  # of the completion open since then: seconds held
         self.stall_s = stall_s
         self._completion_s = completion_s
         self._began = self._moved = time.monotonic()
@@ -121,7 +129,7 @@ class Clocks:
             now = time.monotonic()
             since = self._opened if self._open else self._asked
             if since is not None:
-                if now - since >= self._completion_s:
+                if await self._too_long(since):
                     return InfraFailure(f"a completion has been open for {self._completion_s:g} s")
                 self._moved = now
             # Of an open completion nobody knows yet whose time it is: what counts is that it began in time.
@@ -134,6 +142,16 @@ class Clocks:
             await anyio.sleep(
                 min(max(0.001, self._deadline - now), self.stall_s - idle, LOOK_S, self.stall_s / 4)
             )
+
+    async def _too_long(self, since: float) -> bool:
+        """Whether the completion that is open since then has been so for too long, apart from the time for which the gateway holds it."""
+        began, held_s = self._forgiven
+        held_s = held_s if began == since else 0.0
+        if time.monotonic() - since - held_s < self._completion_s:
+            return False
+        if self._held is not None:
+            self._forgiven = (since, held_s := await self._held())
+        return time.monotonic() - since - held_s >= self._completion_s
 
     def _look(self, now: float) -> None:
         cpu = {process: process.cpu_s() for process in self._programs}

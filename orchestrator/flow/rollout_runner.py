@@ -58,6 +58,7 @@ log = get(__name__)
 SCRIPT = "record/script.json"
 TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy told; the attempt's own clocks come before that
 SECRET_PATIENCE_S = 60.0
+HELD_S = 5.0  # how long the gateway may take to say whether it holds a completion
 CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
 
 
@@ -169,6 +170,7 @@ class RolloutRunner:
             timeout_s=limits.timeout_s,
             stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
             completion_s=max(60.0, self._worker.config.rollout.timeout_s),
+            held=partial(self._held, lease),
         )
         walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s, scaffold.manifest.needs)
         if scaffold.manifest.kind == "white":
@@ -258,6 +260,15 @@ class RolloutRunner:
                 await self._admin.abort(**key_of(lease))
         except PenstockError as error:
             log.info("session.left_open", error=str(error))
+
+    async def _held(self, lease: Lease) -> float:
+        """Seconds for which the gateway has held the attempt's completions in flight; 0 where it does not say."""
+        with anyio.move_on_after(HELD_S):
+            try:
+                return (await self._admin.activity(**key_of(lease))).held_s
+            except PenstockError as error:
+                log.info("gateway.silent", error=str(error))
+        return 0.0
 
     async def _count(self, counter: str) -> None:
         async def add(connection: AsyncConnection) -> None:

@@ -100,7 +100,8 @@ class SessionBook:
         session = self._current(rollout, attempt, epoch)
         if session is None:
             return Activity(0, 0, 0.0, self.instance)
-        return Activity(len(session.calls), session.requests, session.queued_s, self.instance)
+        held_s = max((call.flight.held_s for call in session.calls.values()), default=0.0)
+        return Activity(len(session.calls), session.requests, session.queued_s, self.instance, held_s)
 
     async def _close(self, session: Session, state: str) -> Seal:
         """Cancel what is in flight; from here on nothing commits."""

@@ -286,9 +286,9 @@ class Calls:
         recorded: dict[str, Any],
     ) -> Reply:
         session, terms = call.session, call.session.terms
-        asked = time.monotonic()
-        await self._recorder.room()
-        held = time.monotonic() - asked
+        with call.flight.holding():
+            await self._recorder.room()
+        held = call.flight.held_s
         if terms.script is not None:
             generated = self._scripted(terms.script[session.turns], request, params.max_new_tokens)
         else:

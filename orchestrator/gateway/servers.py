@@ -12,7 +12,8 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -44,6 +45,23 @@ class Flight:
     server: RolloutServer | None = None
     rid: str = ""
     abandoned: anyio.Event = field(default_factory=anyio.Event)
+    _held_s: float = 0.0
+    _held_since: float | None = None
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While the call waits for the platform, and nobody generates."""
+        self._held_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._held_s, self._held_since = self.held_s, None
+
+    @property
+    def held_s(self) -> float:
+        """Seconds so far that it was held."""
+        now = time.monotonic()
+        return self._held_s + (now - self._held_since if self._held_since is not None else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +145,8 @@ class ServerPool:
         so_far = Segments()
         while True:
             asked = time.monotonic()
-            server = await self._admit(key, flight)
+            with flight.holding():
+                server = await self._admit(key, flight)
             queue_s += time.monotonic() - asked
             finish = None
             if server is None:

@@ -140,3 +140,39 @@ async def test_what_the_gateway_sees_of_a_black_box_counts_like_a_completion() -
 
     with pytest.raises(AgentTimeout):
         await late.run(greedy)
+
+
+async def test_a_completion_that_the_gateway_holds_is_waited_for_and_one_that_hangs_is_not() -> None:
+    """All rollout servers are away for longer than a completion may take: that is no reason to end anything."""
+    held_s, asked = 0.0, 0
+
+    async def held() -> float:
+        nonlocal asked
+        asked += 1
+        return held_s
+
+    watch = Clocks(timeout_s=30.0, stall_s=30.0, completion_s=0.1, held=held)
+    servers = anyio.Event()
+
+    async def work() -> str:
+        with watch.completion():
+            await servers.wait()
+        with watch.completion():
+            await anyio.sleep_forever()
+        return "unreachable"
+
+    began = anyio.current_time()
+
+    async def away() -> None:
+        nonlocal held_s
+        while asked < 8:
+            held_s = anyio.current_time() - began
+            await anyio.sleep(0.01)
+        held_s = 0.0
+        servers.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(away)
+        with anyio.fail_after(10), pytest.raises(InfraFailure, match="a completion has been open"):
+            await watch.run(work)
+    assert asked > 8 and anyio.current_time() - began > 0.5
