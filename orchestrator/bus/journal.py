@@ -5,6 +5,9 @@ has it, or has refused it. Format (fixed): segment files `NNNNNNNN.journal`, eac
 
     u32 length · u32 crc32(payload) · payload        (little-endian; payload is JSON, one `_Put` or `_Settled`)
 
+While the data pool is away the journal grows, on the disk and, with the bodies that are to be sent, in memory. Who can ask its own clients to
+wait does so before it makes more (`room`), so both stay within `limit_bytes` and what was under way when that was reached.
+
 What the journal is *not*: a queue. Order is kept, but a settled entry may come back after a crash; its message id makes that harmless.
 """
 
@@ -30,6 +33,7 @@ log = get(__name__)
 
 MAGIC = b"PENSTOCK-JOURNAL-1\n"
 SEGMENT_BYTES = 16 * 1024 * 1024
+LIMIT_BYTES = 512 * 1024 * 1024
 _FRAME = struct.Struct("<II")
 
 
@@ -90,8 +94,11 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
 class Journal:
     """Open it with `Journal.open(directory)`. One process per directory (a lock file); safe for concurrent tasks."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._roomy = anyio.Event()  # set, and replaced, when entries were dropped
+        self.held_bytes = 0  # bodies of the entries that are kept
         self._segments: list[_Segment] = []
         self._entries: dict[int, Entry] = {}
         self._next = 1
@@ -104,7 +111,7 @@ class Journal:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, directory: Path) -> AsyncIterator["Journal"]:
+    async def open(cls, directory: Path, limit_bytes: int = LIMIT_BYTES) -> AsyncIterator["Journal"]:
         """Read what is left, cut a torn tail, and begin a new segment. Raises BusError when another process holds it, or when the
         disk takes no new segment."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -115,7 +122,7 @@ class Journal:
                 raise BusError(
                     f"the journal {directory} is held by another process: stop it, or use another directory"
                 ) from None
-            journal = cls(directory)
+            journal = cls(directory, limit_bytes)
             journal._recover()
             try:
                 journal._begin_segment()
@@ -129,6 +136,16 @@ class Journal:
     def pending(self) -> Sequence[Entry]:
         """Every durable entry that is not settled, oldest first."""
         return list(self._entries.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether as much is kept as should be: see `room`."""
+        return self.held_bytes >= self._limit_bytes
+
+    async def room(self) -> None:
+        """Wait while as much is kept as should be. Back-pressure for whoever is about to make more; `append` itself takes what there is."""
+        while self.full:
+            await self._roomy.wait()
 
     def holds(self, n: int) -> bool:
         """Whether entry `n` is still unsettled."""
@@ -155,14 +172,21 @@ class Journal:
             return
         for n in known:
             self._forget(n)
+        self._roomy.set()
+        self._roomy = anyio.Event()
         self._buffer.append(
             (None, _frame(_Settled(known)))
         )  # goes with the next flush: losing it only repeats a no-op
         while len(self._segments) > 1 and not self._segments[0].open_entries:
             self._segments.pop(0).path.unlink()
 
+    def _keep(self, entry: Entry, segment: _Segment) -> None:
+        self._entries[entry.n] = entry
+        self.held_bytes += len(entry.message.body)
+        segment.open_entries.add(entry.n)
+
     def _forget(self, n: int) -> None:
-        del self._entries[n]
+        self.held_bytes -= len(self._entries.pop(n).message.body)
         for segment in self._segments:
             segment.open_entries.discard(n)
 
@@ -181,8 +205,7 @@ class Journal:
             return
         for entry, _ in batch:
             if entry is not None:  # from now on it may be sent: nobody sees what the disk may still refuse
-                self._entries[entry.n] = entry
-                self._segments[-1].open_entries.add(entry.n)
+                self._keep(entry, self._segments[-1])
         self._size += len(data)
         if self._size >= SEGMENT_BYTES:
             full = self._file
@@ -236,8 +259,7 @@ class Journal:
                     self._next = max([self._next, *(n + 1 for n in record.ns)])
                 else:
                     message = Outgoing(record.subject, record.msg_id, record.schema, bytes(record.body))
-                    self._entries[record.n] = Entry(record.n, message)
-                    segment.open_entries.add(record.n)
+                    self._keep(Entry(record.n, message), segment)
                     self._next = max(self._next, record.n + 1)
             if end < len(data):
                 self.torn_bytes += len(data) - end

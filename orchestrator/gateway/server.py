@@ -45,7 +45,7 @@ from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway.watch import Watch
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey, settled
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 
@@ -109,7 +109,9 @@ class Gateway:
         secret = admin_secret(settings.admin_secret_file)
         metrics = Metrics()
         async with AsyncExitStack() as stack:
-            journal = await stack.enter_async_context(Journal.open(settings.journal_dir))
+            journal = await stack.enter_async_context(
+                Journal.open(settings.journal_dir, config.gateway.spool_mb << 20)
+            )
             known = vocabulary(settings.model_dir)
             clients = [
                 await stack.enter_async_context(RolloutServerClient(url, vocabulary=known))
@@ -182,7 +184,9 @@ class Gateway:
 async def serve(settings: GatewaySettings) -> None:
     """The gateway as a process: connects, serves until cancelled. ConfigurationError or ServiceError name what is missing."""
     async with (
-        open_engine(settings.database_url, Role.GATEWAY, name="penstock-gateway") as engine,
+        open_engine(
+            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=PATIENCE_S
+        ) as engine,
         NatsBus.connect(settings.nats_url, name=f"gateway-{settings.run}") as bus,
     ):
         async with engine.connect() as connection:
