@@ -2,7 +2,7 @@
 
 The chain of one program, all in one process until bubblewrap forks (about 7 ms in all):
 `sh` (joins the control group, sets rlimits) → `setpriv` (as root only: becomes the sandbox's own user, without
-capabilities) → `bwrap` (namespaces, mounts; dies with us, and the sandbox with it) → the program.
+capabilities) → `bwrap` (namespaces, mounts, system call filter; dies with us, and the sandbox with it) → the program.
 
 Options reach bubblewrap through a memory file: the environment inside holds tokens, and other users can read
 command lines.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from sandboxes import cgroups
+from sandboxes import cgroups, seccomp
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
 from sandboxes.bubblewrap_program import BubblewrapProgram
 from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
@@ -126,15 +126,21 @@ class BubblewrapSandbox(DirectorySandbox):
         with open(args_fd, "wb", closefd=False) as args:
             args.write(encoded)
         os.lseek(args_fd, 0, os.SEEK_SET)
-        bwrap = ["bwrap", "--args", str(args_fd), "--json-status-fd", str(status_write), "--"]
+        bwrap = ["bwrap", "--args", str(args_fd), "--json-status-fd", str(status_write)]
+        filters = [] if (calls := seccomp.program()) is None else [seccomp.descriptor(calls)]
+        for fd in filters:
+            bwrap += ["--seccomp", str(fd)]
+        bwrap.append("--")
         chain = ["/bin/sh", "-c", self._script(), "sh", *self._become(), *bwrap, *self._confine(), *argv]
         own_env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", MARKER: self.id}
-        launch = Launch(chain, own_env, pass_fds=(args_fd, status_write))
+        launch = Launch(chain, own_env, pass_fds=(args_fd, status_write, *filters))
         return BubblewrapProgram(launch, bounds, stdin, status_read)
 
     def _script(self) -> str:
         attach = self.cgroup.attach_script() if self.cgroup else ""
-        return f'{attach}{ulimits(self.limits, alone=self.cgroup is None)}exec "$@"'
+        # First to go when the machine runs out of memory; with CAP_SYS_RESOURCE this also takes the right to lower it again.
+        spared = "echo 500 >/proc/self/oom_score_adj; "
+        return f'{attach}{spared}{ulimits(self.limits, alone=self.cgroup is None)}exec "$@"'
 
     def _become(self) -> list[str]:
         if self.uid < 0:

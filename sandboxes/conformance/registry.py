@@ -21,22 +21,24 @@ class Unmet(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise. `isolation`: only a provider with `isolated = True` must keep it."""
+    """One promise. `isolation`: only a provider with `isolated = True` must keep it. `escape`: it is also tried with no other, since
+    nothing would hold it."""
 
     name: str
     body: Body
     isolation: bool
+    escape: bool = False
 
 
 CHECKS: list[Check] = []
 """Filled by the modules of this package when they are imported; the order is the order of running."""
 
 
-def check(*, isolation: bool = False) -> Callable[[Body], Body]:
+def check(*, isolation: bool = False, escape: bool = False) -> Callable[[Body], Body]:
     """Register a check; its name is the function's, which says what must hold."""
 
     def register(body: Body) -> Body:
-        CHECKS.append(Check(body.__name__.replace("_", " "), body, isolation))
+        CHECKS.append(Check(body.__name__.replace("_", " "), body, isolation, escape))
         return body
 
     return register

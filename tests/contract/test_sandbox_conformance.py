@@ -1,5 +1,6 @@
 """Every provider runs the suite that third parties run."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandboxes.bubblewrap import BubblewrapProvider
-from sandboxes.conformance import CHECKS, Check, endings, limits, run_check
+from sandboxes.conformance import CHECKS, Check, checks_for, endings, escapes, limits, run_check
+from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
 
@@ -23,7 +25,25 @@ LOCAL_DOES_NOT_ISOLATE = {
     "the number of processes is limited",
 }
 # What control groups have a hand in; the rest does not depend on them.
-WITH_LIMITS = [each for each in CHECKS if each.body.__module__ in (limits.__name__, endings.__name__)]
+WITH_LIMITS = [
+    each
+    for each in CHECKS
+    if getattr(each.body, "__module__", None) in (limits.__name__, endings.__name__, escapes.__name__)
+]
+OF_LOCAL = [each for each in CHECKS if not each.escape]
+# What some kernels are built without, or keep from everybody.
+OPTIONAL = {
+    "vsock, the line of a virtual machine to its host",
+    "input into a terminal at all",
+    "a user namespace, to be root in",
+    "a process in new namespaces",
+    "the same by the call that no filter can read",
+    "a program in the kernel",
+    "counters of the processor",
+    "faults handled by a program",
+    "io_uring",
+    "looking at everybody's files",
+}
 
 
 def names(checks: list[Check]) -> list[str]:
@@ -55,8 +75,24 @@ async def test_bubblewrap_keeps_every_promise_without_control_groups(check: Chec
     assert result.passed, result.detail
 
 
+def test_every_attempt_to_escape_succeeds_where_nothing_holds_it() -> None:
+    def may(attempt: Attempt) -> bool:
+        return attempt.control is Control.ANYBODY or (attempt.control is Control.ROOT and os.geteuid() == 0)
+
+    said = {attempt.name: escapes.outside(attempt) for attempt in ATTEMPTS if may(attempt)}
+    assert {name: how for name, how in said.items() if how != "out" and name not in OPTIONAL} == {}
+    assert len(said) >= 20 and len(ATTEMPTS) >= 70
+
+
+async def test_an_attempt_to_escape_is_never_made_without_isolation() -> None:
+    (bomb,) = [each for each in CHECKS if each.name == "a fork bomb stays in its sandbox"]
+    assert bomb not in checks_for(LocalProvider()) and checks_for(BubblewrapProvider()) == CHECKS
+    with pytest.raises(AssertionError, match="would harm this machine"):
+        await run_check(LocalProvider(), bomb)
+
+
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
-@pytest.mark.parametrize("check", CHECKS, ids=names(CHECKS))
+@pytest.mark.parametrize("check", OF_LOCAL, ids=names(OF_LOCAL))
 async def test_local_keeps_every_promise_but_isolation(check: Check) -> None:
     result = await run_check(LocalProvider(), check)
     assert result.passed == (check.name not in LOCAL_DOES_NOT_ISOLATE), result.detail or "isolates after all"
