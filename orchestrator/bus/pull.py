@@ -78,24 +78,24 @@ class NatsDelivery:
         return self.headers.get(subjects.HEADER_MSG_ID) or None
 
     async def ack(self) -> None:
-        await self._settle(b"+ACK", f"ack.{subjects.kind_of(self.subject)}")
+        await self._settle(b"+ACK", at=f"ack.{subjects.kind_of(self.subject)}")
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK", "nak")
+        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b"-NAK", at="nak")
 
     async def term(self) -> None:
-        await self._settle(b"+TERM", "term")
+        await self._settle(b"+TERM", at="term")
 
     async def in_progress(self) -> None:
         if not self._done:
-            await self._say(b"+WPI", "in_progress")
+            await self._say(b"+WPI", at="in_progress")
 
-    async def _settle(self, word: bytes, at: str) -> None:
+    async def _settle(self, word: bytes, *, at: str) -> None:
         if not self._done:
             self._done = True
-            await self._say(word, at)
+            await self._say(word, at=at)
 
-    async def _say(self, word: bytes, at: str) -> None:
+    async def _say(self, word: bytes, *, at: str) -> None:
         connection = self._link.current
         if connection is None:
             log.debug("settling_lost", subject=self.subject, word=word)

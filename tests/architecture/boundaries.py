@@ -1,0 +1,163 @@
+"""Reads source for acts that must have a failpoint: commits, publishes, acknowledgements, renames, fsyncs, weight syncs.
+
+It knows no types. What it looks for can be told by its spelling: the engine's `begin`, the NATS client's `publish`, `os.fsync`,
+`Path.rename` … An act is marked when it stands inside the arguments of `boundary` or `boundary_sync`, or is a transaction whose call says
+`at=`.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.failpoints import BOUNDARIES, Kind
+
+SYSCALLS = {"fsync", "fdatasync", "rename", "renames", "replace", "link", "sync"}
+TRANSACTIONS = {"transact", "once"}
+CONNECTION = re.compile(r"(engine|connection|transaction)$")
+WIRE = re.compile(r"(client|js)$")  # a connection of nats-py, which orchestrator.bus alone imports
+UNSYNCED = {
+    "generate",
+    "flush",
+    "ping",
+    "_get_object",
+}  # calls to a rollout server that are no part of a weight sync
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`names` are the registered boundaries that a source uses, `faults` say where one is missing or wrong."""
+
+    names: frozenset[str]
+    faults: tuple[str, ...]
+
+
+def read(source: str, path: str) -> Found:
+    """What one file marks, and what it does not."""
+    reader = _Reader(path)
+    reader.visit(ast.parse(source))
+    return Found(frozenset(reader.names), tuple(reader.faults))
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.names: set[str] = set()
+        self.faults: list[str] = []
+        self._inside = 0  # how many boundaries' arguments
+        self._functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+
+    def _fault(self, node: ast.AST, what: str) -> None:
+        self.faults.append(f"{self.path}:{getattr(node, 'lineno', 0)}: {what}")
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._function(node)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._functions.append(node)
+        self.generic_visit(node)
+        self._functions.pop()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module in ("os", "shutil"):
+            for name in SYSCALLS.intersection(alias.name for alias in node.names):
+                self._fault(
+                    node,
+                    f"`from {node.module} import {name}` hides it from this test: write {node.module}.{name}",
+                )
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        receiver = _spelled(node.value)
+        if receiver == "os" and node.attr in SYSCALLS:
+            self._act(node, f"os.{node.attr}")
+        elif receiver == "shutil" and node.attr == "move":
+            self._act(node, "shutil.move")
+        elif node.attr == "publish" and WIRE.search(receiver):
+            self._act(node, f"{receiver}.publish")
+        elif node.attr in ("begin", "commit") and CONNECTION.search(receiver) and not self._opens():
+            self._act(node, f"{receiver}.{node.attr}", instead="pool.transact")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = _spelled(node.func).rpartition(".")[2]
+        at = next((keyword.value for keyword in node.keywords if keyword.arg == "at"), None)
+        if isinstance(node.func, ast.Attribute) and self._moves_a_path(node, node.func):
+            self._act(node, f"Path.{node.func.attr}")
+        if name in TRANSACTIONS and len(node.args) >= 2:  # ours take an engine and the work
+            self._named(node, at, "a transaction", Kind.COMMIT)
+        elif name == "_call" and _constant(node.args, 0) == "POST" and not self._within(UNSYNCED):
+            self._named(node, at, "a call of a weight sync", Kind.SERVER)
+        elif at is not None:
+            self._named(node, at, name, None)
+        if name in ("boundary", "boundary_sync"):
+            self._named(node, node.args[0] if node.args else None, name, None)
+            self.visit(node.func)
+            self._inside += 1
+            for argument in node.args[1:]:
+                self.visit(argument)
+            self._inside -= 1
+        else:
+            self.generic_visit(node)
+
+    def _act(self, node: ast.AST, what: str, *, instead: str = "boundary") -> None:
+        if not self._inside:
+            self._fault(node, f"{what} has no failpoint: perform it through {instead} with a name of its own")
+
+    def _named(self, node: ast.AST, name: ast.expr | None, what: str, kind: Kind | None) -> None:
+        """Note the boundary that `name` names; one that is passed on is named where it comes from."""
+        match name:
+            case None:
+                self._fault(node, f"{what} has no name: say at=…")
+            case ast.Constant(value=str(text)):
+                if text not in BOUNDARIES:
+                    self._fault(node, f"{text!r} is not in orchestrator.failpoints.BOUNDARIES")
+                elif kind is not None and BOUNDARIES[text].kind is not kind:
+                    self._fault(
+                        node, f"{text!r} is a boundary of kind {BOUNDARIES[text].kind.name}, this is {what}"
+                    )
+                else:
+                    self.names.add(text)
+            case ast.JoinedStr(values=[ast.Constant(value=str(prefix)), *_]):
+                meant = {known for known in BOUNDARIES if known.startswith(prefix)}
+                self.names |= meant
+                if not meant:
+                    self._fault(
+                        node, f"no boundary in orchestrator.failpoints.BOUNDARIES begins with {prefix!r}"
+                    )
+            case ast.Name(id=parameter) if parameter in self._parameters():
+                pass
+            case _:
+                self._fault(node, f"the name of {what} cannot be read here: write it out")
+
+    def _parameters(self) -> Iterator[str]:
+        for function in self._functions:
+            for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+                yield argument.arg
+
+    def _within(self, names: set[str]) -> bool:
+        return any(function.name in names for function in self._functions)
+
+    def _opens(self) -> bool:
+        """The one place that opens transactions."""
+        return self.path == "orchestrator/pool/transact.py" and self._within({"once"})
+
+    @staticmethod
+    def _moves_a_path(node: ast.Call, function: ast.Attribute) -> bool:
+        """`x.rename(y)` and `x.replace(y)`: a string's replace takes two, a dataclass's one and keywords."""
+        single = len(node.args) == 1 and not node.keywords
+        return function.attr in ("rename", "replace") and single and _spelled(function.value) != "os"
+
+
+def _constant(arguments: list[ast.expr], index: int) -> object:
+    found = arguments[index] if len(arguments) > index else None
+    return found.value if isinstance(found, ast.Constant) else None
+
+
+def _spelled(node: ast.expr) -> str:
+    """`self._engine` for the expression self._engine; what is no chain of names is an empty string in it."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{_spelled(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""

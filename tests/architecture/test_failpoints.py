@@ -1,0 +1,124 @@
+"""Every act that the outside can see has a failpoint, and every failpoint stands somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bus import subjects
+from orchestrator.failpoints import BOUNDARIES
+from tests.architecture.boundaries import read
+from tests.architecture.test_architecture import CODE, REPOSITORY
+
+EXEMPT = {
+    "sandboxes/": "imports nothing of ours; what it renames lies in a sandbox or names its owner, and is swept when either is gone",
+    "agents/scaffolds/programs.py": "sets agent programs up before any run; a person starts it again",
+    "orchestrator/benchmarks/": "measures on a database of its own, and touches no run of anybody's",
+    "orchestrator/chaos/": "stands outside the system and breaks it on purpose",
+    "orchestrator/scaffold_check/": "a check over a database of its own, thrown away at its end",
+    "orchestrator/demo/policy.py": "makes the demo's first policy before its run begins; started again, it makes it again",
+    "orchestrator/embedded/postgres_binaries.py": "copies PostgreSQL's programs before any run; a copy without its final name is made again",
+    "orchestrator/audit/snapshot.py": "a transaction that only reads, in a process outside the system",
+    "orchestrator/failpoints.py": "takes the file that arms a failpoint",
+    "trainer/sft/export.py": "writes one file for a person, from rows that nobody changes; started again, it writes it again",
+}
+PRODUCTS = ("orchestrator", "trainer", "agents", "sandboxes")
+
+
+def sources() -> dict[str, str]:
+    paths = [path.relative_to(REPOSITORY) for path in CODE]
+    return {path.as_posix(): (REPOSITORY / path).read_text() for path in paths if path.parts[0] in PRODUCTS}
+
+
+def exempt(path: str) -> bool:
+    return any(path == one or (one.endswith("/") and path.startswith(one)) for one in EXEMPT)
+
+
+FOUND = {path: read(source, path) for path, source in sources().items()}
+
+
+def test_every_commit_publish_ack_rename_fsync_and_weight_sync_has_a_failpoint_that_is_registered() -> None:
+    assert [fault for path, found in FOUND.items() if not exempt(path) for fault in found.faults] == []
+
+
+def test_every_registered_failpoint_stands_somewhere() -> None:
+    used = {name for found in FOUND.values() for name in found.names}
+    assert sorted(set(BOUNDARIES) - used) == []
+
+
+def test_every_exemption_is_still_needed() -> None:
+    for one in EXEMPT:
+        assert any(found.faults for path, found in FOUND.items() if path == one or path.startswith(one)), one
+
+
+def test_the_wire_to_nats_is_used_by_the_bus_alone() -> None:
+    imported = re.compile(r"^\s*(?:import|from) nats\b", re.MULTILINE)
+    users = {path for path, source in sources().items() if imported.search(source)}
+    starts_it = {"orchestrator/embedded/nats.py"}  # asks whether it answers, and publishes nothing
+    assert users and not {path for path in users - starts_it if not exempt(path) and "/bus/" not in path}
+
+
+def test_every_kind_of_message_that_is_published_or_acked_has_its_failpoint() -> None:
+    sent = [
+        subjects.tasks("r", "d"),
+        subjects.work_rollout("r"),
+        subjects.work_verify("r"),
+        subjects.steps("r", "1"),
+        subjects.results_rollout("r"),
+        subjects.results_verdict("r"),
+        subjects.policy("r"),
+        subjects.dead("TASKS"),
+    ]
+    assert {subjects.stream_of(subject) for subject in sent} == set(subjects.STREAMS)
+    kinds = {subjects.kind_of(subject) for subject in sent}
+    assert {name.removeprefix("publish.") for name in BOUNDARIES if name.startswith("publish.")} == kinds
+    # Dead letters are read by people alone.
+    assert {name.removeprefix("ack.") for name in BOUNDARIES if name.startswith("ack.")} == kinds - {"dead"}
+
+
+BAD = {
+    "await transact(engine, work)": "a transaction has no name",
+    'await transact(engine, work, at="nobody.knows")': "'nobody.knows' is not in",
+    'await transact(engine, work, at="journal.sync")': "is a boundary of kind DISK, this is a transaction",
+    "await transact(engine, work, at=NAME)": "cannot be read here",
+    "async with self._engine.begin() as connection: pass": "self._engine.begin has no failpoint",
+    "await connection.commit()": "connection.commit has no failpoint",
+    "await connection.js.publish(subject, body)": "connection.js.publish has no failpoint",
+    'await connection.client.publish(reply, b"+ACK")': "connection.client.publish has no failpoint",
+    'f = partial(client.publish, reply); await boundary("fetch", f)': "client.publish has no failpoint",
+    "os.fsync(file)": "os.fsync has no failpoint",
+    "threads.run_sync(os.fdatasync, file)": "os.fdatasync has no failpoint",
+    "os.replace(new, old)": "os.replace has no failpoint",
+    "shutil.move(new, old)": "shutil.move has no failpoint",
+    "temporary.rename(final)": "Path.rename has no failpoint",
+    "new.replace(old)": "Path.replace has no failpoint",
+    "from os import fsync": "hides it from this test",
+    'boundary_sync("nobody.knows", lambda: os.fsync(file))': "'nobody.knows' is not in",
+    'boundary_sync(f"nobody.{kind}", lambda: os.fsync(file))': "begins with 'nobody.'",
+    'await self._call("POST", "/pause_generation", {}, 30.0)': "a call of a weight sync has no name",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_an_act_without_its_failpoint_is_named(line: str) -> None:
+    (fault,) = read(f"async def act(self):\n    {line}\n", "bad.py").faults
+    assert fault.startswith("bad.py:2: ") and BAD[line] in fault
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'await transact(engine, work, at="intake.commit")',
+        'await boundary(f"publish.{kind}", partial(connection.js.publish, subject, body))',
+        'boundary_sync("journal.sync", lambda: os.fdatasync(file.fileno()))',
+        "await transact(self._engine, work, at=at)",
+        'text = name.replace("a", "b"); changed = dataclasses.replace(thing, field=1); moved = when.replace(hour=0)',
+        "call = self._calls.begin(session); await bus.publish(message); await delivery.ack()",
+    ],
+)
+def test_an_act_with_its_failpoint_and_what_only_looks_like_an_act_pass(line: str) -> None:
+    assert read(f"async def act(self, at):\n    {line}\n", "good.py").faults == ()
+
+
+def test_the_tests_are_not_read_as_products() -> None:
+    assert not any(Path(path).parts[0] == "tests" for path in FOUND)
