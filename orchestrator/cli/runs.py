@@ -101,10 +101,19 @@ def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
     Console().print(table)
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    as_json: JsonOption = False,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Show the isolation that is really in force in a sandbox.")
+    ] = False,
+    provider: Annotated[str, typer.Option(help="The sandbox provider to look at.")] = "bubblewrap",
+) -> None:
     """Check what Penstock needs on this machine; each problem with the command that mends it."""
     from orchestrator.embedded.doctor import checks
 
+    if sandbox:
+        _isolation(provider, as_json)
+        return
     found = checks()
     if as_json:
         typer.echo(
@@ -120,6 +129,32 @@ def doctor(as_json: JsonOption = False) -> None:
             )
         Console(width=None if os.isatty(1) else 200).print(table)
     if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+def _isolation(provider: str, as_json: bool) -> None:
+    from orchestrator import plugins
+    from sandboxes.base import SandboxError
+    from sandboxes.effective import observe
+
+    try:
+        found = anyio.run(observe, plugins.load("sandboxes", provider)())
+    except SandboxError as error:
+        raise ValueError(f"the sandbox {provider} cannot be looked into: {error}") from error
+    if as_json:
+        typer.echo(
+            json.dumps({"provider": found.provider, **found.sections, "concerns": found.concerns}, indent=2)
+        )
+    else:
+        for title, rows in found.sections.items():
+            typer.echo(title)
+            for name, value in rows:
+                typer.echo(f"  {name:<28} {value}")
+        for concern in found.concerns:
+            typer.echo(f"CONCERN: {concern}")
+        if not found.concerns:
+            typer.echo(f"{found.provider}: nothing of the above isolates less than it should")
+    if found.concerns:
         raise typer.Exit(1)
 
 

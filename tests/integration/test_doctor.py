@@ -1,9 +1,12 @@
 """The checks of `penstock doctor`."""
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.embedded.doctor import Check, checks
 
 
@@ -59,3 +62,44 @@ def test_an_old_nats_server_is_reported_with_its_version(
     monkeypatch.delenv("NATS_URL", raising=False)
     check = found("NATS")
     assert not check.ok and "2.9.10" in check.detail and check.fix.startswith("upgrade it")
+
+
+def test_the_isolation_that_is_in_force_is_read_from_inside_a_sandbox(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "sesame")
+    shown = CliRunner().invoke(app, ["doctor", "--sandbox", "--json"])
+    assert shown.exit_code == 0 and "sesame" not in shown.output, shown.output
+    found = {
+        title: dict(rows)
+        for title, rows in json.loads(shown.output).items()
+        if title not in ("provider", "concerns")
+    }
+    for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
+        assert found["namespaces"][name].startswith("its own, "), name
+    assert found["privileges"]["no_new_privs"] == "on" and found["privileges"]["seccomp"].startswith("filter")
+    assert int(found["privileges"]["CapBnd"], 16) == 0 and found["network"]["interfaces"] == "lo"
+    assert found["mounts"]["/"].split(", ")[1].startswith("ro,") and "rw" in found["mounts"]["/app"]
+    assert (
+        found["environment"]["HOME"] == "/home/agent" and found["limits"]["rlimit Max open files"] == "4096"
+    )
+    text = CliRunner().invoke(app, ["doctor", "--sandbox"]).output
+    assert "nothing of the above isolates less than it should" in text
+
+
+@pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
+def test_what_isolates_less_is_a_concern_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = CliRunner().invoke(app, ["doctor", "--sandbox", "--provider", "local"])
+    assert shown.exit_code == 1
+    for concern in (
+        "the net namespace is the host's",
+        "no filter of system calls is in force",
+        "no_new_privs is off",
+    ):
+        assert (
+            f"CONCERN: programs can gain privileges: {concern}" in shown.output
+            or f"CONCERN: {concern}" in shown.output
+        )
+    monkeypatch.setattr("sandboxes.seccomp.program", lambda: None)
+    shown = CliRunner().invoke(app, ["doctor", "--sandbox"])
+    assert shown.exit_code == 1 and "CONCERN: no filter of system calls is in force" in shown.output
