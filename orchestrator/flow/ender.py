@@ -2,7 +2,7 @@
 
 | produces | waits for | unblocked by |
 |---|---|---|
-| ending and ended runs, filtered(run_ended) groups | an end condition; committed batches | the trainer, people |
+| ending and ended runs, filtered(run_ended) groups | an end condition; committed batches; evaluations and recordings | the trainer, people; runners |
 """
 
 import anyio

@@ -131,12 +131,26 @@ def _in_range(reward: float | None) -> bool:
 
 
 async def verify_again(
-    connection: AsyncConnection, flow: Flow, rollout_id: int, attempt: int, epoch: int, reason: str
+    connection: AsyncConnection,
+    flow: Flow,
+    rollout_id: int,
+    attempt: int,
+    epoch: int,
+    reason: str,
+    *,
+    given_back: bool = False,
 ) -> None:
-    """Another verification of the same artifacts; with the tries used up the member is lost, and never rewarded."""
-    delay_s = flow.config.rollout.retry_delay_s
+    """Another verification of the same artifacts; with the tries used up the member is lost, and never rewarded. Those given back do not
+    count, and need not wait."""
+    delay_s = 0.0 if given_back else flow.config.rollout.retry_delay_s
     again = await results.verify_again(
-        connection, flow.run_id, rollout_id, epoch, reason=reason, delay_s=delay_s
+        connection,
+        flow.run_id,
+        rollout_id,
+        epoch,
+        reason=reason,
+        delay_s=delay_s,
+        tried=not given_back,
     )
     if again is None:
         await history.count(connection, flow.run_id, "verdicts_stale")

@@ -61,6 +61,9 @@ async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) ->
             reason = "announced steps never arrived"  # a no-op if they did after all
         case _:
             reason = f"the verifier runner{ended}"
-            await verify_again(connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason)
+            await verify_again(
+                connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason,
+                given_back=lease.given_back,
+            )  # fmt: skip
             return
     await run_again(connection, flow, lease.rollout_id, lease.epoch, lease.state, reason)

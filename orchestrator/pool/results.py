@@ -200,9 +200,16 @@ async def finish(
 
 
 async def verify_again(
-    connection: AsyncConnection, run_id: int, rollout_id: int, epoch: int, *, reason: str, delay_s: float
+    connection: AsyncConnection,
+    run_id: int,
+    rollout_id: int,
+    epoch: int,
+    *,
+    reason: str,
+    delay_s: float,
+    tried: bool = True,
 ) -> tuple[int, int] | None:
-    """VERIFYING → FINISHED under a new epoch: (tries so far, new epoch), or None when the race was lost."""
+    """VERIFYING → FINISHED under a new epoch: (tries so far, new epoch), or None when the race was lost. `tried`: this one counts."""
     moved = await history.move_rollout(
         connection,
         rollout_id,
@@ -215,7 +222,7 @@ async def verify_again(
             "lease_epoch": epoch + 1,
             "lease_owner": None,
             "lease_until": None,
-            "verify_tries": rollouts.c.verify_tries + 1,
+            "verify_tries": rollouts.c.verify_tries + int(tried),
             "not_before": func.clock_timestamp() + timedelta(seconds=delay_s),
         },
     )

@@ -8,7 +8,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
-from orchestrator.contracts.states import Purpose
 from orchestrator.pool import history
 from orchestrator.pool.tables import groups, queue, runs
 
@@ -106,12 +105,8 @@ async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bo
 
 
 async def finish_end(connection: AsyncConnection, run_id: int) -> bool:
-    """ending → ended once every training group is terminal."""
-    left = await connection.scalar(
-        select(func.count()).where(
-            groups.c.run_id == run_id, groups.c.purpose == Purpose.TRAIN, ~groups.c.done
-        )
-    )
+    """ending → ended once every group is terminal: what was accepted to be evaluated or recorded is waited for, however long it takes."""
+    left = await connection.scalar(select(func.count()).where(groups.c.run_id == run_id, ~groups.c.done))
     if left:
         return False
     row = await connection.execute(
