@@ -19,7 +19,7 @@ SERVED_WITHIN = (
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """The locked queue row, the counts that admission needs, and per domain what was served and what waits."""
+    """The queue row, the counts that admission needs, and per domain what was served and what waits."""
 
     intake_open: bool
     admission_open: bool
@@ -40,7 +40,13 @@ class Assignment:
 
 async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
     """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here."""
-    row = (await connection.execute(select(queue).where(queue.c.run_id == run_id).with_for_update())).one()
+    await history.lock_run(connection, run_id)
+    return await view_queue(connection, run_id)
+
+
+async def view_queue(connection: AsyncConnection, run_id: int) -> QueueView:
+    """What `lock_queue` returns, without its lock: for whoever only looks."""
+    row = (await connection.execute(select(queue).where(queue.c.run_id == run_id))).one()
     in_run = groups.c.run_id == run_id
     outstanding = await connection.scalar(
         select(func.count()).where(in_run, groups.c.seq.is_not(None), ~groups.c.done)

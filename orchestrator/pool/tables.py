@@ -5,9 +5,6 @@ Conventions: every key carries run_id; token ids are little-endian int32 and log
 `orchestrator.contracts.states`; steps have no foreign keys, because messages arrive in any order and replays are no-ops.
 """
 
-from collections.abc import Iterable
-from enum import StrEnum
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -21,13 +18,11 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
     Text,
     UniqueConstraint,
-    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
@@ -41,38 +36,12 @@ from orchestrator.contracts.states import (
     ServerState,
     StepKind,
 )
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "%(table_name)s_%(column_0_N_name)s",
-        "uq": "%(table_name)s_%(column_0_N_name)s_key",
-        "ck": "%(table_name)s_%(constraint_name)s",
-        "fk": "%(table_name)s_%(column_0_name)s_fkey",
-        "pk": "%(table_name)s_pkey",
-    }
-)
-
-
-def _one_of(column: str, values: type[StrEnum] | Iterable[str], name: str | None = None) -> CheckConstraint:
-    quoted = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({quoted})", name=name or column)
-
-
-def _id(name: str) -> Column[int]:
-    return Column(name, BigInteger, Identity(always=False), primary_key=True)
-
-
-def _run() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("runs.run_id"), nullable=False)
-
-
-def _now(name: str) -> Column[object]:
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
-
-
-def _time(name: str) -> Column[object]:
-    return Column(name, DateTime(timezone=True))
-
+from orchestrator.pool.columns import identity as _id
+from orchestrator.pool.columns import metadata as metadata
+from orchestrator.pool.columns import moment as _time
+from orchestrator.pool.columns import now as _now
+from orchestrator.pool.columns import one_of as _one_of
+from orchestrator.pool.columns import run as _run
 
 runs = Table(
     "runs",
@@ -576,4 +545,20 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
     PrimaryKeyConstraint("run_id", "name"),
     comment="Counted no-ops and refusals: stale epochs, duplicates, conflicts.",
+)
+
+processes = Table(
+    "processes",
+    metadata,
+    _run(),
+    Column("host", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    _now("started"),
+    _now("heard"),
+    Column("stopped", Boolean, nullable=False, server_default=text("false")),
+    Column("loops", JSONB, nullable=False),
+    PrimaryKeyConstraint("run_id", "host", "process"),
+    comment="The processes of a run: when each was last heard of, and what its loops work on and wait for.",
+    postgresql_with={"fillfactor": "50"},
 )

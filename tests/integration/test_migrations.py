@@ -142,11 +142,14 @@ async def test_every_table_view_and_function_says_what_it_is(engine: AsyncEngine
 
 WRITES = {
     Role.READER: {},
-    Role.GATEWAY: {"sessions": "iu", "rollout_servers": "iu", "counters": "iu"},
-    Role.RUNNER: {"rollouts": "u", "attempts": "iu", "transitions": "i", "counters": "iu"},
+    Role.GATEWAY: {
+        "sessions": "iu", "rollout_servers": "iu", "counters": "iu", "processes": "iu", "dead_letters": "i",
+    },
+    Role.RUNNER: {"rollouts": "u", "attempts": "iu", "transitions": "i", "counters": "iu", "processes": "iu"},
     Role.TRAINER: {
         "batches": "iu", "batch_items": "iu", "batch_rollouts": "i", "train_steps": "i", "policy_versions": "i",
         "groups": "u", "queue": "u", "transitions": "i", "outbox": "i", "counters": "iu",
+        "processes": "iu",
     },
 }  # fmt: skip
 

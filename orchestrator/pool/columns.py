@@ -1,0 +1,52 @@
+"""What the tables of the data pool are made of: names of constraints, and columns that many of them have."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Integer,
+    MetaData,
+    func,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "%(table_name)s_%(column_0_N_name)s",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+        "ck": "%(table_name)s_%(constraint_name)s",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "pk": "%(table_name)s_pkey",
+    }
+)
+
+
+def one_of(column: str, values: type[StrEnum] | Iterable[str], name: str | None = None) -> CheckConstraint:
+    """A check that a text column holds one of `values`."""
+    quoted = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({quoted})", name=name or column)
+
+
+def identity(name: str) -> Column[int]:
+    """The generated key of a table."""
+    return Column(name, BigInteger, Identity(always=False), primary_key=True)
+
+
+def run() -> Column[int]:
+    """The run that a row belongs to."""
+    return Column("run_id", Integer, ForeignKey("runs.run_id"), nullable=False)
+
+
+def now(name: str) -> Column[object]:
+    """When the row was made, by the database's clock."""
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
+
+
+def moment(name: str) -> Column[object]:
+    """When something happened, null until then."""
+    return Column(name, DateTime(timezone=True))

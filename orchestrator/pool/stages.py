@@ -1,0 +1,218 @@
+"""Where the unfinished work of a run is: per stage how much is open, how old the oldest of it is, and how late that is.
+
+| stage | open | in order while |
+|---|---|---|
+| dispatch | accepted groups | the queue has no room, admission is closed, one was dispatched lately |
+| lease, verify | rollouts and verifications to be leased | one was leased lately |
+| run | leased rollouts | an attempt's own time |
+| settle | reported rollouts, not all of whose steps are in | |
+| grade | leased verifications | the verifier says so |
+| reap | leases that have run out | |
+| conclude | dispatched groups whose members are all terminal | |
+| take | ready groups | the window holds them, a batch is being trained, one was taken lately |
+| commit | the closed batch | the trainer says so |
+| publish | outbox rows that are due | |
+| sync | servers that do not serve the newest version | their gateway says so |
+
+Late is how long the oldest has waited beyond what is in order. Times are seconds on the database's clock. Nothing is locked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.config import Config
+from orchestrator.contracts.states import GroupState
+from orchestrator.pool.dispatch import view_queue
+from orchestrator.scheduling.admission import QueueSettings, dispatchable
+from orchestrator.scheduling.policies import queue_policy
+from orchestrator.scheduling.window import QueueRow
+
+NAMES = (
+    "dispatch", "lease", "run", "settle", "verify", "grade", "reap", "conclude", "take", "commit", "publish", "sync",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage. `item` is the oldest of its `open` items. `late_s` is 0 while its age is in order; `held` says why it waits.
+    `owner`: who holds its lease. `last_s`: since something last happened in the stage, None where that says nothing."""
+
+    name: str
+    open: int = 0
+    item: str = ""
+    oldest_s: float = 0.0
+    late_s: float = 0.0
+    held: str = ""
+    owner: str = ""
+    last_s: float | None = None
+
+
+# One row per stage. What nobody must look through (done groups, terminal rollouts) is behind partial indexes.
+_STAGES = text(
+    """
+    WITH r AS MATERIALIZED (
+      SELECT rollout_id, state, changed, lease_until, lease_owner, greatest(changed, coalesce(not_before, changed)) AS due
+      FROM rollouts WHERE run_id = :run AND state NOT IN ('verified', 'lost')),
+    g AS MATERIALIZED (
+      SELECT group_id, state, dispatched FROM groups WHERE run_id = :run AND NOT done AND state = 'dispatched'),
+    leased AS (
+      SELECT CASE state WHEN 'running' THEN 'run' ELSE 'grade' END AS name, count(*) AS open, min(changed) AS oldest,
+             (array_agg(rollout_id ORDER BY changed))[1] AS item, (array_agg(lease_owner ORDER BY changed))[1] AS owner, max(changed) AS last
+      FROM r WHERE state IN ('running', 'verifying') GROUP BY state),
+    s(name, open, oldest, item, owner, last) AS (
+      SELECT 'dispatch', count(*), (SELECT created FROM groups WHERE group_id = min(a.group_id)), 'group ' || min(a.group_id), NULL,
+             (SELECT max(dispatched) FROM g)
+        FROM groups a WHERE run_id = :run AND state = 'accepted'
+      UNION ALL
+      SELECT 'lease', count(*), min(due), 'rollout ' || (array_agg(rollout_id ORDER BY due))[1], NULL,
+             (SELECT last FROM leased WHERE name = 'run')
+        FROM r WHERE state = 'queued' AND due <= clock_timestamp()
+      UNION ALL
+      SELECT 'verify', count(*), min(due), 'rollout ' || (array_agg(rollout_id ORDER BY due))[1], NULL,
+             (SELECT last FROM leased WHERE name = 'grade')
+        FROM r WHERE state = 'finished' AND due <= clock_timestamp()
+      UNION ALL
+      SELECT name, open, oldest, 'rollout ' || item, owner, NULL FROM leased
+      UNION ALL
+      SELECT 'settle', count(*), min(changed), 'rollout ' || (array_agg(rollout_id ORDER BY changed))[1], NULL, NULL
+        FROM r WHERE state = 'reported'
+      UNION ALL
+      SELECT 'reap', count(*), min(lease_until), 'rollout ' || (array_agg(rollout_id ORDER BY lease_until))[1],
+             (array_agg(lease_owner ORDER BY lease_until))[1], NULL
+        FROM r WHERE lease_until < clock_timestamp()
+      UNION ALL
+      SELECT 'conclude', count(*), min(over), 'group ' || (array_agg(group_id ORDER BY over))[1], NULL, NULL
+        FROM (SELECT m.group_id, max(m.changed) AS over FROM g JOIN rollouts m ON m.group_id = g.group_id
+               GROUP BY m.group_id HAVING bool_and(m.state IN ('verified', 'lost'))) concluded
+      UNION ALL
+      SELECT 'commit', count(*), min(closed), 'batch ' || min(batch_no), NULL, NULL
+        FROM batches WHERE run_id = :run AND state = 'closed'
+      UNION ALL
+      SELECT 'publish', count(*), min(due), (array_agg(subject ORDER BY due))[1], NULL, NULL
+        FROM (SELECT subject, greatest(at, coalesce(not_before, at)) AS due FROM outbox WHERE run_id = :run) o
+       WHERE due <= clock_timestamp()
+      UNION ALL
+      SELECT 'sync', count(*), max(v.at), 'version ' || max(v.version) || ' on ' || min(s.url), NULL, NULL
+        FROM rollout_servers s,
+             (SELECT version, at FROM policy_versions WHERE run_id = :run AND superseded_by IS NULL ORDER BY version DESC LIMIT 1) v
+       WHERE s.run_id = :run AND s.lease_until > clock_timestamp() AND (s.state <> 'ready' OR s.version IS DISTINCT FROM v.version))
+    SELECT name, open, item, coalesce(owner, '') AS owner, extract(epoch FROM clock_timestamp() - oldest)::float8 AS oldest_s,
+           extract(epoch FROM clock_timestamp() - last)::float8 AS last_s
+    FROM s WHERE open > 0
+    """
+)
+
+_OTHERS = text(
+    """
+    SELECT (SELECT count(*) FROM groups WHERE run_id = :run AND state = 'accepted' AND purpose <> 'train') AS waiting,
+           (SELECT count(*) FROM rollouts r JOIN groups g USING (group_id)
+             WHERE r.run_id = :run AND r.state IN ('queued', 'running') AND g.purpose <> 'train') AS busy
+    """
+)
+
+_QUEUE = text(
+    """
+    SELECT seq, state, group_id, domain, extract(epoch FROM clock_timestamp() - ready)::float8 AS ready_s
+    FROM groups WHERE run_id = :run AND NOT done AND seq IS NOT NULL AND state IN ('dispatched', 'ready') ORDER BY seq
+    """
+)
+
+_TAKEN = text(
+    """
+    SELECT extract(epoch FROM clock_timestamp() - max(i.taken))::float8 FROM batch_items i JOIN batches b USING (batch_id)
+    WHERE b.run_id = :run AND b.state = 'open'
+    """
+)
+
+_STATES = text("SELECT state, count(*) FROM groups WHERE run_id = :run GROUP BY state")
+
+
+async def stages(
+    connection: AsyncConnection, run_id: int, config: Config, settings: QueueSettings
+) -> list[Stage]:
+    """Every stage of a run, in the order in which a task goes through them. `settings` are those of admission."""
+    rows = await connection.execute(_STAGES, {"run": run_id})
+    found = {
+        row.name: Stage(row.name, row.open, row.item, float(row.oldest_s), 0.0, "", row.owner, row.last_s)
+        for row in rows
+    }
+    training = "commit" in found
+    judged = []
+    for name in NAMES:
+        stage = found.get(name, Stage(name))
+        match name:
+            case "take":
+                stage = await _take(connection, run_id, config, training)
+            case "dispatch" if stage.open:
+                stage = await _dispatch(connection, run_id, config, settings, stage)
+            case _ if stage.open:
+                stage = _judge(stage, config)
+        judged.append(stage)
+    return judged
+
+
+async def states(connection: AsyncConnection, run_id: int) -> Mapping[str, int]:
+    """How many groups are in each state: reads every group of the run."""
+    return {state: int(n) for state, n in await connection.execute(_STATES, {"run": run_id})}
+
+
+def _judge(stage: Stage, config: Config) -> Stage:
+    match stage.name:
+        case "run":
+            late = stage.oldest_s - config.rollout.timeout_s
+            return (
+                replace(stage, late_s=late) if late > 0 else replace(stage, held="attempts take their time")
+            )
+        case "grade":
+            return replace(stage, held="verifications take their time")
+        case "commit":
+            return replace(stage, held="it is being trained")
+        case "sync":
+            return replace(stage, held="it is being brought there")
+    return _lately(stage)
+
+
+def _lately(stage: Stage) -> Stage:
+    """Not later than what happened last in the stage."""
+    last = stage.last_s
+    return replace(stage, late_s=stage.oldest_s if last is None else min(stage.oldest_s, last))
+
+
+async def _dispatch(
+    connection: AsyncConnection, run_id: int, config: Config, settings: QueueSettings, stage: Stage
+) -> Stage:
+    view = await view_queue(connection, run_id)
+    others = (await connection.execute(_OTHERS, {"run": run_id})).one()
+    train = stage.open - others.waiting
+    if train and not view.admission_open:
+        train, held = 0, "admission is closed"
+    elif train and not dispatchable(view.counts, settings):
+        train, held = 0, "the queue has no room"
+    else:
+        held = "every slot is busy"
+    if not train and (not others.waiting or others.busy >= config.rollout.slots):
+        return replace(stage, held=held)
+    return _lately(stage)
+
+
+async def _take(connection: AsyncConnection, run_id: int, config: Config, training: bool) -> Stage:
+    rows = (await connection.execute(_QUEUE, {"run": run_id})).all()
+    ready = {row.seq: row for row in rows if row.state == GroupState.READY}
+    if not ready:
+        return Stage("take")
+    queue = config.queue
+    policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
+    open_rows = [QueueRow(row.seq, GroupState(row.state), row.domain) for row in rows]
+    takeable = policy.takeable(open_rows, len(open_rows))
+    oldest = max((ready[seq] for seq in takeable or ready), key=lambda row: float(row.ready_s))
+    stage = Stage("take", len(ready), f"group {oldest.group_id}", float(oldest.ready_s))
+    if training:
+        return replace(stage, held="a batch is being trained")
+    if not takeable:
+        return replace(
+            stage, held=f"the window waits for its head, group {rows[0].group_id} at {rows[0].seq}"
+        )
+    return _lately(replace(stage, last_s=await connection.scalar(_TAKEN, {"run": run_id})))
