@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, literal, select, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -115,8 +115,8 @@ async def take(
     open_rows = [QueueRow(r.seq, GroupState(r.state), r.domain) for r in rows]
     by_seq = {r.seq: r.group_id for r in rows}
     chosen = policy.takeable(open_rows, wanted)
-    for seq in chosen:
-        batch = await _take_group(connection, batch, by_seq[seq])
+    if chosen:
+        batch = await _take_groups(connection, batch, [by_seq[seq] for seq in chosen])
     floor = floor_after(open_rows, chosen)
     if floor is not None and floor > row.floor_seq:
         await connection.execute(update(queue).where(queue.c.run_id == run_id).values(floor_seq=floor))
@@ -143,6 +143,7 @@ async def _waiting(connection: AsyncConnection, run_id: int) -> int:
             groups.c.run_id == run_id,
             groups.c.purpose == Purpose.TRAIN,
             groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
+            ~groups.c.done,  # follows from the states, but the planner does not know: groups_open, and not every group there ever was
         )
     )
     return int(waiting or 0)
@@ -163,45 +164,50 @@ async def _open(connection: AsyncConnection, run_id: int) -> Batch:
     return Batch(batch_id, number, BatchState.OPEN, 0, None)
 
 
-async def _take_group(connection: AsyncConnection, batch: Batch, group_id: int) -> Batch:
-    moved = await history.move_group(connection, group_id, GroupState.READY, GroupState.TAKEN)
-    assert moved, "the queue row is locked: nobody else takes"
-    pos = await connection.scalar(
-        select(func.coalesce(func.max(batch_items.c.pos) + 1, 0)).where(
-            batch_items.c.batch_id == batch.batch_id
-        )
-    )
-    await connection.execute(insert(batch_items).values(batch_id=batch.batch_id, pos=pos, group_id=group_id))
-    newest = await _newest_rewards(connection, group_id)
+async def _take_groups(connection: AsyncConnection, batch: Batch, group_ids: Sequence[int]) -> Batch:
+    """Take these groups, in this order: a row each, and the newest rewards of their rollouts pinned."""
+    moved = await history.move_groups(connection, group_ids, GroupState.READY, GroupState.TAKEN)
+    assert moved == len(group_ids), "the queue row is locked: nobody else takes"
     await connection.execute(
-        insert(batch_rollouts),
+        insert(batch_items),
         [
-            {
-                "batch_id": batch.batch_id,
-                "group_id": group_id,
-                "rollout_id": r.rollout_id,
-                "attempt": r.attempt,
-                "reward_revision": r.revision,
-                "baseline": r.baseline,
-                "divisor": r.divisor,
-                "advantage": r.advantage,
-            }
-            for r in newest
+            {"batch_id": batch.batch_id, "pos": batch.taken + n, "group_id": group_id}
+            for n, group_id in enumerate(group_ids)
         ],
     )
-    return Batch(batch.batch_id, batch.batch_no, batch.state, batch.taken + 1, None)
-
-
-async def _newest_rewards(connection: AsyncConnection, group_id: int) -> Sequence[Any]:
-    return (
-        await connection.execute(
-            select(rewards)
-            .ext(distinct_on(rewards.c.rollout_id))
-            .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
-            .where(rollouts.c.group_id == group_id, rewards.c.advantage.is_not(None))
-            .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
+    newest = (
+        select(
+            literal(batch.batch_id),
+            rollouts.c.group_id,
+            rewards.c.rollout_id,
+            rewards.c.attempt,
+            rewards.c.revision,
+            rewards.c.baseline,
+            rewards.c.divisor,
+            rewards.c.advantage,
         )
-    ).all()
+        .ext(distinct_on(rewards.c.rollout_id))
+        .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
+        .where(rollouts.c.group_id.in_(group_ids), rewards.c.advantage.is_not(None))
+        .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
+    )
+    pinned = batch_rollouts.c
+    await connection.execute(
+        insert(batch_rollouts).from_select(
+            [
+                pinned.batch_id,
+                pinned.group_id,
+                pinned.rollout_id,
+                pinned.attempt,
+                pinned.reward_revision,
+                pinned.baseline,
+                pinned.divisor,
+                pinned.advantage,
+            ],
+            newest,
+        )
+    )
+    return Batch(batch.batch_id, batch.batch_no, batch.state, batch.taken + len(group_ids), None)
 
 
 async def _close(connection: AsyncConnection, batch: Batch) -> Batch:
@@ -347,9 +353,9 @@ async def commit(
         .where(batch_items.c.batch_id == batch.batch_id, ~batch_items.c.voided)
         .order_by(batch_items.c.group_id)
     )
-    for group_id in rows.scalars().all():
-        trained = await history.move_group(connection, group_id, GroupState.TAKEN, GroupState.TRAINED)
-        assert trained, "a group of a closed batch is taken"
+    held = rows.scalars().all()
+    trained = await history.move_groups(connection, held, GroupState.TAKEN, GroupState.TRAINED)
+    assert trained == len(held), "a group of a closed batch is taken"
     first = await connection.scalar(
         select(func.coalesce(func.max(train_steps.c.train_step), 0)).where(train_steps.c.run_id == run_id)
     )

@@ -76,15 +76,7 @@ async def move_group(
 ) -> bool:
     """Move a group, or return False when it is no longer in `before`. Terminal states stamp `ended`."""
     check(before, after)
-    stamps: dict[str, Any] = dict(values or {})
-    match after:
-        case GroupState.DISPATCHED:
-            stamps["dispatched"] = func.clock_timestamp()
-        case GroupState.READY:
-            stamps["ready"] = func.clock_timestamp()
-            stamps["ended"] = None
-        case GroupState.TRAINED | GroupState.SCORED | GroupState.FILTERED | GroupState.DEAD:
-            stamps["ended"] = func.clock_timestamp()
+    stamps = _stamps(after) | dict(values or {})
     if reason is not None:
         stamps["reason"] = clean(reason)
     row = (
@@ -108,6 +100,55 @@ async def move_group(
         reason=reason,
     )
     return True
+
+
+async def move_groups(
+    connection: AsyncConnection, group_ids: Sequence[int], before: GroupState, after: GroupState
+) -> int:
+    """`move_group` for those of several groups that are in `before`; returns how many moved. Their history is in the order given."""
+    check(before, after)
+    wanted = (
+        select(groups.c.group_id)
+        .where(groups.c.group_id.in_(group_ids), groups.c.state == before)
+        .order_by(groups.c.group_id)
+        .with_for_update()
+        .cte("wanted")
+    )
+    rows = await connection.execute(
+        update(groups)
+        .where(groups.c.group_id == wanted.c.group_id)
+        .values(state=after, **_stamps(after))
+        .returning(groups.c.group_id, groups.c.run_id, groups.c.seq)
+    )
+    moved = {row.group_id: row for row in rows}
+    if moved:
+        await connection.execute(
+            insert(transitions),
+            [
+                {
+                    "run_id": row.run_id,
+                    "kind": "group",
+                    "entity_id": row.group_id,
+                    "seq": row.seq,
+                    "from_state": before,
+                    "to_state": after,
+                }
+                for row in (moved[group_id] for group_id in group_ids if group_id in moved)
+            ],
+        )
+    return len(moved)
+
+
+def _stamps(after: GroupState) -> dict[str, Any]:
+    """The times that a group's new state sets."""
+    match after:
+        case GroupState.DISPATCHED:
+            return {"dispatched": func.clock_timestamp()}
+        case GroupState.READY:
+            return {"ready": func.clock_timestamp(), "ended": None}
+        case GroupState.TRAINED | GroupState.SCORED | GroupState.FILTERED | GroupState.DEAD:
+            return {"ended": func.clock_timestamp()}
+    return {}
 
 
 async def move_rollout(

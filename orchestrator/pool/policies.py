@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.states import BatchState
 from orchestrator.pool.tables import batches, groups, policy_versions, rollout_servers, train_steps
 
 
@@ -49,20 +50,24 @@ class Progress:
 
 
 async def progress(connection: AsyncConnection, run_id: int) -> Progress:
-    """Committed batches and their train steps, without voided ones."""
-    row = (
-        await connection.execute(
-            select(
-                func.count(func.distinct(batches.c.batch_id)).label("batches"),
-                func.count(train_steps.c.train_step).label("train_steps"),
-            )
-            .select_from(
-                batches.join(train_steps, train_steps.c.batch_id == batches.c.batch_id, isouter=True)
-            )
-            .where(batches.c.run_id == run_id, batches.c.state == "committed")
+    """Committed batches and their train steps, without voided ones. Every claim asks, so nothing that counts the whole past.
+
+    Batches that count are numbered 0, 1, 2 …; train steps 1, 2, 3 …, those of voided batches too.
+    """
+    last = await connection.scalar(
+        select(func.max(batches.c.batch_no)).where(
+            batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED
         )
-    ).one()
-    return Progress(row.batches, row.train_steps)
+    )
+    numbered = await connection.scalar(
+        select(func.max(train_steps.c.train_step)).where(train_steps.c.run_id == run_id)
+    )
+    undone = await connection.scalar(
+        select(func.count())
+        .select_from(train_steps.join(batches, batches.c.batch_id == train_steps.c.batch_id))
+        .where(batches.c.run_id == run_id, batches.c.state == BatchState.VOIDED)
+    )
+    return Progress(0 if last is None else last + 1, int(numbered or 0) - int(undone or 0))
 
 
 async def needed_versions(connection: AsyncConnection, run_id: int, newest: int) -> set[int]:
