@@ -27,8 +27,8 @@ Confirm = Callable[[Sequence[Entry]], Awaitable[Collection[int]]]
 class Courier:
     """Sends messages that must not be lost. `run` must be running for anything to arrive.
 
-    `confirm(entries)` returns the numbers of the entries that need not be kept any longer; it may raise ServiceError-like
-    exceptions of its own, which `run` lets through: the caller wraps it with its retry rule.
+    What was sent within `linger_s` seconds is published together. `confirm(entries)` returns the numbers of the entries that need not be
+    kept any longer; it may raise ServiceError-like exceptions of its own, which `run` lets through: the caller wraps it with its retry rule.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class Courier:
         *,
         confirm_every_s: float = 0.5,
         resend_s: float = 30.0,
+        linger_s: float = 0.03,
     ) -> None:
         self._journal = journal
         self._bus = bus
         self._confirm = confirm
         self._confirm_every_s = confirm_every_s
         self._resend_s = resend_s
+        self._linger_s = linger_s
         self._sent: set[int] = set()  # entries that the stream has taken
         self._missing: dict[
             int, float
@@ -94,6 +96,9 @@ class Courier:
             elif len(unsent) <= PAGE:
                 with anyio.move_on_after(1.0):
                     await self._wake.wait()
+                # Nobody waits for a publish. Messages that come together cost one transaction in the data pool, not one each, and what
+                # their sender has to do meanwhile (a reply) is not held up.
+                await anyio.sleep(self._linger_s)
 
     async def _publish(self, page: Sequence[Entry]) -> bool:
         """Whether the stream took all of them."""

@@ -108,6 +108,20 @@ async def test_what_the_data_pool_says_it_does_not_have_is_sent_again(post: Post
     assert set(post.bus.given) == {"1:1:0:step"}
 
 
+async def test_what_is_sent_within_a_moment_is_published_together(tmp_path: Path) -> None:
+    bus, pool = CountingBus(), DataPool()
+    await bus.ensure_streams()
+    async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+        courier = Courier(journal, bus, pool.confirm, linger_s=1.0)
+        tasks.start_soon(courier.run)
+        await anyio.wait_all_tasks_blocked()
+        for n in range(3):
+            await courier.send(message(n))
+        await Post(journal, bus, pool, courier).until_given(3)
+        assert bus.largest == 3
+        tasks.cancel_scope.cancel()
+
+
 async def test_what_a_full_stream_refuses_is_tried_again_a_page_at_a_time(post: Post) -> None:
     post.bus.refuses = True
     async with anyio.create_task_group() as tasks:
