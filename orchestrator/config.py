@@ -180,6 +180,7 @@ class RolloutSection(_Section):
     timeout_s: Seconds = 300.0
     stall_s: Seconds = 60.0
     retry_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    remind_s: Seconds = 300.0  # an assignment that nobody took for so long is owed again
     train_timeouts: bool = False  # an agent's own timeout: trained as a failure, else filtered
 
     @model_validator(mode="after")
@@ -264,6 +265,16 @@ class ServersSection(_Section):
         return tuple(re.sub("|".join(places), lambda found: places[found[0]], part) for part in self.command)
 
 
+class ProcessesSection(_Section):
+    """Processes that `penstock up` keeps alive. One that dies starts again after `restart_first_s`, after each further death in a row
+    after twice as long, at most `restart_longest_s`; `restart_limit` deaths within `restart_window_s` and it is given up."""
+
+    restart_first_s: Seconds = 0.1
+    restart_longest_s: Seconds = 10.0
+    restart_limit: Positive = 8
+    restart_window_s: Seconds = 60.0
+
+
 class RewardSection(_Section):
     """Composite reward: performance + beta · speed + alpha · process; alpha is `process_weight` / steps of the rollout."""
 
@@ -305,6 +316,7 @@ class Config(_Section):
     sandbox: SandboxSection = SandboxSection()
     gateway: GatewaySection = GatewaySection()
     servers: ServersSection = ServersSection()
+    processes: ProcessesSection = ProcessesSection()
     reward: RewardSection = RewardSection()
     trainer: TrainerSection = TrainerSection()
 

@@ -13,13 +13,14 @@ the action:
 | `delay SECONDS` | waits | NAME.before, NAME.after |
 | `duplicate` | performs the act twice | NAME |
 
-Once: whoever gets there first takes the file by renaming it to `<file>.hit.<pid>`. So a running stack is armed without a restart. Without the
-variable a boundary costs one look at `directory`.
+One line is one arrival: whoever gets there first takes the first line, notes `POINT ACTION PID` in the file `hits` beside it, and obeys. So a
+running stack is armed without a restart. Without the variable a boundary costs one look at `directory`.
 """
 
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ directory: Path | None = (
     Path(os.environ["PENSTOCK_FAILPOINTS"]) if os.environ.get("PENSTOCK_FAILPOINTS") else None
 )
 """Where points are armed; None: nothing ever is."""
+HITS: Final = "hits"
 
 
 class Kind(Enum):
@@ -121,11 +123,6 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "trainer.commit": Boundary(Kind.COMMIT, _TRAINER, "a batch is trained, its policy version published"),
         "trainer.quarantine": Boundary(Kind.COMMIT, _TRAINER, "a batch that cannot be trained is given up"),
         "trainer.read": Boundary(Kind.COMMIT, _TRAINER, "a transaction that only reads"),
-        "presence.commit": Boundary(
-            Kind.COMMIT,
-            ("orchestrator", "gateway", "runner", "verifier", "trainer"),
-            "a process says that it lives, and what its loops do",
-        ),
         # --- the bus (bus.nats, bus.pull): by the kind of message ---
         "publish.tasks": Boundary(Kind.BUS, ("client",), "a task is submitted"),
         "publish.work.rollout": Boundary(Kind.BUS, _ORCHESTRATOR, "a rollout is assigned"),
@@ -147,10 +144,11 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "ack.results.verdict": Boundary(Kind.BUS, _ORCHESTRATOR, "stored verdicts leave the stream"),
         "ack.policy": Boundary(Kind.BUS, _GATEWAY, "the gateway has heard of a policy version"),
         "nak": Boundary(
-            Kind.BUS, ("orchestrator", *_WORKERS), "what a stopping consumer has not begun is handed back"
+            Kind.BUS,
+            ("orchestrator", *_WORKERS),
+            "what is not done yet is handed back, or kept a little longer",
         ),
         "term": Boundary(Kind.BUS, _ORCHESTRATOR, "a message that is a dead letter now leaves its stream"),
-        "in_progress": Boundary(Kind.BUS, _WORKERS, "an assignment that waits for a slot is kept"),
         # --- files ---
         "journal.segment": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of a new journal segment"),
         "journal.named": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of the journal's directory"),
@@ -233,13 +231,21 @@ def _obey(point: str) -> float:
 
 
 def _taken(file: str) -> str | None:
-    """The action in `file` of the directory, which is then nobody else's; None when it is not armed."""
+    """The next action in `file` of the directory, which is then nobody else's; None when it is not armed."""
     assert directory is not None
-    armed, hit = directory / file, directory / f"{file}.hit.{os.getpid()}"
+    armed, mine = directory / file, directory / f".{file}.{os.getpid()}.{threading.get_ident()}"
     try:
         if not armed.stat().st_size:  # somebody is writing it
             return None
-        armed.rename(hit)
+        armed.rename(mine)
     except FileNotFoundError:
         return None
-    return hit.read_text().strip()
+    action, _, rest = mine.read_text().strip().partition("\n")
+    with (directory / HITS).open("a") as hits:
+        hits.write(f"{file} {action} {os.getpid()}\n")
+    if rest:
+        mine.write_text(rest)
+        mine.rename(armed)
+    else:
+        mine.unlink()
+    return action

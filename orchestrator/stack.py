@@ -6,7 +6,8 @@ Services that the configuration names are used; the others are started here. Eac
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -42,7 +43,14 @@ COMMAND_START_S, SERVER_STOP_S = (
     20.0,
 )  # a large model is loaded for minutes, and SGLang takes 7 s to end
 # Processes take these from the file at each start; the run keeps all others.
-OF_THE_MACHINE = ("gateway.", "servers.", "rollout.slots", "rollout.verify_slots", "sandbox.provider")
+OF_THE_MACHINE = (
+    "gateway.",
+    "servers.",
+    "processes.",
+    "rollout.slots",
+    "rollout.verify_slots",
+    "sandbox.provider",
+)
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
 
 
@@ -75,8 +83,8 @@ async def up(
         own_servers = _rollout_servers(config) if "rollout-server" in only else []
         embedded = _embedded(home)
         if embedded:  # they load while the services are made; what a person configured is looked at first
-            supervisor.add(*(spec for spec, _ in own_servers))
-        supervisor.add(*await anyio.to_thread.run_sync(_services, home, embedded))
+            supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
+        supervisor.add(*_kept(config, await anyio.to_thread.run_sync(_services, home, embedded)))
         if embedded:
             await supervisor.ready(*embedded)
         config = home.connected()
@@ -86,15 +94,28 @@ async def up(
             kept(ignored)
         await check_bus(config)
         if not embedded:
-            supervisor.add(*(spec for spec, _ in own_servers))
+            supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
         urls = (*config.servers.urls, *(url for _, url in own_servers))
-        supervisor.add(*_processes(home, config, only, embedded, urls))
+        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls)))
         await supervisor.ready()
         if started is not None:
             started(config)
         await supervisor.until_stopped()
     if "gateway" in only:
         home.discard_socket()
+
+
+def _kept(config: Config, specs: Iterable[ProcessSpec]) -> Iterator[ProcessSpec]:
+    """With the patience that the configuration has for processes that die."""
+    section = config.processes
+    patience = RestartPolicy(
+        limit=section.restart_limit,
+        window_s=section.restart_window_s,
+        first_delay_s=section.restart_first_s,
+        max_delay_s=section.restart_longest_s,
+    )
+    for spec in specs:
+        yield replace(spec, restart=replace(patience, when=spec.restart.when))
 
 
 def _embedded(home: Home) -> tuple[str, ...]:

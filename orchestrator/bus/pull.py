@@ -88,7 +88,7 @@ class NatsDelivery:
 
     async def in_progress(self) -> None:
         if not self._done:
-            await self._say(b"+WPI", at="in_progress")
+            await self._say(b"+WPI", at="nak")
 
     async def _settle(self, word: bytes, *, at: str) -> None:
         if not self._done:

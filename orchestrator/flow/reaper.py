@@ -3,7 +3,7 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
-| assignments that nobody took, once more | five minutes | time |
+| assignments that nobody took, once more | `rollout.remind_s` | time |
 """
 
 import anyio
@@ -13,7 +13,7 @@ from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.complete import complete_reported, run_again
 from orchestrator.flow.context import Flow
 from orchestrator.flow.ingest import verify_again
-from orchestrator.flow.rebuild import FORGOTTEN, remind
+from orchestrator.flow.rebuild import remind
 from orchestrator.pool import history, leases
 from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
@@ -35,7 +35,7 @@ async def reaper(flow: Flow) -> None:
     while True:
         await transact(flow.engine, look, at="reaper.commit")
         last = anyio.current_time()
-        if last - reminded > FORGOTTEN.total_seconds():
+        if last - reminded > flow.config.rollout.remind_s:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             reminded = last
         await anyio.sleep(min(1.0, ttl_s / 10))

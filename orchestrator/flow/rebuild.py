@@ -24,7 +24,6 @@ from orchestrator.pool.transact import transact
 log = get(__name__)
 
 REBUILT = ("WORK", "POLICY")
-FORGOTTEN = timedelta(minutes=5)
 
 
 async def rebuild(flow: Flow, stream: str) -> int:
@@ -48,8 +47,9 @@ async def rebuild(flow: Flow, stream: str) -> int:
 
 
 async def remind(connection: AsyncConnection, flow: Flow) -> int:
-    """Owe assignments again that nobody took for `FORGOTTEN`: one that was delivered in vain too often is a dead letter by now."""
-    forgotten = rollouts.c.changed < func.clock_timestamp() - FORGOTTEN
+    """Owe assignments again that nobody took for `rollout.remind_s`: one that was delivered in vain too often is a dead letter by now."""
+    since = timedelta(seconds=flow.config.rollout.remind_s)
+    forgotten = rollouts.c.changed < func.clock_timestamp() - since
     messages = await _work(connection, flow, forgotten)
     await owe_all(connection, flow.run_id, messages)
     return len(messages)
