@@ -123,6 +123,11 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "trainer.commit": Boundary(Kind.COMMIT, _TRAINER, "a batch is trained, its policy version published"),
         "trainer.quarantine": Boundary(Kind.COMMIT, _TRAINER, "a batch that cannot be trained is given up"),
         "trainer.read": Boundary(Kind.COMMIT, _TRAINER, "a transaction that only reads"),
+        "presence.commit": Boundary(
+            Kind.COMMIT,
+            ("orchestrator", "gateway", "runner", "verifier", "trainer"),
+            "a process says that it lives, and what its loops do",
+        ),
         # --- the bus (bus.nats, bus.pull): by the kind of message ---
         "publish.tasks": Boundary(Kind.BUS, ("client",), "a task is submitted"),
         "publish.work.rollout": Boundary(Kind.BUS, _ORCHESTRATOR, "a rollout is assigned"),
