@@ -222,7 +222,7 @@ class GatewaySection(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     body_limit_mb: Positive = 64
-    spool_mb: Positive = 512
+    spool_mb: Annotated[float, Field(gt=0)] = 512.0
     session_ttl_s: Seconds = 3600.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     unproven_template: Literal["refuse", "per_request"] = "refuse"

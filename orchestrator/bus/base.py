@@ -125,6 +125,10 @@ class Subscription(Protocol):
 class Bus(Protocol):
     """The transport. Every waiting is bounded by the caller's cancel scope only."""
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the server was there a moment ago: while it is not, nothing arrives and nobody is to blame for it."""
+
     async def ensure_streams(self) -> list[str]:
         """Create what is missing; return the names of the streams that are missing or new since this bus last looked.
 

@@ -195,6 +195,10 @@ class MemoryBus:
 
     # --- the port -------------------------------------------------------------------------------------------
 
+    @property
+    def reachable(self) -> bool:
+        return True
+
     async def ensure_streams(self) -> list[str]:
         return await self._watch.check()
 

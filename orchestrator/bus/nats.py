@@ -94,6 +94,11 @@ class NatsBus:
 
     # --- the port -------------------------------------------------------------------------------------------
 
+    @property
+    def reachable(self) -> bool:
+        connection = self._link.current
+        return connection is not None and not connection.lost.is_set()
+
     async def ensure_streams(self) -> list[str]:
         return await self._watch.check()
 

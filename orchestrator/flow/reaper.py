@@ -1,4 +1,4 @@
-"""The reaper: leases that ran out. After the database was away, every lease first gets one full TTL.
+"""The reaper: leases that ran out. After the database, the bus or the reaper itself was away, every lease first gets one full TTL.
 
 | produces | waits for | unblocked by |
 |---|---|---|
@@ -24,17 +24,20 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     reminded = anyio.current_time()
     last: float | None = None  # when a look was committed
+    away = False  # the bus, at that look
 
     async def look(connection: AsyncConnection) -> None:
         # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
-        if last is None or anyio.current_time() - last > ttl_s / 2:
+        waited = last is None or anyio.current_time() - last > ttl_s / 2
+        # While the bus is away nobody could take over what is taken back; and what a reported rollout waits for cannot come.
+        if waited or away or not flow.bus.reachable:
             await leases.grace(connection, flow.run_id, ttl_s)
         else:
             await reap(connection, flow)
 
     while True:
         await transact(flow.engine, look, at="reaper.commit")
-        last = anyio.current_time()
+        last, away = anyio.current_time(), not flow.bus.reachable
         if last - reminded > flow.config.rollout.remind_s:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             reminded = last

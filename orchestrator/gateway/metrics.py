@@ -79,4 +79,7 @@ class Metrics:
             ["server"],
             registry=r,
         )
+        self.spool = Gauge(
+            "penstock_gateway_spool_bytes", "recorded steps that the data pool does not have yet", registry=r
+        )
         self.sessions = Gauge("penstock_gateway_open_sessions", "open sessions in memory", registry=r)

@@ -110,8 +110,9 @@ class Gateway:
         metrics = Metrics()
         async with AsyncExitStack() as stack:
             journal = await stack.enter_async_context(
-                Journal.open(settings.journal_dir, config.gateway.spool_mb << 20)
+                Journal.open(settings.journal_dir, int(config.gateway.spool_mb * 2**20))
             )
+            metrics.spool.set_function(lambda: journal.held_bytes)
             known = vocabulary(settings.model_dir)
             clients = [
                 await stack.enter_async_context(RolloutServerClient(url, vocabulary=known))

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import case, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean
+from orchestrator.pool.results import ARRIVAL
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
 
 
@@ -264,17 +265,20 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
 
 
 async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
-    """Give every lease at least one full time to live: its holder could not renew while Postgres, or the reaper, was away.
+    """Give every lease at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a reported
+    rollout waits for may have been kept back by the bus: it gets its full time to arrive.
 
     One that was given back has no holder.
     """
-    until = func.clock_timestamp() + timedelta(seconds=ttl_s)
+    full = timedelta(seconds=ttl_s)
+    reported = rollouts.c.state == RolloutState.REPORTED
+    until = func.clock_timestamp() + case((reported, max(full, ARRIVAL)), else_=full)
     short = (
         select(rollouts.c.rollout_id)
         .where(
             rollouts.c.run_id == run_id,
             rollouts.c.lease_until < until,
-            rollouts.c.lease_owner.is_not(None) | (rollouts.c.state == RolloutState.REPORTED),
+            rollouts.c.lease_owner.is_not(None) | reported,
         )
         .order_by(rollouts.c.rollout_id)
         .with_for_update()

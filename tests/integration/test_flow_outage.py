@@ -4,28 +4,31 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.bus import subjects
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.postgres_cluster import discard_cluster
+from orchestrator.flow.ingest import ingest_steps
 from orchestrator.flow.reaper import reaper
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.history import count, lock_run
 from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
 from tests.builders import make_run
-from tests.integration.flow_rig import TASK, Role, Runners, Stage, playing, staged, until
-from tests.integration.pool_rig import counter
+from tests.integration.flow_rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
+from tests.integration.pool_rig import counter, ended, report, rollout_row, running
 from tests.services import upgrade_to_head
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -98,6 +101,50 @@ async def test_a_database_that_is_not_there_or_not_migrated_is_named_in_one_sent
     async with open_engine(empty_database_url) as engine, engine.connect() as connection:
         with pytest.raises(ServiceError, match=r"revision none, .* needs \w+: run `alembic upgrade head`"):
             await check_revision(connection)
+
+
+async def test_steps_that_an_absent_bus_keeps_back_are_waited_for_and_their_rollout_does_not_run_again(
+    database_url: str, services_directory: Path
+) -> None:
+    async with (
+        open_engine(database_url) as engine,
+        EmbeddedNats(services_directory / "nats-that-dies") as nats,
+        staged(engine, nats.url, rollout={"lease_ttl_s": 0.5}) as stage,
+    ):
+        [lease, _] = await running(engine, stage.run)
+        steps = AUTHOR.trajectory(lease, stage.run.name, AUTHOR.ids(5, 5))
+        async with playing([partial(reaper, stage.flow), partial(ingest_steps, stage.flow)]):
+            assert await report(stage.flow, ended(stage.run.name, lease, steps))
+            os.kill(nats.pid, signal.SIGKILL)
+            await nats.stop()  # reaps it
+            await until(partial(_unreachable, stage))
+            for _ in range(3):  # the lease of the report runs out again and again
+                before = (await rollout_row(engine, lease.rollout_id)).lease_until
+                async with engine.begin() as connection:
+                    await connection.execute(text(RUN_OUT), {"id": lease.rollout_id})
+                await until(partial(_renewed, engine, lease.rollout_id, before))
+            await nats.start()
+            for step in steps:
+                await stage.send(subjects.steps(stage.run.name, str(lease.rollout_id)), step)
+            await until(partial(_finished, engine, lease.rollout_id))
+        assert (await rollout_row(engine, lease.rollout_id)).attempt == 1
+
+
+RUN_OUT = "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 second' WHERE rollout_id = :id"
+
+
+async def _unreachable(stage: Stage) -> bool:
+    return not stage.flow.bus.reachable
+
+
+async def _renewed(engine: AsyncEngine, rollout_id: int, before: datetime) -> bool:
+    row = await rollout_row(engine, rollout_id)
+    assert (row.state, row.attempt) == ("reported", 1)
+    return bool(row.lease_until > before)
+
+
+async def _finished(engine: AsyncEngine, rollout_id: int) -> bool:
+    return bool((await rollout_row(engine, rollout_id)).state == "finished")
 
 
 async def test_a_process_that_stops_in_the_middle_of_a_transaction_holds_its_locks_for_a_bounded_time(
