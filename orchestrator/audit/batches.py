@@ -126,15 +126,27 @@ BATCHES = (
         "train step {train_step} (batch_id {batch_id}, part {part}) should be number {expected}",
     ),
     # One transaction commits the batch and publishes its version; a version without it would serve weights of a batch that may train again.
+    # What a rewind publishes again has the manifest of the version that was committed.
     Statement(
         "I2",
         "versions are of committed batches",
         "policy_versions where run_id = :run and batch_no is not null",
         """select p.version, p.batch_no from policy_versions p
             where p.run_id = :run and p.batch_no is not null and p.superseded_by is null
-              and not exists (select 1 from batches b where b.run_id = p.run_id and b.batch_no = p.batch_no
-                                and b.state = 'committed' and b.version = p.version)""",
+              and not exists (select 1 from batches b join policy_versions m on m.run_id = b.run_id and m.version = b.version
+                               where b.run_id = p.run_id and b.batch_no = p.batch_no and b.state = 'committed'
+                                 and m.manifest_sha = p.manifest_sha)""",
         "version {version} is of batch {batch_no}, which is not committed with it",
+    ),
+    # A rewind voids a batch and supersedes its version in one transaction.
+    Statement(
+        "I2",
+        "superseded versions are of undone batches",
+        "policy_versions where run_id = :run and superseded_by is not null",
+        """select p.version, p.superseded_by, b.batch_no from policy_versions p
+             join batches b on b.run_id = p.run_id and b.version = p.version and b.state = 'committed'
+            where p.run_id = :run and p.superseded_by is not null""",
+        "version {version} is superseded by {superseded_by}, but its batch {batch_no} still counts as committed",
     ),
     Statement(
         "I2",

@@ -31,16 +31,17 @@ VERSIONS = (
                 or (v.parent is null and exists (select 1 from policy_versions e where e.run_id = v.run_id and e.version < v.version)))""",
         "version {version} has parent {parent} (which exists: {parent_exists}) and is superseded by {superseded_by}: that is no chain",
     ),
-    # What no rewind superseded is one line: each made of the one before, by the next batch that was committed.
+    # What no rewind superseded is one line: each made of the one before, by the next batch that was committed, or, by a rewind, the same again.
     Statement(
         "I6",
         "versions follow their batches",
         "policy_versions where run_id = :run and superseded_by is null",
         """select version, parent, version_before, batch_no, batch_before from (
-             select version, parent, batch_no, lag(version) over w as version_before, lag(batch_no) over w as batch_before
+             select version, parent, batch_no, lag(version) over w as version_before, lag(batch_no) over w as batch_before,
+                    manifest_sha = lag(manifest_sha) over w and batch_no is not distinct from lag(batch_no) over w as again
                from policy_versions where run_id = :run and superseded_by is null window w as (order by version)) v
             where parent is distinct from version_before
-               or (version_before is not null and (batch_no is null or batch_no <> coalesce(batch_before + 1, 0)))""",
+               or (version_before is not null and not again and (batch_no is null or batch_no <> coalesce(batch_before + 1, 0)))""",
         "version {version} (parent {parent}, batch {batch_no}) follows version {version_before} (batch {batch_before})",
     ),
     # A server is ready at a version once its canary has passed; there is no canary of what was not published.
@@ -72,7 +73,10 @@ VERSIONS = (
     ),
 )
 
-_PUBLISHED = """select v.version, v.batch_no, v.path, v.manifest_sha, b.digest from policy_versions v
+# `made`: the version that these weights were made as; a rewind publishes them again.
+_PUBLISHED = """select v.version, v.batch_no, v.path, v.manifest_sha, b.digest,
+                       (select min(m.version) from policy_versions m where m.run_id = v.run_id and m.manifest_sha = v.manifest_sha) as made
+                  from policy_versions v
                   left join batches b on b.run_id = v.run_id and b.batch_no = v.batch_no and b.state = 'committed'
                  where v.run_id = :run and v.superseded_by is null order by v.version"""
 
@@ -126,7 +130,7 @@ def faults_of(directory: Path, published: Any) -> Iterator[str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"{directory / MANIFEST} is not a manifest ({type(error).__name__})"
         return
-    if says != (published.version, published.batch_no):
+    if says != (published.made, published.batch_no):
         yield f"its manifest is of version {says[0]}, batch {says[1]}"
     if published.digest is not None and batch_digest != published.digest.hex():
         yield f"it was trained from another batch than batch {published.batch_no}: the digest in its manifest differs"

@@ -247,7 +247,7 @@ async def drop(
     await connection.execute(
         update(batch_items).where(batch_items.c.batch_id == batch_id).values(voided=True)
     )
-    await history.move_batch(connection, batch_id, before, BatchState.VOIDED)
+    await history.move_batch(connection, batch_id, before, BatchState.VOIDED, reason=reason)
 
 
 async def closed_batch(connection: AsyncConnection, run_id: int) -> Batch | None:

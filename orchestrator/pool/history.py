@@ -243,6 +243,7 @@ async def move_batch(
     before: BatchState,
     after: BatchState,
     *,
+    reason: str | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> bool:
     """Move a batch, or return False when it is no longer in `before`."""
@@ -257,7 +258,15 @@ async def move_batch(
     ).first()
     if row is None:
         return False
-    await _record(connection, run_id=row.run_id, kind="batch", entity_id=batch_id, before=before, after=after)
+    await _record(
+        connection,
+        run_id=row.run_id,
+        kind="batch",
+        entity_id=batch_id,
+        before=before,
+        after=after,
+        reason=reason,
+    )
     return True
 
 

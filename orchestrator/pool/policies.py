@@ -1,6 +1,7 @@
 """Policy versions: what was published, newest first."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -71,11 +72,16 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
 
 
 async def needed_versions(connection: AsyncConnection, run_id: int, newest: int) -> set[int]:
-    """Versions whose weights must stay on disk: the `newest` ones that serve or may, the first, what servers hold, what open groups pin."""
+    """Versions whose weights must stay on disk: the `newest` ones that serve or may, the first, what servers hold, what open groups pin.
+
+    Weights that a rewind published again lie where they lay, and count once.
+    """
+    last = func.max(policy_versions.c.version)
     kept = (
-        select(policy_versions.c.version)
+        select(last)
         .where(policy_versions.c.run_id == run_id, policy_versions.c.superseded_by.is_(None))
-        .order_by(policy_versions.c.version.desc())
+        .group_by(policy_versions.c.path)
+        .order_by(last.desc())
         .limit(newest)
     )
     served = select(rollout_servers.c.version).where(rollout_servers.c.run_id == run_id)
@@ -84,3 +90,14 @@ async def needed_versions(connection: AsyncConnection, run_id: int, newest: int)
     for query in (kept, served, pinned):
         needed |= {version for version in await connection.scalars(query) if version is not None}
     return needed
+
+
+async def needed_checkpoints(connection: AsyncConnection, run_id: int, newest: int) -> set[str]:
+    """The names of the directories of `needed_versions`."""
+    needed = await needed_versions(connection, run_id, newest)
+    paths = await connection.scalars(
+        select(policy_versions.c.path).where(
+            policy_versions.c.run_id == run_id, policy_versions.c.version.in_(needed)
+        )
+    )
+    return {Path(path).name for path in paths}

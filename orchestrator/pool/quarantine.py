@@ -6,7 +6,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import BatchState, FilterReason
 from orchestrator.pool import history
 from orchestrator.pool.batches import drop
-from orchestrator.pool.tables import batch_items, batches, groups
+from orchestrator.pool.rewind import REWIND
+from orchestrator.pool.tables import batches, transitions
 
 
 async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int) -> bool:
@@ -20,24 +21,22 @@ async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int) ->
 
 
 async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
-    """How many batches were quarantined since the last commit."""
-    last_commit = (
-        select(func.coalesce(func.max(batches.c.batch_id), 0))
-        .where(batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED)
+    """How many batches were quarantined since the last commit, or the last rewind: it took the weights away that they failed with."""
+    of_batches = (transitions.c.run_id == run_id) & (transitions.c.kind == "batch")
+    last_good = (
+        select(func.coalesce(func.max(transitions.c.transition_id), 0))
+        .where(
+            of_batches,
+            (transitions.c.to_state == BatchState.COMMITTED) | transitions.c.reason.startswith(REWIND),
+        )
         .scalar_subquery()
     )
     count = await connection.scalar(
-        select(func.count(func.distinct(batches.c.batch_id)))
-        .select_from(
-            batches.join(batch_items, batch_items.c.batch_id == batches.c.batch_id).join(
-                groups, groups.c.group_id == batch_items.c.group_id
-            )
-        )
-        .where(
-            batches.c.run_id == run_id,
-            batches.c.state == BatchState.VOIDED,
-            batches.c.batch_id > last_commit,
-            groups.c.reason == FilterReason.QUARANTINED,
+        select(func.count()).where(
+            of_batches,
+            transitions.c.to_state == BatchState.VOIDED,
+            transitions.c.reason == FilterReason.QUARANTINED,
+            transitions.c.transition_id > last_good,
         )
     )
     return int(count or 0)

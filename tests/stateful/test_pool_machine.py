@@ -1,4 +1,4 @@
-"""The data pool under any order of dispatch, leases, deaths, results, verdicts, claims, commits, quarantines and the run's end.
+"""The data pool under any order of dispatch, leases, deaths, results, verdicts, claims, commits, quarantines, rewinds and the run's end.
 
 The same functions as in production on a real database; after each step the invariants of the queue are read back by SQL.
 """
@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import RolloutFinished, VerdictReached
 from orchestrator.contracts.states import (
     GROUP_TRANSITIONS,
@@ -40,8 +41,9 @@ from orchestrator.pool import batches, history, leases, results
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.ending import filter_open
 from orchestrator.pool.engine import sqlalchemy_url
-from orchestrator.pool.policies import next_version
+from orchestrator.pool.policies import newest_version, next_version
 from orchestrator.pool.quarantine import quarantine
+from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.pool.runs import begin_end, finish_end
 from orchestrator.scheduling.policies import Windowed
 from orchestrator.scheduling.replay import Transition, replay
@@ -66,6 +68,10 @@ class PoolMachine(RuleBasedStateMachine):
         retry = config.rollout.model_copy(update={"retry_delay_s": 0.0})
         self.run = self.await_(builders.make_run(self.engine, config.model_copy(update={"rollout": retry})))
         self.flow: Flow = flow_of(self.engine, self.run)
+        first = NewVersion(0, None, "/v0", "00")
+        self.transaction(
+            lambda c: batches.publish(c, self.run.run_id, self.run.name, first, "policy.m", None)
+        )
         self.submitted = 0
         self.ended = False
 
@@ -92,11 +98,14 @@ class PoolMachine(RuleBasedStateMachine):
 
         return self.transaction(work)
 
-    def one_of(self, data: st.DataObject, state: RolloutState) -> Any:
-        found = self.query(
+    def rollouts_in(self, state: RolloutState) -> list[Any]:
+        return self.query(
             "SELECT rollout_id, group_id, attempt, lease_epoch FROM rollouts "
             f"WHERE run_id = :r AND state = '{state}' ORDER BY rollout_id"
         )
+
+    def one_of(self, data: st.DataObject, state: RolloutState) -> Any:
+        found = self.rollouts_in(state)
         return data.draw(st.sampled_from(found)) if found else None
 
     # --- what may happen --------------------------------------------------------------------------------------
@@ -113,11 +122,12 @@ class PoolMachine(RuleBasedStateMachine):
     def lease(self, data: st.DataObject) -> None:
         for before in (RolloutState.QUEUED, RolloutState.FINISHED):
             if row := self.one_of(data, before):
-                taken = lambda c, row=row, before=before: leases.lease(
-                    c, row.rollout_id, row.lease_epoch, OWNER, 60.0, before=before
-                )
-                assert self.transaction(taken) is not None
-                assert self.transaction(taken) is None, "an epoch is leased once"
+                self.leased(row, before)
+
+    def leased(self, row: Any, before: RolloutState) -> None:
+        taken = lambda c: leases.lease(c, row.rollout_id, row.lease_epoch, OWNER, 60.0, before=before)
+        assert self.transaction(taken) is not None
+        assert self.transaction(taken) is None, "an epoch is leased once"
 
     @rule(
         data=st.data(),
@@ -125,39 +135,62 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def report(self, data: st.DataObject, failure: str) -> None:
         if row := self.one_of(data, RolloutState.RUNNING):
-            event = RolloutFinished(
-                run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
-                failure_class=failure, reason="drawn",
-            )  # fmt: skip
+            self.reported(row, failure)
 
-            async def say(connection: AsyncConnection) -> bool:
-                await history.lock_run(connection, self.run.run_id)
-                moved = await results.report(connection, self.run.run_id, event)
-                await complete_reported(connection, self.flow, [row.rollout_id])
-                return moved
+    def reported(self, row: Any, failure: str) -> None:
+        event = RolloutFinished(
+            run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
+            failure_class=failure, reason="drawn",
+        )  # fmt: skip
 
-            assert self.transaction(say)
-            assert not self.transaction(say), "a repeat is a no-op"
+        async def say(connection: AsyncConnection) -> bool:
+            await history.lock_run(connection, self.run.run_id)
+            moved = await results.report(connection, self.run.run_id, event)
+            await complete_reported(connection, self.flow, [row.rollout_id])
+            return moved
+
+        assert self.transaction(say)
+        assert not self.transaction(say), "a repeat is a no-op"
 
     @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0, 1.0, None]))
     def verdict(self, data: st.DataObject, reward: float | None) -> None:
         if row := self.one_of(data, RolloutState.VERIFYING):
-            event = VerdictReached(
-                run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
-                failure_class=FailureClass.COMPLETED, reward=reward,
-            )  # fmt: skip
+            self.judged(row, reward)
 
-            async def say(connection: AsyncConnection) -> None:
-                await history.lock_run(connection, self.run.run_id)
-                if reward is None:
-                    await verify_again(
-                        connection, self.flow, row.rollout_id, row.attempt, row.lease_epoch, "drawn"
-                    )
-                elif await results.verdict(connection, self.run.run_id, event):
-                    await conclude_group(connection, self.flow, row.group_id)
+    def judged(self, row: Any, reward: float | None) -> None:
+        event = VerdictReached(
+            run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
+            failure_class=FailureClass.COMPLETED, reward=reward,
+        )  # fmt: skip
 
-            self.transaction(say)
-            self.transaction(say)
+        async def say(connection: AsyncConnection) -> None:
+            await history.lock_run(connection, self.run.run_id)
+            if reward is None:
+                await verify_again(
+                    connection, self.flow, row.rollout_id, row.attempt, row.lease_epoch, "drawn"
+                )
+            elif await results.verdict(connection, self.run.run_id, event):
+                await conclude_group(connection, self.flow, row.group_id)
+
+        self.transaction(say)
+        self.transaction(say)
+
+    @precondition(lambda self: not self.ended)
+    @rule(data=st.data(), count=st.integers(2, 4), commits=st.integers(0, 3), undo=st.booleans())
+    def all_work_is_done(self, data: st.DataObject, count: int, commits: int, undo: bool) -> None:
+        """What many steps would come to: every rollout ends well, the even ones with a reward, batches are committed, and some undone."""
+        self.submit_and_dispatch(count)
+        for before in (RolloutState.QUEUED, RolloutState.FINISHED):
+            for row in self.rollouts_in(before):
+                self.leased(row, before)
+            for row in self.rollouts_in(RolloutState.RUNNING):
+                self.reported(row, "completed")
+        for row in self.rollouts_in(RolloutState.VERIFYING):
+            self.judged(row, 1.0 - row.rollout_id % 2)
+        for _ in range(commits):
+            self.claim(then="commit")
+        if undo:
+            self.rewind(data)
 
     @rule()
     def leases_run_out(self) -> None:
@@ -179,7 +212,9 @@ class PoolMachine(RuleBasedStateMachine):
 
             async def commit(connection: AsyncConnection) -> bool:
                 version = await next_version(connection, self.run.run_id)
-                new = NewVersion(version, None, f"/v{version}", "00")
+                newest = await newest_version(connection, self.run.run_id)
+                assert newest is not None
+                new = NewVersion(version, newest.version, f"/v{version}", f"{version:02x}")
                 return await batches.commit(
                     connection, self.run.run_id, self.run.name, batch, new, [{"loss": 0.0}], "policy.m"
                 )
@@ -187,7 +222,41 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.transaction(commit)
             assert not self.transaction(commit)
 
-    @precondition(lambda self: self.submitted > 5 and not self.ended)
+    @precondition(lambda self: not self.ended)
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        counted = self.query(
+            "SELECT batch_no FROM batches WHERE run_id = :r AND state = 'committed' ORDER BY 1"
+        )
+        to_batch = data.draw(st.sampled_from([FIRST, *(row.batch_no for row in counted)]))
+        before = self.group_states()
+        used = {
+            row.group_id
+            for row in self.query(
+                "SELECT i.group_id FROM batch_items i JOIN batches b USING (batch_id) "
+                f"WHERE b.run_id = :r AND b.state <> 'voided' AND b.batch_no > {to_batch}"
+            )
+        }
+        undo = lambda c: rewind(c, self.run.run_id, to_batch, "policy.m", "drawn", lambda version: True)
+        if not used:
+            with pytest.raises(ConfigurationError, match="nothing to undo"):
+                self.transaction(undo)
+            assert self.group_states() == before
+            return
+        done = self.transaction(undo)
+        assert done.groups == len(used)
+        assert self.group_states() == before | dict.fromkeys(used, "ready"), "exactly those are free again"
+        newest = self.transaction(lambda c: newest_version(c, self.run.run_id))
+        assert newest is not None and newest.batch_no == (None if to_batch == FIRST else to_batch)
+        assert self.query("SELECT 1 FROM batches WHERE run_id = :r AND state IN ('open', 'closed')") == []
+
+    def group_states(self) -> dict[int, str]:
+        return {
+            row.group_id: row.state
+            for row in self.query("SELECT group_id, state FROM groups WHERE run_id = :r")
+        }
+
+    @precondition(lambda self: self.submitted > 15 and not self.ended)
     @rule()
     def end(self) -> None:
         async def work(connection: AsyncConnection) -> None:
@@ -246,6 +315,25 @@ class PoolMachine(RuleBasedStateMachine):
             "(r.state <> 'verified' OR r.failure_class NOT IN ('completed', 'policy_failure'))"
         )
         assert rewarded == []
+
+    @invariant()
+    def no_open_position_lies_below_the_floor(self) -> None:
+        below = self.query(
+            "SELECT 1 FROM groups g JOIN queue q USING (run_id) WHERE run_id = :r AND g.seq < q.floor_seq "
+            "AND g.state IN ('dispatched', 'ready')"
+        )
+        assert below == []
+
+    @invariant()
+    def versions_are_one_line_of_the_batches_that_count(self) -> None:
+        line = self.query(
+            "SELECT version, parent, batch_no FROM policy_versions WHERE run_id = :r AND superseded_by IS NULL ORDER BY 1"
+        )
+        assert all(b.parent == a.version for a, b in pairwise(line))
+        counted = self.query(
+            "SELECT batch_no FROM batches WHERE run_id = :r AND state = 'committed' ORDER BY 1"
+        )
+        assert [row.batch_no for row in counted] == sorted({v.batch_no for v in line} - {None})
 
     @invariant()
     def every_claim_follows_from_the_history_before_it(self) -> None:
