@@ -25,11 +25,12 @@ from tests.services import upgrade_to_head
 
 OUTAGE_S = float(os.environ.get("PENSTOCK_OUTAGE_S", "20"))
 TTL_S = min(30.0, OUTAGE_S / 10)
-SPOOL_MB = 0.2  # so little that it fills up while the data pool is away
+SPOOL_MB = 0.2 if OUTAGE_S < 120 else 8.0  # so little that it fills up while the data pool is away
 WORST_STEP = 8192  # bytes; calls under way may each record one when the spool is full
 MORE_MEMORY = (
     96 << 20
 )  # bytes that a process may use more than before: allocators do not give everything back
+TIMEOUT_S = 300.0  # of an agent's own time, and of one completion unless the gateway holds it: less than the long outage
 ROLLOUTS = 4
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(500 + 2 * OUTAGE_S)]
@@ -183,7 +184,7 @@ async def in_flight(stack: Stack, model: Path, where: Services) -> AsyncIterator
         f'[services]\ndatabase_url = "{where.postgres.url}"\nnats_url = "{where.nats.url}"\n',
     )
     await stack.up(
-        "--set", "stage.max_turns=1000000", "--set", "rollout.timeout_s=800", "--set", "rollout.stall_s=800"
+        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={TIMEOUT_S}"
     )  # fmt: skip
     async with observing(stack.home) as seen:
         run = Run(stack, seen, scaffold / "go")
