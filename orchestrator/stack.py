@@ -52,6 +52,14 @@ OF_THE_MACHINE = (
     "sandbox.provider",
 )
 PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer")
+Route = Callable[[str, str, str], str]
+"""(process, what it reaches, where that is) → where the process is told that it is: for whoever stands in between. What: postgres, nats,
+gateway, gateway-socket, rollout-server."""
+
+
+def direct(process: str, what: str, address: str) -> str:
+    """Nobody stands in between."""
+    return address
 
 
 async def up(
@@ -61,10 +69,11 @@ async def up(
     on_event: Callable[[ProcessEvent], None] | None = None,
     started: Callable[[Config], None] | None = None,
     kept: Callable[[list[str]], None] | None = None,
+    route: Route = direct,
 ) -> None:
-    """Start everything, keep it alive until SIGINT or SIGTERM. Raises ConfigurationError or ServiceError, one sentence.
+    """Start everything, keep it alive until SIGINT, SIGTERM or cancellation. Raises ConfigurationError or ServiceError, one sentence.
 
-    `kept` is told which keys have a new value that an existing run ignores: it keeps what it began with.
+    `kept` is told which keys have a new value that an existing run ignores: it keeps what it began with. `route` changes addresses.
     """
     config = home.config()
     check_config(config, names("scaffolds"))
@@ -96,7 +105,7 @@ async def up(
         if not embedded:
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
         urls = (*config.servers.urls, *(url for _, url in own_servers))
-        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls)))
+        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls, route)))
         await supervisor.ready()
         if started is not None:
             started(config)
@@ -199,52 +208,64 @@ def _rollout_servers(config: Config) -> list[tuple[ProcessSpec, str]]:
 
 
 def _processes(
-    home: Home, config: Config, only: Sequence[str], services: tuple[str, ...], urls: Sequence[str]
+    home: Home,
+    config: Config,
+    only: Sequence[str],
+    services: tuple[str, ...],
+    urls: Sequence[str],
+    route: Route,
 ) -> Iterator[ProcessSpec]:
     """`services` are those of our own: all others start after them and end before them."""
-    env = {
-        "DATABASE_URL": config.services.database_url,
-        "NATS_URL": config.services.nats_url,
-        "OMP_NUM_THREADS": "1",
-    }
     options = ("--config", str(home.file), *(part for item in home.overrides for part in ("--set", item)))
     penstock = (sys.executable, "-m", "orchestrator.cli")
+
+    def env(process: str) -> dict[str, str]:
+        return {
+            "DATABASE_URL": route(process, "postgres", config.services.database_url),
+            "NATS_URL": route(process, "nats", config.services.nats_url),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def after(*before: str) -> tuple[str, ...]:
         return (*services, *(name for name in before if name in only))
 
     if "orchestrator" in only:
         orchestrator = (*penstock, "orchestrator", *options)
-        yield ProcessSpec(name="orchestrator", argv=orchestrator, env=env, after=after())
+        yield ProcessSpec(name="orchestrator", argv=orchestrator, env=env("orchestrator"), after=after())
     port = config.gateway.port or free_port()  # the same over restarts: runners keep its address
     if "gateway" in only:
-        servers = tuple(part for url in urls for part in ("--server", url))
+        routed = [route("gateway", "rollout-server", url) for url in urls]
+        servers = tuple(part for url in routed for part in ("--server", url))
         yield ProcessSpec(
             name="gateway",
             argv=(*penstock, "gateway", *options, *servers, "--port", str(port)),
-            env=env,
+            env=env("gateway"),
             after=after("orchestrator"),
             before_start=lambda: home.gateway_url_file.unlink(missing_ok=True),
             ready=_exists(home.gateway_url_file),
         )
     if "runner" in only:
-        url = f"http://{config.gateway.host}:{port}"
+        url = route("runner", "gateway", f"http://{config.gateway.host}:{port}")
+        socket = route("runner", "gateway-socket", str(home.gateway_socket))
         yield ProcessSpec(
             name="runner",
-            argv=(*penstock, "runner", *options, "--gateway", url),
-            env=env,
+            argv=(*penstock, "runner", *options, "--gateway", url, "--gateway-socket", socket),
+            env=env("runner"),
             after=after("orchestrator"),
             ends_before=("gateway",) if "gateway" in only else (),  # it closes the sessions of its attempts
         )
     if "verifier" in only:
         yield ProcessSpec(
-            name="verifier", argv=(*penstock, "verifier", *options), env=env, after=after("gateway")
+            name="verifier",
+            argv=(*penstock, "verifier", *options),
+            env=env("verifier"),
+            after=after("gateway"),
         )
     if "trainer" in only:
         yield ProcessSpec(
             name="trainer",
             argv=(*penstock, "trainer", *options),
-            env=env,
+            env=env("trainer"),
             after=after(
                 "gateway"
             ),  # like the verifier, it is not needed before rollouts run, and it loads for seconds

@@ -17,6 +17,7 @@ from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
 from orchestrator.audit.statement import all_of
 from orchestrator.audit.steps import announced, sample_of, sampling_digests, step_digests
 from orchestrator.audit.versions import VERSIONS, weights
+from orchestrator.audit.witness import answers, generations
 
 
 async def audit(
@@ -28,16 +29,18 @@ async def audit(
     alive: frozenset[str] | None = None,
     sandbox_root: Path | None = None,
     sample: int | None = None,
+    witness: Path | None = None,
 ) -> Report:
     """Check I1–I7 of the run called `run`, live or ended, and name every row that breaks one. Writes nothing.
 
     `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`
     are the run's living processes; `sandbox_root` is where this machine's sandboxes lie; `sample` bounds how many rollouts have their
-    bytes recomputed. What is None is not known: the checks that need it are skipped, and say so. One connection, one
-    repeatable-read transaction. Raises ConfigurationError when there is no such run, OSError when the ledger cannot be read.
+    bytes recomputed; `witness` is a directory as `audit.witness` describes it. What is None is not known: the checks that need it are
+    skipped, and say so. One connection, one repeatable-read transaction. Raises ConfigurationError when there is no such run, OSError
+    when the ledger cannot be read.
     """
     ids = ledger.read_text(encoding="utf-8").split() if isinstance(ledger, Path) else ledger
-    outside = Outside(policies_root, ids, alive, sandbox_root, sample)
+    outside = Outside(policies_root, ids, alive, sandbox_root, sample, witness)
     began = time.monotonic()
     async with take_snapshot(engine, run, outside) as snapshot:
         checks = await _checks(snapshot)
@@ -53,6 +56,8 @@ async def _checks(snapshot: Snapshot) -> list[Checked]:
         await step_digests(snapshot, some),
         await sampling_digests(snapshot),
         await announced(snapshot, some),
+        await answers(snapshot),
+        await generations(snapshot),
         *await all_of(snapshot, RECORDS),
         *await all_of(snapshot, QUEUE),
         await takes(snapshot),

@@ -31,7 +31,8 @@ class Outside:
 
     `policies` holds one directory per run; `ledger` are submission ids that somebody outside wrote down; `alive` are the processes
     of the run that live and have had the time to look around (orchestrator, gateway, …); `sandboxes` is the directory where this
-    machine's providers keep them. `sample`: look into the bytes of so many rollouts, chosen at random, instead of all.
+    machine's providers keep them. `sample`: look into the bytes of so many rollouts, chosen at random, instead of all. `witness` is a
+    directory in which others wrote down what was generated and received (`audit.witness`).
     """
 
     policies: Path | None = None
@@ -39,6 +40,7 @@ class Outside:
     alive: frozenset[str] | None = None
     sandboxes: Path | None = None
     sample: int | None = None
+    witness: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SETTLED_S = 10.0  # a process that has just started has not taken back yet what others left
 
 
-async def _audit(home: Home, ledger: Path | None, sample: int | None) -> "Report":
+async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: Path | None) -> "Report":
     from orchestrator.audit import audit as check
     from orchestrator.embedded.process_spec import ProcessState
     from orchestrator.embedded.supervisor import read_status
@@ -41,7 +41,9 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None) -> "Report
     async with open_engine(
         config.services.database_url, Role.READER, size=2, name="penstock-audit"
     ) as engine:
-        return await check(engine, config.run.name, home.policies, ledger, alive=alive, sample=sample)
+        return await check(
+            engine, config.run.name, home.policies, ledger, alive=alive, sample=sample, witness=witness
+        )
 
 
 def audit(
@@ -53,11 +55,17 @@ def audit(
     sample: Annotated[
         int, typer.Option(help="Recompute the bytes of so many rollouts, chosen at random (0: of all).")
     ] = 0,
+    witness: Annotated[
+        Path | None,
+        typer.Option(help="A directory with answers.jsonl and generations.jsonl, written by others."),
+    ] = None,
 ) -> None:
     """Check that nothing was lost, changed or trained twice; exit status 1 names what was: penstock audit -c runs/first"""
     if ledger is not None and not ledger.is_file():
         raise ConfigurationError(f"there is no ledger {ledger}: it is a file with one submission id per line")
-    report = anyio.run(_audit, Home.at(config), ledger, sample or None)
+    if witness is not None and not witness.is_dir():
+        raise ConfigurationError(f"there is no directory {witness} of a witness")
+    report = anyio.run(_audit, Home.at(config), ledger, sample or None, witness)
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:

@@ -82,6 +82,9 @@ def runner(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     gateway: Annotated[str, typer.Option(help="The gateway's URL (default: the one that runs here).")] = "",
+    gateway_socket: Annotated[
+        Path | None, typer.Option(help="The Unix socket that sandboxes see (default: the gateway's own).")
+    ] = None,
     name: Annotated[str, typer.Option(help="This runner's name, unique per host and run.")] = "runner",
 ) -> None:
     """A runner: leases rollouts and runs scaffolds in sandboxes."""
@@ -92,7 +95,7 @@ def runner(
         worker=_worker(home, name, lambda resolved: resolved.rollout.slots),
         gateway_url=gateway or _read(home.gateway_url_file),
         gateway_secret=home.gateway_secret,
-        gateway_socket=home.gateway_socket,
+        gateway_socket=gateway_socket or home.gateway_socket,
     )
     _serve(name, lambda: serve_rollouts(settings))
 

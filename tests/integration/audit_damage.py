@@ -309,3 +309,6 @@ BROKEN_AT_THE_END = [
      f"update rollouts set lease_until = now() where rollout_id = {rollout('e')}",
      "is still verified (lease of None)"),
 ]  # fmt: skip
+
+WITNESSED = ("answers that were received are stored", "stored actions were generated")
+"""Checks that need a witness: broken on purpose in test_audit_witness."""

@@ -1,0 +1,134 @@
+"""I3 from outside: what an agent program received, and what a rollout server delivered, as others wrote it down while it happened.
+
+A witness is a directory with any of these files, one JSON value a line:
+
+    answers.jsonl      {"session": sha256 (hex) of the session's token, "digest": `digest_of` the message that arrived}
+    generations.jsonl  the token ids of one delivered completion
+"""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.audit.findings import Checked, Findings
+from orchestrator.audit.snapshot import Snapshot
+
+ANSWERS, GENERATIONS = "answers.jsonl", "generations.jsonl"
+PAGE = 1000  # steps in memory at a time
+
+# Of sessions whose attempt counts: what others said may have been refused, because their lease was lost.
+_REPLIES = """select s.token_hash, s.rollout_id, s.attempt, m.reply
+  from sessions s join rollouts r on r.rollout_id = s.rollout_id and r.attempt = s.attempt
+                                 and r.state in ('finished', 'verifying', 'verified')
+  left join messages m on m.run_id = s.run_id and m.rollout_id = s.rollout_id and m.attempt = s.attempt
+ where s.run_id = :run"""
+_ACTIONS = """select rollout_id, attempt, idx, i4(action) as ids from steps
+ where run_id = :run and (rollout_id, attempt, idx) > (:rollout, :attempt, :idx)
+ order by rollout_id, attempt, idx limit :page"""
+
+
+def digest_of(text: str, reasoning: str | None, calls: Sequence[tuple[str, Any]]) -> str:
+    """Of what a message says: its text, its reasoning, its calls as (name, arguments)."""
+    said = [text, reasoning, [list(call) for call in calls]]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def lines_of(path: Path) -> Iterator[Any]:
+    """The values of a file; a last line that was cut off is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+async def answers(snapshot: Snapshot) -> Checked:
+    """Every answer that an agent program received, in an attempt that counts, is stored with it."""
+    findings = Findings("I3", "answers that were received are stored")
+    path = _file(snapshot, ANSWERS)
+    if path is None:
+        return Checked(findings.invariant, findings.name, 0, 0, (), "no witness told what was received")
+    received: dict[str, Counter[str]] = defaultdict(Counter)
+    for entry in lines_of(path):
+        received[entry["session"]][entry["digest"]] += 1
+    stored: dict[str, set[str]] = defaultdict(set)
+    whose: dict[str, tuple[int, int]] = {}
+    for row in await snapshot.rows(_REPLIES):
+        session = row.token_hash.hex()
+        whose[session] = (row.rollout_id, row.attempt)
+        if row.reply is not None:
+            stored[session].add(_digest(row.reply))
+    for session, digests in received.items():
+        if session not in whose:
+            continue
+        rollout, attempt = whose[session]
+        for digest, times in digests.items():
+            findings.examined += times
+            if digest not in stored[session]:
+                findings.add(
+                    f"rollout {rollout} (attempt {attempt}): its program received an answer that no step of it has",
+                    rollout_id=rollout,
+                    attempt=attempt,
+                    digest=digest,
+                )
+    return findings.checked()
+
+
+def _digest(reply: Mapping[str, Any]) -> str:
+    calls = [(call["name"], call["arguments"]) for call in reply.get("tool_calls") or []]
+    return digest_of(reply.get("content") or "", reply.get("reasoning"), calls)
+
+
+async def generations(snapshot: Snapshot) -> Checked:
+    """Every stored action is made of completions that a rollout server delivered, whole or (at a stop) up to some token."""
+    findings = Findings("I3", "stored actions were generated")
+    path = _file(snapshot, GENERATIONS)
+    if path is None:
+        return Checked(findings.invariant, findings.name, 0, 0, (), "no witness told what was generated")
+    known: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for ids in lines_of(path):
+        if ids:
+            known[ids[0]].add(tuple(ids))
+    at = (0, 0, -1)
+    while rows := await snapshot.rows(_ACTIONS, rollout=at[0], attempt=at[1], idx=at[2], page=PAGE):
+        for row in rows:
+            at = (row.rollout_id, row.attempt, row.idx)
+            findings.examined += 1
+            if not made_of(tuple(row.ids), known):
+                findings.add(
+                    f"step {row.rollout_id}:{row.attempt}:{row.idx} has an action that no rollout server delivered",
+                    rollout_id=row.rollout_id,
+                    attempt=row.attempt,
+                    idx=row.idx,
+                )
+    return findings.checked()
+
+
+def made_of(action: tuple[int, ...], known: Mapping[int, set[tuple[int, ...]]]) -> bool:
+    """Whether `action` is a chain of known pieces, by their first id; the last may be longer than what is left.
+
+    >>> made_of((1, 2, 3), {1: {(1, 2)}, 3: {(3, 4)}})
+    True
+    """
+    ends, todo = {0}, [0]
+    while todo:
+        start = todo.pop()
+        if start == len(action):
+            return True
+        for piece in known.get(action[start], ()):
+            rest = action[start : start + len(piece)]
+            if piece[: len(rest)] != rest:
+                continue
+            if (end := start + len(rest)) not in ends:
+                ends.add(end)
+                todo.append(end)
+    return False
+
+
+def _file(snapshot: Snapshot, name: str) -> Path | None:
+    directory = snapshot.outside.witness
+    return directory / name if directory is not None and (directory / name).is_file() else None

@@ -1,0 +1,218 @@
+"""The course of a chaos run: fault after fault while the run works, each with its recovery; then the intake closes, everything drains, and
+the auditor has the word.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| faults, lines of the ledger | 20 steps or a commit since the last one; work in the victim's hands | the stack at work |
+| a problem | PATIENCE_S without what it waits for | never: that is what it is for |
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+from sqlalchemy import text
+
+from orchestrator.audit import Report, audit
+from orchestrator.chaos import tally
+from orchestrator.chaos.inject import Injector, NoVictim
+from orchestrator.chaos.ledger import SUBMISSIONS, Ledger, lines
+from orchestrator.chaos.links import Links
+from orchestrator.chaos.load import Load
+from orchestrator.chaos.plan import Fault
+from orchestrator.chaos.tally import Outcome
+from orchestrator.chaos.watch import Watch
+from orchestrator.config import Config
+from orchestrator.embedded.process_spec import ProcessEvent, ProcessState
+from orchestrator.embedded.supervisor import read_status
+from orchestrator.home import Home
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.runs import close_intake, get_run
+from orchestrator.stack import up
+
+STEPS = 20  # between two faults, unless there is a commit
+PATIENCE_S = 180.0  # whatever takes longer hangs
+AT_WORK_S = 10.0  # a victim without work is hurt anyway after this
+LOOK_S = 0.02
+# Of attempts that were given up: what they had lived, from their start to their last recorded step, is lived again.
+REGENERATED = """select coalesce(sum(extract(epoch from s.last - a.started)), 0)::float8
+  from attempts a join rollouts r on r.rollout_id = a.rollout_id and a.attempt < r.attempt
+  join lateral (select max(at) as last from steps where run_id = a.run_id and rollout_id = a.rollout_id and attempt = a.attempt) s
+    on s.last is not null
+ where a.run_id = :run"""
+FIGURES = f"""select (select count(*) from steps where run_id = :run) as steps,
+       (select count(*) from groups where run_id = :run and done) as groups,
+       (select count(*) from batches where run_id = :run and state = 'committed') as batches,
+       ({REGENERATED}) as regenerated_s"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the whole run: rows, and trajectory-seconds that were lived twice."""
+
+    steps: int
+    groups: int
+    batches: int
+    regenerated_s: float
+
+
+@dataclass(slots=True)
+class Results:
+    """`problems` are sentences; each is a violation, as the audit's are. `report` is None where the run did not come so far."""
+
+    problems: list[str] = field(default_factory=list)
+    report: Report | None = None
+    figures: Figures = Figures(0, 0, 0, 0.0)
+
+    @property
+    def violations(self) -> int:
+        return len(self.problems) + (self.report.violations if self.report is not None else 1)
+
+
+class Hangs(Exception):
+    """Signals that what must happen does not; the sentence says what."""
+
+
+@dataclass(slots=True)
+class Course:
+    """One run. `faults` are those still to be done; `shown` is called after each."""
+
+    console: Console
+    home: Home
+    ledger: Ledger
+    links: Links
+    injector: Injector
+    faults: Sequence[Fault]
+    shown: Callable[[Outcome], None]
+    results: Results = field(default_factory=Results)
+    interrupted: bool = True
+    _up: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> Results:
+        """Start the stack, hurt it, drain it, audit it, stop it."""
+        async with anyio.create_task_group() as tasks:
+
+            async def stack() -> None:
+                await up(self.home, on_event=self._event, started=self._started, route=self.links.route)
+                tasks.cancel_scope.cancel()  # Ctrl-C
+
+            tasks.start_soon(stack)
+            await self._up.wait()
+            try:
+                await self._work()
+                self.interrupted = False
+            except Hangs as problem:
+                self.interrupted = False
+                self.results.problems.append(str(problem))
+            tasks.cancel_scope.cancel()
+        return self.results
+
+    def _started(self, config: Config) -> None:
+        self._up.set()
+
+    def _event(self, event: ProcessEvent) -> None:
+        if event.state is ProcessState.FAILED:
+            self.results.problems.append(f"{event.name} was given up: {event.detail}")
+
+    async def _work(self) -> None:
+        config = self.home.connected()
+        async with AsyncExitStack() as stack:
+            engine = await stack.enter_async_context(
+                open_engine(config.services.database_url, Role.READER, size=4, name="chaos")
+            )
+            async with engine.connect() as connection:
+                run = await get_run(connection, config.run.name)
+            watch = Watch(engine, run.run_id, self.links.proxy, self.ledger)
+            load = Load(config.services.nats_url, run.name, run.run_id, engine, self.ledger)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(watch.run)
+            tasks.start_soon(load.run)
+            if run.state == "active":
+                for fault in self.faults:
+                    await self._one(fault, watch)
+            await self._until(load.close, "every submission is answered")
+            self.results.problems += [f"submission {one} was rejected" for one in load.refused]
+            await self._drain(watch, run.run_id)
+            self.results.report = await audit(
+                engine,
+                run.name,
+                self.home.policies,
+                lines(Path(self.ledger.directory) / SUBMISSIONS),
+                alive=self._alive(),
+                witness=self.ledger.directory,
+            )
+            async with engine.connect() as connection:
+                row = (await connection.execute(text(FIGURES), {"run": run.run_id})).one()
+            self.results.figures = Figures(row.steps, row.groups, row.batches, row.regenerated_s)
+            tasks.cancel_scope.cancel()
+
+    async def _one(self, fault: Fault, watch: Watch) -> None:
+        answers, commits = self.ledger.answers, watch.commits
+
+        def enough() -> bool:
+            return self.ledger.answers - answers >= STEPS + fault.pause or watch.commits > commits
+
+        await self._wait(enough, f"{STEPS} steps or a commit before fault {fault.index} ({fault.title})")
+        in_flight = False
+        with anyio.move_on_after(AT_WORK_S):
+            while not in_flight:
+                work = await watch.work()
+                in_flight = work is not None and work.of(fault.victim)
+                if not in_flight:
+                    await anyio.sleep(LOOK_S)
+        began, recovery_s, problem = time.time(), None, ""
+        self.ledger.fault(tally.begun(fault, began))
+        try:
+            healed = await self.injector.do(fault, await self.injector.find(fault))
+        except NoVictim as nobody:
+            problem = str(nobody)
+        else:
+            recovery_s = await self._recovery(fault, watch, healed)
+        steps, committed = self.ledger.answers - answers, watch.commits - commits
+        outcome = Outcome(
+            fault.index, fault.kind, fault.victim, fault.title, began, in_flight, steps, committed,
+            recovery_s, problem,
+        )  # fmt: skip
+        self.ledger.fault(outcome.line())
+        self.shown(outcome)
+
+    async def _recovery(self, fault: Fault, watch: Watch, healed: float) -> float:
+        def moves() -> bool:
+            return watch.progress(fault.victim) > healed
+
+        what = f"new progress of {fault.victim} after fault {fault.index} ({fault.title})"
+        await self._wait(moves, what)
+        return max(0.0, watch.progress(fault.victim) - healed)
+
+    async def _drain(self, watch: Watch, run_id: int) -> None:
+        url = self.home.connected().services.database_url
+        async with open_engine(url, size=1, name="chaos-operator") as engine, engine.begin() as connection:
+            await close_intake(connection, run_id)
+
+        async def ended() -> None:
+            while (work := await watch.work()) is None or work.run != "ended":
+                await anyio.sleep(0.1)
+
+        await self._until(ended, "the run has drained and ended")
+
+    def _alive(self) -> frozenset[str]:
+        status = read_status(self.home.layout)
+        processes = status.processes if status is not None else []
+        return frozenset(process.name for process in processes if process.state is ProcessState.READY)
+
+    async def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        async def until() -> None:
+            while not holds():
+                await anyio.sleep(LOOK_S)
+
+        await self._until(until, what)
+
+    async def _until(self, happens: Callable[[], object], what: str) -> None:
+        with anyio.move_on_after(PATIENCE_S) as limit:
+            await happens()  # type: ignore[misc]
+        if limit.cancelled_caught:
+            raise Hangs(f"within {PATIENCE_S:g} s there was not: {what}")

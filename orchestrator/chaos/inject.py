@@ -1,0 +1,106 @@
+"""Doing one fault, from its beginning to the end of what it takes away."""
+
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import anyio
+
+from orchestrator.chaos import disk, victims
+from orchestrator.chaos.echo import echo
+from orchestrator.chaos.links import Links
+from orchestrator.chaos.plan import DELAY_S, HARNESS, SANDBOX, Fault, Kind
+from orchestrator.embedded.identity import ProcessId
+from orchestrator.home import Home
+
+FIND_S = 30.0  # a victim that is being started again is waited for
+LOOK_S = 0.02
+
+
+class NoVictim(Exception):
+    """There was nobody to hurt: the process does not come back, or no sandbox is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injector:
+    """`scale` divides every length. `clocks` is the directory that the shifted clocks look into."""
+
+    home: Home
+    links: Links
+    clocks: Path
+    scale: float
+
+    async def find(self, fault: Fault) -> list[ProcessId]:
+        """The processes that a fault is about; none: it is about none. Raises NoVictim."""
+        name = "runner" if fault.victim in (SANDBOX, HARNESS) else fault.victim
+        with anyio.move_on_after(FIND_S):
+            while True:
+                found = victims.living(self.home.layout, name)
+                if found is not None and fault.kind is Kind.STOP and name == "postgres":
+                    return victims.family(found)
+                if found is not None and fault.victim != SANDBOX:
+                    return [found]
+                if found is not None and (inside := victims.sandboxes(found)):
+                    return [inside[int(fault.pick * len(inside))]]
+                await anyio.sleep(LOOK_S)
+        raise NoVictim(f"no {fault.victim} within {FIND_S:g} s")
+
+    async def do(self, fault: Fault, on: list[ProcessId]) -> float:
+        """Returns when it is over: for a kill at once, else when what was taken away is given back. Unix seconds from which recovery counts."""
+        length_s = fault.length_s / self.scale
+        match fault.kind:
+            case Kind.KILL:
+                return self._kill(on)
+            case Kind.WIPE:
+                victims.send(on, signal.SIGSTOP)  # nobody restarts it before the store is gone
+                await anyio.to_thread.run_sync(self._wipe)
+                return self._kill(on)
+            case Kind.STOP:
+                victims.send(on, signal.SIGSTOP)
+                try:
+                    await anyio.sleep(length_s)
+                finally:
+                    victims.send(on, signal.SIGCONT)
+            case Kind.DUPLICATE:
+                with anyio.move_on_after(length_s):
+                    await echo(self.home.connected().services.nats_url, Random(fault.index))
+            case Kind.REORDER:
+                await self._part([key for key in self.links.relays if key[1] == "nats"], fault, length_s)
+            case Kind.STALL | Kind.CUT | Kind.DELAY:
+                await self._part([(fault.victim, fault.service)], fault, length_s)
+            case Kind.DISK:
+                place = self.home.policies
+                try:
+                    await anyio.to_thread.run_sync(disk.fill, place)
+                    await anyio.sleep(length_s)
+                finally:
+                    disk.empty(place)
+            case Kind.CLOCK:
+                clock = self.clocks / fault.victim
+                try:
+                    clock.write_text(str(fault.shift_s))
+                    await anyio.sleep(length_s)
+                finally:
+                    clock.unlink(missing_ok=True)
+        return time.time()
+
+    def _kill(self, on: list[ProcessId]) -> float:
+        at = time.time()
+        if not victims.send(on, signal.SIGKILL):
+            raise NoVictim("it died before it was killed")
+        return at
+
+    def _wipe(self) -> None:
+        shutil.rmtree(self.home.layout.nats / "jetstream", ignore_errors=True)
+
+    async def _part(self, links: list[tuple[str, str]], fault: Fault, length_s: float) -> None:
+        try:
+            for link in links:
+                self.links.relays[link].part(fault.kind, delay_s=DELAY_S / self.scale, seed=fault.index)
+            await anyio.sleep(length_s)
+        finally:
+            for link in links:
+                self.links.relays[link].pass_on()

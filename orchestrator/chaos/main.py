@@ -1,0 +1,151 @@
+"""`./ops/chaos`: hurt a real run, and hold it against the ledger. Exit status 1 names every violation and the faults to replay."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+
+from orchestrator.bus.base import BusError
+from orchestrator.chaos import disk, plan, remains, table, tally
+from orchestrator.chaos.course import Course, Results
+from orchestrator.chaos.inject import Injector
+from orchestrator.chaos.ledger import Ledger, faults_of
+from orchestrator.chaos.links import linked
+from orchestrator.chaos.plan import Fault, Kind
+from orchestrator.chaos.prepare import make_policy, set_clocks, write_run
+from orchestrator.chaos.tally import Outcome
+from orchestrator.collector import collect_seldom
+from orchestrator.config import FILE
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.embedded.identity import ProcessId
+from orchestrator.home import Home
+from orchestrator.log import configure
+
+VAR = Path("var")
+ROOT = VAR / "chaos"
+
+
+def chosen(seed: int, kills: int, only: str) -> list[Fault]:
+    """The faults of a run; `only` like 17-23 or 17. Raises ValueError."""
+    if not only:
+        return plan.take(seed, kills)
+    first, _, last = only.partition("-")
+    if not first.isdigit() or not (last or first).isdigit():
+        raise ValueError(f"--faults is like 17-23, not {only!r}")
+    return plan.between(seed, int(first), int(last or first))
+
+
+async def _run(
+    console: Console, directory: Path, faults: list[Fault], scale: float, small_disk: bool
+) -> tuple[Results, bool]:
+    total = faults[-1].index + 1 if faults else 0
+    clocks = set_clocks(directory)
+    home = Home.at(directory)
+    with Ledger(directory) as ledger:
+        done = {outcome.index for outcome in tally.outcomes(faults_of(directory))}
+        left = [
+            fault
+            for fault in faults
+            if fault.index not in done and (small_disk or fault.kind is not Kind.DISK)
+        ]
+        async with linked(ledger) as links:
+            course = Course(
+                console,
+                home,
+                ledger,
+                links,
+                Injector(home, links, clocks, scale),
+                left,
+                lambda outcome: table.show_one(console, outcome, total),
+            )
+            return await course.run(), course.interrupted
+
+
+def main(
+    kills: Annotated[int, typer.Option(help="Go on until so many processes were killed.", min=0)] = 36,
+    seed: Annotated[int, typer.Option(help="Seed of the faults, and of the run.")] = 0,
+    time_scale: Annotated[
+        float, typer.Option(help="Divide every duration by this; 1 is the release gate.", min=0.1)
+    ] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one final line of JSON on stdout.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    faults: Annotated[str, typer.Option(help="Only these of the seed's faults, like 17-23: a replay.")] = "",
+) -> None:
+    """Kill and hurt a real run at random, and show that nothing is lost and nothing trained twice."""
+    collect_seldom()
+    configure("chaos", level="critical")
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 160)
+    began = time.monotonic()
+    name = f"seed{seed}-x{time_scale:g}" + (f"-faults{faults}" if faults else "")
+    directory = (ROOT / name).resolve()
+    try:
+        todo = chosen(seed, kills, faults)
+        ROOT.mkdir(parents=True, exist_ok=True)
+        remains.clear(ROOT)
+        if not resume:
+            remains.remove(directory)
+        if not (directory / FILE).exists():
+            write_run(directory, seed=seed, scale=time_scale, model=make_policy(VAR / "chaos-policy", seed))
+        ProcessId.mine().write(directory / remains.DRIVER)
+        small_disk = disk.mount(Home.at(directory).policies)
+        left_out = [] if small_disk else ["disk: a small disk cannot be mounted here, which takes root"]
+        for sentence in left_out:
+            console.print(f"left out: {sentence}", highlight=False)
+        results, interrupted = anyio.run(_run, console, directory, todo, time_scale, small_disk)
+        (directory / remains.DRIVER).unlink(missing_ok=True)
+    except* (PenstockError, BusError, ValueError) as group:
+        for error in leaves(group):
+            print(f"chaos: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    if interrupted:
+        print("stopped; go on with the same command and --resume", file=sys.stderr)
+        raise SystemExit(130)
+    done: list[Outcome] = tally.outcomes(faults_of(directory))
+    results.problems += left_behind(directory)
+    table.show(console, done, results)
+    if results.violations:
+        told = f"./ops/chaos --seed {seed} --time-scale {time_scale:g}"
+        console.print(
+            f"logs and ledger: {directory}\nreplay: {told} --kills {kills}", highlight=False, soft_wrap=True
+        )
+    else:
+        disk.unmount(Home.at(directory).policies)
+        remains.prune(ROOT)
+    if as_json:
+        seconds = time.monotonic() - began
+        print(
+            table.final_line(
+                seed=seed, scale=time_scale, seconds=seconds, done=done, results=results, left_out=left_out
+            ),
+            flush=True,
+        )
+    if results.violations:
+        raise SystemExit(1)
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in a group of groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
+
+
+def left_behind(directory: Path) -> list[str]:
+    """Processes of a stack that was stopped: there must be none (I5)."""
+    from orchestrator.embedded.leftovers import find_leftovers
+
+    return [
+        f"I5: process {process.pid} of the stack still runs"
+        for process in find_leftovers(Home.at(directory).layout)
+    ]
+
+
+if __name__ == "__main__":
+    typer.run(main)

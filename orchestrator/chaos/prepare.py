@@ -1,0 +1,86 @@
+"""The policy and the configuration of a chaos run: a small random policy, short rollouts, and every duration divided by the time scale."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.config import FILE
+from orchestrator.contracts.errors import PenstockError
+
+HARNESS = Path(__file__).parent / "harness"
+CLOCK = Path(__file__).parent / "clock"
+CONFIG = """\
+# Written by ops/chaos, for time scale {scale:g}.
+[run]
+name = "chaos"
+seed = {seed}
+
+[policy]
+model = "{model}"
+
+[queue]
+batch_groups = 2
+group_size = 2
+max_staleness = 2
+capacity = 8
+max_attempts = 10
+
+[stage]
+max_turns = 5
+max_context = 1024
+
+[sampling]
+max_new_tokens = 16
+
+[rollout]
+slots = 6
+verify_slots = 2
+scaffolds = {{ "{harness}" = 0.8, shell = 0.2 }}
+lease_ttl_s = {lease_ttl_s}
+retry_delay_s = {retry_delay_s}
+"""
+
+
+def write_run(directory: Path, *, seed: int, scale: float, model: Path) -> None:
+    """Write the configuration of a new run."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o755)
+    text = CONFIG.format(
+        seed=seed,
+        scale=scale,
+        model=model,
+        harness=HARNESS.resolve(),
+        lease_ttl_s=30.0 / scale,
+        retry_delay_s=1.0 / scale,
+    )
+    (directory / FILE).write_text(text, encoding="utf-8")
+
+
+def make_policy(directory: Path, seed: int) -> Path:
+    """A random policy in `directory`, absolute; nothing happens where it is. Raises PenstockError with the last line of what failed."""
+    place = (directory / f"random-{seed}").resolve()
+    if not (place / "model.safetensors").exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.policy", "--out", str(place), "--seed", str(seed)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            text=True,
+        )
+        if done.returncode:
+            raise PenstockError((done.stdout.strip().splitlines() or ["trainer.policy failed"])[-1])
+    return place
+
+
+def set_clocks(directory: Path) -> Path:
+    """Every Python of the stack looks into the directory that is returned (`clock/`). Changes this process's environment."""
+    place = directory / "clocks"
+    place.mkdir(exist_ok=True)
+    for left in place.iterdir():
+        left.unlink()
+    paths = [str(CLOCK), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["PENSTOCK_CHAOS_CLOCK"] = str(place)
+    return place

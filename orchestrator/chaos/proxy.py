@@ -1,0 +1,89 @@
+"""Stands before the rollout server, in HTTP: every completion that it delivers goes into the ledger before the gateway gets it.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| answers of the rollout server, lines of the ledger | requests of the gateway | the rollout server |
+
+On the way to it lies a relay as on any other connection: what a partition does to it is done there.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from orchestrator.chaos.ledger import Ledger
+from orchestrator.embedded.ports import LOOPBACK, free_port
+
+_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive", "host"}
+
+
+class Proxy:
+    """Made by `proxying`. `began` and `delivered`: Unix seconds of the newest completion asked for, and of the newest delivered."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.to = ""
+        self.port = 0
+        self.in_flight = 0
+        self.began = self.delivered = 0.0
+        self._ledger = ledger
+        self._session: aiohttp.ClientSession | None = None
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Any request, to the end of its answer."""
+        assert self._session is not None
+        completion = request.path == "/generate"
+        body = await request.read()
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP}
+        self.in_flight += completion
+        if completion:
+            self.began = time.time()
+        try:
+            async with self._session.request(
+                request.method, self.to + request.path_qs, data=body or None, headers=headers
+            ) as answer:
+                raw = await answer.read()
+                if completion and answer.status == 200:
+                    self._write(raw)
+                kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
+                return web.Response(status=answer.status, body=raw, headers=kept)
+        except (aiohttp.ClientError, OSError):
+            # The server is away: the gateway sees a connection that ends, as it would without us.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=502)
+        finally:
+            self.in_flight -= completion
+
+    def _write(self, raw: bytes) -> None:
+        try:
+            ids = msgspec.json.decode(raw)["output_ids"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return  # an error's body, or several completions at once, which the gateway does not ask for
+        self._ledger.generated(ids)
+        self.delivered = time.time()
+
+
+@asynccontextmanager
+async def proxying(ledger: Ledger) -> AsyncIterator[Proxy]:
+    """A proxy that listens; `to` is to be set to the server's URL."""
+    proxy = Proxy(ledger)
+    proxy.port = free_port()
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_route("*", "/{path:.*}", proxy.handle)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
+        auto_decompress=False,
+    ) as session:
+        proxy._session = session
+        await runner.setup()
+        await web.TCPSite(runner, LOOPBACK, proxy.port).start()
+        try:
+            yield proxy
+        finally:
+            await runner.cleanup()

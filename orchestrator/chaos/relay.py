@@ -1,0 +1,187 @@
+"""Stands on one connection of one process: passes on what arrives, or stalls, cuts, delays or shuffles it.
+
+    process ──▶ relay ──▶ service
+
+It never looks into what it carries, with two exceptions: towards a reader of NATS it can find the ends of messages, to change their order;
+and on the socket of sandboxes a connection that begins with WITNESS is for the ledger, not for the gateway.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| bytes | bytes, an end of the stall | either side, `pass_on` |
+"""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import anyio
+from anyio.abc import ByteStream, Listener
+
+from orchestrator.chaos.plan import Kind
+from orchestrator.embedded.ports import LOOPBACK, free_port
+
+PIECE: Final = 1 << 16
+HOLD: Final = 8  # messages that are shuffled together
+HOLD_S: Final = 0.05
+WITNESS: Final = b"WITNESS\n"
+_MESSAGE = re.compile(rb"(?:H?MSG) [^\r\n]*?(\d+)\r\n")
+
+Address = tuple[str, int] | str  # host and port, or a Unix socket
+
+
+class Relay:
+    """One listener before one service. `to` may be set later; until then connections are refused. Made by `listening`."""
+
+    def __init__(self, to: Address | None, hear: Callable[[bytes], None] | None) -> None:
+        self.to = to
+        self.port = 0
+        self._hear = hear
+        self._mode: Kind | None = None
+        self._delay_s = 0.0
+        self._random = Random(0)
+        self._free = anyio.Event()
+        self._free.set()
+        self._open: set[anyio.CancelScope] = set()
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
+
+    def part(self, kind: Kind, *, delay_s: float, seed: int) -> None:
+        """Begin to stall, cut, delay or reorder."""
+        self._mode, self._delay_s, self._random = kind, delay_s, Random(seed)
+        if kind is Kind.STALL:
+            self._free = anyio.Event()
+        if kind is Kind.CUT:
+            for scope in list(self._open):
+                scope.cancel()
+
+    def pass_on(self) -> None:
+        """Be a wire again."""
+        self._mode = None
+        self._free.set()
+
+    async def serve(self, client: ByteStream) -> None:
+        """One connection, to its end."""
+        with anyio.CancelScope() as scope:
+            async with client:
+                begin = b""
+                if self._hear is not None:  # whoever connects here speaks first
+                    try:
+                        begin = await client.receive(PIECE)
+                        if begin.startswith(WITNESS):
+                            await self._listen_to(client, begin)
+                            return
+                    except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+                        return
+                if self._mode is Kind.CUT or self.to is None:
+                    return
+                self._open.add(scope)
+                try:
+                    await self._join(client, begin)
+                except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+                    pass  # a side went away: so does the other
+                finally:
+                    self._open.discard(scope)
+
+    async def _listen_to(self, client: ByteStream, said: bytes) -> None:
+        with contextlib.suppress(anyio.EndOfStream):
+            while True:
+                said += await client.receive(PIECE)
+        assert self._hear is not None
+        self._hear(said.removeprefix(WITNESS))
+
+    async def _join(self, client: ByteStream, begin: bytes) -> None:
+        assert self.to is not None
+        server: ByteStream
+        if isinstance(self.to, str):
+            server = await anyio.connect_unix(self.to)
+        else:
+            server = await anyio.connect_tcp(*self.to)
+        async with server, anyio.create_task_group() as both:
+
+            async def copy(source: ByteStream, sink: ByteStream, first: bytes, shuffled: bool) -> None:
+                try:
+                    await self._copy(source, sink, first, shuffled)
+                except anyio.EndOfStream:
+                    with contextlib.suppress(OSError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                        await sink.send_eof()
+                except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+                    both.cancel_scope.cancel()
+
+            both.start_soon(copy, client, server, begin, False)
+            both.start_soon(copy, server, client, b"", True)
+
+    async def _copy(self, source: ByteStream, sink: ByteStream, first: bytes, shuffled: bool) -> None:
+        data = first
+        while True:
+            if data:
+                if self._mode is Kind.DELAY:
+                    await anyio.sleep(self._delay_s)
+                await self._free.wait()
+                if shuffled and self._mode is Kind.REORDER:
+                    data = await self._shuffled(source, data)
+                await sink.send(data)
+            data = await source.receive(PIECE)
+
+    async def _shuffled(self, source: ByteStream, data: bytes) -> bytes:
+        """What NATS sends in the next moment, its messages in another order. Whatever is between them stays before them."""
+        with anyio.move_on_after(HOLD_S):
+            while data.count(b"MSG ") < HOLD:
+                data += await source.receive(PIECE)
+        while True:
+            messages, others, whole = split(data)
+            if whole:
+                self._random.shuffle(messages)
+                return b"".join([*others, *messages])
+            data += await source.receive(PIECE)
+
+
+def split(data: bytes) -> tuple[list[bytes], list[bytes], bool]:
+    """(messages, other lines, whether the last one is whole) of what a NATS server sends.
+
+    >>> split(b"PING\\r\\nMSG a 1 2\\r\\nhi\\r\\n")
+    ([b'MSG a 1 2\\r\\nhi\\r\\n'], [b'PING\\r\\n'], True)
+    """
+    messages: list[bytes] = []
+    others: list[bytes] = []
+    at = 0
+    while at < len(data):
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            return messages, others, False
+        found = _MESSAGE.fullmatch(data, at, end + 2)
+        if found is None:
+            others.append(data[at : end + 2])
+            at = end + 2
+            continue
+        after = found.end() + int(found[1]) + 2
+        if after > len(data):
+            return messages, others, False
+        messages.append(data[at:after])
+        at = after
+    return messages, others, True
+
+
+@asynccontextmanager
+async def listening(
+    to: Address | None = None, *, path: Path | None = None, hear: Callable[[bytes], None] | None = None
+) -> AsyncIterator[Relay]:
+    """A relay that listens on a port of 127.0.0.1, or at the Unix socket `path`, which everybody may use."""
+    relay = Relay(to, hear)
+    if path is not None:
+        path.unlink(missing_ok=True)
+        listener: Listener[Any] = await anyio.create_unix_listener(path, mode=0o666)
+    else:
+        relay.port = free_port()
+        listener = await anyio.create_tcp_listener(local_host=LOOPBACK, local_port=relay.port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, relay.serve)
+        try:
+            yield relay
+        finally:
+            tasks.cancel_scope.cancel()

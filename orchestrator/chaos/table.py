@@ -1,0 +1,94 @@
+"""What people and machines see: a line per fault as it happens, a table at the end, one JSON object."""
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.audit.findings import plain
+from orchestrator.chaos import tally
+from orchestrator.chaos.course import Results
+from orchestrator.chaos.tally import Outcome
+
+
+def show_one(console: Console, outcome: Outcome, total: int) -> None:
+    """One fault that is over."""
+    recovery = f"{outcome.recovery_s:6.2f} s" if outcome.recovery_s is not None else "       -"
+    flight = "in flight" if outcome.in_flight else "idle     "
+    console.print(
+        f"{outcome.index + 1:4d}/{total}  {outcome.title:32s} {flight}  recovered in {recovery}  "
+        f"{outcome.steps:4d} steps  {outcome.commits} commits{'  ' + outcome.problem if outcome.problem else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show(console: Console, done: Sequence[Outcome], results: Results) -> None:
+    """The whole run."""
+    table = Table(
+        "component", "faults", "p50 s", "p95 s", "max s", title="recovery, to the first new progress"
+    )
+    for victim, found in tally.recoveries(done).items():
+        seconds = (f"{value:.2f}" for value in (found.p50, found.p95, found.largest))
+        table.add_row(victim, str(found.count), *seconds)
+    console.print(table)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in tally.by_kind(done).items())
+    crashes, figures = tally.kills(done), results.figures
+    console.print(
+        f"{len(done)} faults ({kinds}), {crashes} kills; {100 * tally.in_flight(done):.0f} % hit work in flight\n"
+        f"{figures.steps} steps, {figures.groups} groups, {figures.batches} batches; trajectory-seconds lived again: "
+        f"{figures.regenerated_s:.1f} ({figures.regenerated_s / max(1, crashes):.2f} per kill)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if results.report is not None:
+        checks = [check for check in results.report.checks if not check.skipped]
+        console.print(
+            f"audit of the invariants I1–I7: {results.report.violations} violations in {len(checks)} checks of "
+            f"{sum(check.examined for check in checks):,} rows",
+            highlight=False,
+        )
+        for check in results.report.checks:
+            for violation in check.violations:
+                rows = ", ".join(f"{key}={plain(value)}" for key, value in violation.rows.items())
+                console.print(
+                    f"  {violation.invariant}: {violation.what}  ({rows})", highlight=False, markup=False
+                )
+    for problem in results.problems:
+        console.print(f"  {problem}", highlight=False, markup=False)
+
+
+def final_line(
+    *,
+    seed: int,
+    scale: float,
+    seconds: float,
+    done: Sequence[Outcome],
+    results: Results,
+    left_out: Sequence[str],
+) -> str:
+    """One JSON object. Seconds, shares as fractions."""
+    found = tally.recoveries(done)
+    crashes = tally.kills(done)
+    return json.dumps(
+        {
+            "seed": seed,
+            "time_scale": scale,
+            "kills": crashes,
+            "faults": len(done),
+            "by_kind": tally.by_kind(done),
+            "left_out": list(left_out),
+            "violations": results.violations,
+            "recovery_p50_s": {victim: round(one.p50, 3) for victim, one in found.items()},
+            "recovery_p95_s": {victim: round(one.p95, 3) for victim, one in found.items()},
+            "recovery_max_s": {victim: round(one.largest, 3) for victim, one in found.items()},
+            "regenerated_trajectory_s": round(results.figures.regenerated_s, 2),
+            "regenerated_per_kill_s": round(results.figures.regenerated_s / max(1, crashes), 3),
+            "in_flight_share": round(tally.in_flight(done), 3),
+            "steps": results.figures.steps,
+            "groups": results.figures.groups,
+            "batches": results.figures.batches,
+            "seconds": round(seconds, 1),
+        }
+    )

@@ -1,0 +1,87 @@
+"""The ledger keeps what was said before a kill, and a resumed run goes on from there."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.audit.witness import ANSWERS, GENERATIONS, digest_of, made_of
+from orchestrator.chaos import tally
+from orchestrator.chaos.ledger import FAULTS, SUBMISSIONS, Ledger, faults_of, lines
+from orchestrator.chaos.load import event_of
+from orchestrator.chaos.plan import Kind, take
+from orchestrator.chaos.prepare import HARNESS
+from orchestrator.chaos.tally import Outcome, Spread
+from orchestrator.contracts.events import encode
+
+
+def outcome(index: int, kind: Kind = Kind.KILL, recovery_s: float | None = 1.0, problem: str = "") -> Outcome:
+    return Outcome(index, kind, "gateway", f"{kind} gateway", 1.0, index % 2 == 0, 20, 0, recovery_s, problem)
+
+
+def test_a_line_that_a_kill_cut_off_is_forgotten_and_the_others_are_kept(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.submits(["chaos:000000", "chaos:000001"])
+        ledger.answered(b'{"session": "aa", "digest": "bb"}\nnot json\n{"session": "aa"}\n')
+        ledger.generated([1, 2, 3])
+        assert ledger.answers == 1
+    with (tmp_path / SUBMISSIONS).open("a") as file:
+        file.write("chaos:00")
+    with Ledger(tmp_path) as ledger:
+        ledger.submits(["chaos:000002"])
+        assert ledger.answers == 1
+    assert lines(tmp_path / SUBMISSIONS) == ["chaos:000000", "chaos:000001", "chaos:000002"]
+    assert lines(tmp_path / ANSWERS) == ['{"session": "aa", "digest": "bb"}']
+    assert lines(tmp_path / GENERATIONS) == ["[1, 2, 3]"]
+
+
+def test_a_fault_that_was_begun_and_not_ended_is_done_again(tmp_path: Path) -> None:
+    first, second = take(1, 2)[:2]
+    with Ledger(tmp_path) as ledger:
+        ledger.fault(tally.begun(first, 1.0))
+        ledger.fault(outcome(0).line())
+        ledger.fault(tally.begun(second, 2.0))
+    with (tmp_path / FAULTS).open("a") as file:
+        file.write('{"done": tr')
+    assert tally.outcomes(faults_of(tmp_path)) == [outcome(0)]
+
+
+def test_what_is_published_again_is_the_same_submission() -> None:
+    one, other = event_of("chaos:000007"), event_of("chaos:000008")
+    assert encode(event_of("chaos:000007")[1]) == encode(one[1]) != encode(other[1])
+
+
+def test_recoveries_are_counted_by_component_and_what_was_not_measured_is_left_out() -> None:
+    done = [outcome(n, recovery_s=float(n)) for n in range(1, 101)] + [
+        outcome(200, recovery_s=None, problem="?")
+    ]
+    assert tally.recoveries(done) == {"gateway": Spread(100, 50.0, 95.0, 100.0)}
+    assert tally.kills(done) == 100 and tally.by_kind(done) == {"kill": 101}
+    assert tally.in_flight([outcome(0), outcome(1), outcome(2), outcome(4)]) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("action", "made"),
+    [((1, 2, 3), True), ((1, 2), True), ((1, 2, 3, 1, 2, 3), True), ((1, 2, 1), True), ((2, 3), False), ((1, 2, 9), False)],
+)  # fmt: skip
+def test_an_action_is_made_of_whole_completions_but_for_the_last(action: tuple[int, ...], made: bool) -> None:
+    assert made_of(action, {1: {(1, 2), (1, 2, 3)}, 3: {(3,)}}) is made
+
+
+def test_the_agent_program_and_the_auditor_digest_a_message_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_SOCKET", "PENSTOCK_TOKEN", "PENSTOCK_BASE_URL"):
+        monkeypatch.setenv(name, "x")
+    spec = importlib.util.spec_from_file_location("chaos_agent", HARNESS / "agent.py")
+    assert spec is not None and spec.loader is not None
+    agent = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(agent)
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "bash", "arguments": json.dumps({"b": 1, "a": "x\0"})},
+    }
+    message = {"role": "assistant", "content": "h\ud800\0é", "reasoning_content": "why", "tool_calls": [call]}
+    said = digest_of("h?\ufffdé", "why", [("bash", {"a": "x\ufffd", "b": 1})])  # as text columns hold it
+    assert agent.digest_of(message) == said
+    assert agent.digest_of({"role": "assistant", "content": None}) == digest_of("", None, [])

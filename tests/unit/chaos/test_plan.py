@@ -1,0 +1,36 @@
+"""The faults of a run are a pure function of its seed."""
+
+from collections import Counter
+
+from orchestrator.chaos.plan import BLOCK, HOUR_S, LINKS, PROCESSES, SANDBOX, Kind, between, take
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_seed_others() -> None:
+    assert take(7, 40) == take(7, 40) != take(8, 40)
+
+
+def test_a_run_ends_with_its_last_kill_and_a_longer_one_begins_as_the_shorter_one_does() -> None:
+    short, long = take(3, 5), take(3, 50)
+    assert sum(fault.kind is Kind.KILL for fault in short) == 5 and short[-1].kind is Kind.KILL
+    assert long[: len(short)] == short
+    assert [fault.index for fault in long] == list(range(len(long)))
+
+
+def test_a_replay_does_the_faults_that_the_run_did() -> None:
+    assert between(3, 4, 6) == take(3, 20)[4:7]
+
+
+def test_sixty_faults_kill_every_component_stop_every_process_and_hold_every_kind() -> None:
+    faults = between(11, 0, 3 * len(BLOCK) - 1)
+    assert {fault.victim for fault in faults if fault.kind is Kind.KILL} == {*PROCESSES, SANDBOX}
+    assert {fault.victim for fault in faults if fault.kind is Kind.STOP} == set(PROCESSES)
+    parted = {Kind.STALL, Kind.CUT, Kind.DELAY}
+    assert {fault.kind for fault in faults} | parted == set(Kind)
+    assert sum(fault.kind in parted for fault in faults) == 6
+    assert {(f.victim, f.service) for f in faults if f.kind in parted} <= set(LINKS)
+    assert {abs(fault.shift_s) for fault in faults if fault.kind is Kind.CLOCK} == {HOUR_S}
+
+
+def test_victims_are_dealt_evenly() -> None:
+    killed = Counter(fault.victim for fault in take(1, 90) if fault.kind is Kind.KILL)
+    assert set(killed.values()) == {10}
