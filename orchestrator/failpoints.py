@@ -122,6 +122,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "trainer.claim": Boundary(Kind.COMMIT, _TRAINER, "a batch takes groups, or is closed"),
         "trainer.commit": Boundary(Kind.COMMIT, _TRAINER, "a batch is trained, its policy version published"),
         "trainer.quarantine": Boundary(Kind.COMMIT, _TRAINER, "a batch that cannot be trained is given up"),
+        "trainer.prune": Boundary(
+            Kind.COMMIT, _TRAINER, "checkpoints that nobody needs are taken out of use"
+        ),
         "trainer.read": Boundary(Kind.COMMIT, _TRAINER, "a transaction that only reads"),
         "presence.commit": Boundary(
             Kind.COMMIT,
@@ -161,6 +164,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "checkpoint.sync": Boundary(Kind.DISK, _TRAINER, "fsync of one file of a checkpoint"),
         "checkpoint.rename": Boundary(Kind.DISK, _TRAINER, "a whole checkpoint gets its name"),
         "checkpoint.named": Boundary(Kind.DISK, _TRAINER, "fsync of the directory of checkpoints"),
+        "checkpoint.discarded": Boundary(
+            Kind.DISK, _TRAINER, "a checkpoint that nobody needs loses its name"
+        ),
         "gateway.url": Boundary(Kind.DISK, _GATEWAY, "the gateway says where it listens"),
         "file.sync": Boundary(Kind.DISK, ("up",), "fsync of a small file of the supervisor"),
         "file.rename": Boundary(

@@ -27,7 +27,7 @@ from trainer.canary import Canary, make_canary
 from trainer.model import copy_tokenizer, save_model
 
 _SCHEMA = "penstock.checkpoint/1"
-_PREFIX, _TEMPORARY = "version-", ".writing-"
+_PREFIX, _TEMPORARY, _DISCARDED = "version-", ".writing-", ".discarded-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,17 @@ def list_checkpoints(root: Path) -> list[Path]:
     """Checkpoint directories under `root`, newest version first, not verified."""
     found = (path for path in root.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit())
     return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)), reverse=True)
+
+
+def discard(path: Path) -> None:
+    """Take a checkpoint out of use, at once; `remove_discarded` frees its place. Raises OSError."""
+    boundary_sync("checkpoint.discarded", lambda: path.rename(path.with_name(f"{_DISCARDED}{path.name}")))
+
+
+def remove_discarded(root: Path) -> None:
+    """Delete what was discarded, now or before a crash. Raises OSError."""
+    for path in root.glob(f"{_DISCARDED}*"):
+        shutil.rmtree(path)
 
 
 def newest_valid_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -31,10 +31,14 @@ CANARY_TOKENS = 32
 
 
 class Learner:
-    """Trains from `checkpoint` on. Everything here may run in a thread; one call at a time."""
+    """Trains from `checkpoint` on. Everything here may run in a thread; one call at a time.
 
-    def __init__(self, checkpoint: Checkpoint, section: TrainerSection) -> None:
+    `version` is the number that these weights serve under: the checkpoint's own, or a later one where a rewind published them again.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, section: TrainerSection, version: int | None = None) -> None:
         self.checkpoint = checkpoint
+        self.version = checkpoint.state.version if version is None else version
         self._section = section
         self._model = load_model(checkpoint.path)
         self._optimizer = make_optimizer(self._model, optimizer_settings(section))
@@ -42,7 +46,9 @@ class Learner:
         self._train_steps = checkpoint.state.train_steps
 
     @classmethod
-    def resume(cls, path: Path, manifest_sha: str, section: TrainerSection) -> "Learner":
+    def resume(
+        cls, path: Path, manifest_sha: str, section: TrainerSection, version: int | None = None
+    ) -> "Learner":
         """Load a published version. ValueError when its files are not those that were published."""
         checkpoint = open_checkpoint(path)
         if checkpoint.manifest_sha != manifest_sha:
@@ -50,7 +56,7 @@ class Learner:
                 f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "
                 f"the data pool says {manifest_sha}"
             )
-        return cls(checkpoint, section)
+        return cls(checkpoint, section, version)
 
     def train(
         self,
@@ -70,7 +76,7 @@ class Learner:
                 self._optimizer,
                 part.samples,
                 update_settings(self._section),
-                trainer_version=self.checkpoint.state.version,
+                trainer_version=self.version,
             )
             if metrics.skip_reason in REASONS:
                 raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
@@ -98,6 +104,7 @@ class Learner:
             tokenizer=self.checkpoint.path,
             canary_ids=self.checkpoint.canary.ids,
         )
+        self.version = version
         return self.checkpoint
 
 

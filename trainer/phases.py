@@ -7,10 +7,10 @@
 | save | a checkpoint directory that no row names | it is written again, over the left-over, with the same bytes |
 | commit | batch, groups, policy version, metrics, outbox: one transaction | nothing to do |
 
-A batch that cannot be trained is quarantined instead: nothing is saved, and the learner goes back to its checkpoint.
+A batch that cannot be trained is quarantined instead: nothing is saved, and the learner goes back to its checkpoint. So it does after a rewind,
+which it meets at its next claim (the newest version is not the one that it stands on) or at its commit (the batch is no longer closed).
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -27,19 +27,28 @@ from orchestrator.contracts.states import BatchState
 from orchestrator.log import get
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool.batches import Batch, NewVersion
-from orchestrator.pool.policies import needed_versions, newest_version, next_version, progress
+from orchestrator.pool.history import lock_run
+from orchestrator.pool.policies import (
+    PolicyVersion,
+    needed_checkpoints,
+    newest_version,
+    next_version,
+    progress,
+)
 from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
 from orchestrator.pool.runs import Run, first_dispatch_age
 from orchestrator.pool.transact import transact
+from orchestrator.progress import current
 from orchestrator.scheduling.policies import queue_policy
 from trainer.batch import Part, read_parts
-from trainer.checkpoint import Checkpoint, list_checkpoints
+from trainer.checkpoint import Checkpoint, discard, list_checkpoints, remove_discarded
 from trainer.learner import Learner, save_first
 
 log = get(__name__)
 T = TypeVar("T")
 
 DISK_RETRY_S = 5.0
+SAVE_S = 600.0  # a large model is written for minutes
 
 
 class Nothing(Enum):
@@ -47,6 +56,7 @@ class Nothing(Enum):
 
     YET = "yet"
     EVER = "ever"  # the stage or the run ends here
+    REWOUND = "rewound"  # the next batch follows other weights than those that this trainer stands on: resume
 
 
 class Trainer:
@@ -79,9 +89,12 @@ class Trainer:
         )
         section = self.config.trainer
         if found is not None:
-            self._learner = await _in_thread(
-                lambda: Learner.resume(Path(found.path), found.manifest_sha, section)
-            )
+            try:
+                self._learner = await _in_thread(
+                    lambda: Learner.resume(Path(found.path), found.manifest_sha, section, found.version)
+                )
+            except ValueError as error:
+                raise ConfigurationError(f"{error}; {_way_out(found)}") from None
             log.info("trainer.resumed", version=found.version, batch=found.batch_no)
             return
         if not self.config.policy.model:
@@ -106,6 +119,10 @@ class Trainer:
         queue, stage = self.config.queue, self.config.stage
 
         async def work(connection: AsyncConnection) -> Batch | Nothing:
+            await lock_run(connection, self.run_id)  # no rewind between this look and the claim
+            newest = await newest_version(connection, self.run_id)
+            if newest is None or newest.version != self.learner.version:
+                return Nothing.REWOUND
             done = await progress(connection, self.run_id)
             reached = stage.reached(
                 batches=done.committed_batches,
@@ -155,14 +172,17 @@ class Trainer:
         version = await transact(
             self._engine, lambda connection: next_version(connection, self.run_id), at="trainer.read"
         )
-        parent = self.learner.checkpoint.state.version
+        parent = self.learner.version
+        current().works(f"the checkpoint of batch {batch.batch_no}", on="disk")
         while True:
+            current().within = SAVE_S
             try:
                 saved = await _in_thread(
                     lambda: self.learner.save(self.root, version, batch.batch_no, digest)
                 )
             except (OSError, SafetensorError) as error:
                 log.error("checkpoint.failed", version=version, detail=str(error), wait_s=DISK_RETRY_S)
+                current().within = 0.0
                 await anyio.sleep(DISK_RETRY_S)
                 continue
             log.info("checkpoint.saved", version=version, path=str(saved.path))
@@ -202,20 +222,31 @@ class Trainer:
     async def prune(self) -> None:
         """Delete checkpoints that nobody needs: older than the newest few, not the first, neither served nor pinned."""
         keep = self.config.trainer.keep_checkpoints
-        needed = await transact(
-            self._engine, lambda connection: needed_versions(connection, self.run_id, keep), at="trainer.read"
-        )
-        stands = self.learner.checkpoint.state.version
-        old = [
-            path
-            for path in list_checkpoints(self.root)
-            if (number := int(path.name.rpartition("-")[2])) <= stands and number not in needed
-        ]
-        for path in old:
-            try:
-                await _in_thread(lambda path=path: shutil.rmtree(path))  # type: ignore[misc]
-            except OSError as error:
-                log.warning("checkpoint.kept", path=str(path), detail=str(error))
+        stands = self.learner.version
+
+        async def set_aside(connection: AsyncConnection) -> None:
+            await lock_run(connection, self.run_id)  # a rewind may be about to need one of them
+            needed = await needed_checkpoints(connection, self.run_id, keep)
+            for path in list_checkpoints(self.root):
+                if int(path.name.rpartition("-")[2]) > stands or path.name in needed:
+                    continue
+                try:
+                    discard(path)
+                except OSError as error:
+                    log.warning("checkpoint.kept", path=str(path), detail=str(error))
+
+        await transact(self._engine, set_aside, at="trainer.prune")
+        try:
+            await _in_thread(lambda: remove_discarded(self.root))
+        except OSError as error:
+            log.warning("checkpoint.kept", path=str(self.root), detail=str(error))
+
+
+def _way_out(damaged: PolicyVersion) -> str:
+    """What to do about a checkpoint that cannot be used: nothing is trained on other weights than those that were published."""
+    if damaged.batch_no is None:
+        return "restore it from a copy"
+    return f"restore it from a copy, or give its batch up: penstock rewind --to-batch {damaged.batch_no - 1}"
 
 
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:
