@@ -107,13 +107,18 @@ class Check:
         streams = {request.seen.stream for request in played.own}
         for streamed, name in ((True, "stream"), (False, "non-stream")):
             if streamed in streams:
-                found.append(
-                    _judge(name, _passes(played), "answered on the wire " + self._scaffold.manifest.wire)
-                )
+                spoken = sorted({r.seen.wire for r in played.own if r.seen.stream is streamed})
+                wrong = _passes(played) or self._undeclared(spoken)
+                found.append(_judge(name, wrong, "answered on the wire " + ", ".join(spoken)))
             else:
                 habit = "always streams" if streams == {True} else "never streams"
                 found.append(Finding(name, "n/a", f"the program {habit}"))
         return found
+
+    def _undeclared(self, spoken: Sequence[str]) -> str:
+        declared = self._scaffold.manifest.wire
+        others = [wire for wire in spoken if wire != declared]
+        return f"speaks {others[0]}, but `wire` says {declared}" if others else ""
 
     def _conversations(self, played: Played) -> Finding:
         """Which calls train: those of conversations with tools, or of the only one."""

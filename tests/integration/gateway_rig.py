@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import anyio
+import msgspec
 import torch
 from aiohttp import web
 from sqlalchemy import text
@@ -76,8 +77,12 @@ class Proxy:
     asked: list[dict[str, Any]] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     busy: int = 0
+    most: int | None = None  # completions that pass; the others wait here until their client leaves
     held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
     swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
+    cuts: list[int] = field(
+        default_factory=list
+    )  # tokens after which the next completions are broken off, as a pause does
     _under_way: list[web.Request] = field(default_factory=list)
 
     def drop(self) -> None:
@@ -104,15 +109,22 @@ class Proxy:
         raw = await request.read()
         body = await request.json() if raw and request.path == "/generate" else {}
         sampled = bool(body) and "logprob_start_len" not in body
+        broken_off = False
         self.seen.append("canary" if body and not sampled else request.path)
         if request.path in self.swallowed:
             return web.Response()
         if request.path in self.held:
             await self.held[request.path].wait()
+        if sampled and self.most is not None and len(self.asked) >= self.most:
+            await anyio.sleep_forever()
         self.busy += bool(body)
         if sampled:
             self.asked.append(body)
             self._under_way.append(request)
+            if self.cuts:
+                body["sampling_params"]["max_new_tokens"] = self.cuts.pop(0)
+                raw = msgspec.json.encode(body)
+                broken_off = True
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
                 async with http.request(
@@ -122,6 +134,8 @@ class Proxy:
                     headers={"Content-Type": "application/json"},
                 ) as answer:
                     reply = await answer.read()
+                    if broken_off:
+                        reply = reply.replace(b'"type":"length"', b'"type":"abort"')
                     if sampled:
                         self.bodies.append(body)
                         self.answers.append(await answer.json())

@@ -1,6 +1,6 @@
 """New weights in the middle of a generation: spans exact per token, down to the samples that the trainer learns from."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.pool.batches import BatchRollout
 from tests.contract.rollout_server import running_server
@@ -54,9 +55,9 @@ async def until(condition: Callable[[], Any]) -> None:
             await anyio.sleep(0.005)
 
 
-async def ask(rig: Rig, session: OpenSession) -> None:
+async def ask(rig: Rig, session: OpenSession, stop: Sequence[str] = ()) -> None:
     async with NativeLlm(rig.gateway.url, session.token) as llm:
-        await llm.complete([{"role": "user", "content": "oak"}])
+        await llm.complete([{"role": "user", "content": "oak"}], stop=stop)
 
 
 async def relabel(rig: Rig, label: str) -> None:
@@ -107,6 +108,27 @@ async def test_an_action_of_two_versions_trains_with_the_logprobs_of_the_version
     made_by, other = np.choose(sample.versions, off), np.choose(1 - sample.versions, off)
     assert made_by.max() < 0.001, "the trainer agrees with the server that sampled it, token by token"
     assert other.min() > 0.002, "and for no token with the other version"
+
+
+async def test_a_stop_string_that_a_pause_cut_in_two_ends_the_action(rig: Rig, policies: Policies) -> None:
+    greedy = {"temperature": 0.0}
+    whole, session = await rig.open(sampling=greedy)
+    await ask(rig, session)
+    (step,) = await rig.stored(whole, 1)
+    said = step.action.tolist()
+    assert len(said) == TOKENS, "it goes round in circles without an end"
+    stop = load_renderer(policies.model).decode(said[:20])
+
+    del rig.proxy.asked[:], rig.proxy.answers[:]
+    rig.proxy.cuts = [12]
+    rollout, session = await rig.open(sampling=greedy)
+    await ask(rig, session, [stop])
+    (step,) = await rig.stored(rollout, 1)
+    one, two = (answer["output_ids"] for answer in rig.proxy.answers)
+    assert one == said[:12] and len(one + two) > 20, "neither part has all of the stop string"
+    assert step.action.tolist() == said[:20] and step.spans == ((0, 0, 20),)
+    (row,) = await rig.rows("SELECT finish FROM steps WHERE rollout_id = :rollout", rollout=rollout)
+    assert row.finish == "stop"
 
 
 async def test_every_sync_is_proven_by_a_canary_before_calls_are_let_in(rig: Rig) -> None:
