@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 
@@ -95,7 +95,8 @@ async def weights(snapshot: Snapshot) -> Checked:
             continue
         # By its name: a run's directory may have been moved or copied.
         directory = root / Path(row.path).name
-        faults = await anyio.to_thread.run_sync(lambda d=directory, r=row: list(faults_of(d, r)))  # type: ignore[misc]
+        published = Published(row.manifest_sha, row.batch_no, row.made, row.digest)
+        faults = await anyio.to_thread.run_sync(lambda d=directory, p=published: list(faults_of(d, p)))  # type: ignore[misc]
         if faults and not directory.exists() and not await _still_needed(snapshot, row.version, keep):
             continue  # pruned while we looked
         findings.examined += 1
@@ -109,8 +110,18 @@ async def _still_needed(snapshot: Snapshot, version: int, keep: int) -> bool:
         return version in await needed_versions(connection, snapshot.run_id, keep)
 
 
-def faults_of(directory: Path, published: Any) -> Iterator[str]:
-    """What is wrong with the checkpoint of one row of policy_versions (and its batch's digest)."""
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is known of a checkpoint. `made`: the version as which it was written; `digest`: of its batch. None: not compared."""
+
+    manifest_sha: str
+    batch_no: int | None
+    made: int | None = None
+    digest: bytes | None = None
+
+
+def faults_of(directory: Path, published: Published) -> Iterator[str]:
+    """What is wrong with a checkpoint, each as one sentence that names the file."""
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
@@ -130,7 +141,7 @@ def faults_of(directory: Path, published: Any) -> Iterator[str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"{directory / MANIFEST} is not a manifest ({type(error).__name__})"
         return
-    if says != (published.made, published.batch_no):
+    if published.made is not None and says != (published.made, published.batch_no):
         yield f"its manifest is of version {says[0]}, batch {says[1]}"
     if published.digest is not None and batch_digest != published.digest.hex():
         yield f"it was trained from another batch than batch {published.batch_no}: the digest in its manifest differs"

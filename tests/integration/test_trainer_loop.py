@@ -1,11 +1,6 @@
 """The trainer against a real data pool: claim, train, save, commit; deaths between any two of them; bad batches; ends."""
 
-import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +8,13 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from sqlalchemy import insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.config import Config
 from orchestrator.contracts.ids import Ids, Logprobs
 from orchestrator.contracts.states import Purpose
-from orchestrator.pool.engine import Role, open_engine
-from orchestrator.pool.policies import PolicyVersion, newest_version, progress
-from orchestrator.pool.runs import Run, begin_end, close_intake
+from orchestrator.pool.policies import progress
+from orchestrator.pool.runs import begin_end, close_intake
 from orchestrator.pool.steps import trajectories
 from orchestrator.pool.tables import (
     batch_items,
@@ -34,75 +25,15 @@ from orchestrator.pool.tables import (
     rollout_servers,
     train_steps,
 )
-from tests.builders import Author, accepted, dispatch, finish, make_run, ready_groups
-from trainer.benchmarks.random_model import write_random_model
+from tests.builders import Author, accepted, dispatch, finish, ready_groups
+from tests.integration.trainer_rig import SUBJECT, Pool, model, pool, start_trainer, until
 from trainer.checkpoint import list_checkpoints, open_checkpoint
 from trainer.loop import Halted, TrainerSettings, run_trainer, train_batches
 from trainer.model import load_model
-from trainer.phases import Nothing, Trainer
+from trainer.phases import Nothing
 
+__all__ = ["model", "pool"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-SUBJECT = "policy.test"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Qwen3 with a byte-level tokenizer of 259 ids."""
-    directory = tmp_path_factory.mktemp("model")
-    return write_random_model(
-        directory, vocab_size=259, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24
-    )
-
-
-@dataclass(frozen=True)
-class Pool:
-    """One run in its own database. `engine` is the orchestrator's, `trainers` has the trainer's role."""
-
-    url: str
-    engine: AsyncEngine
-    trainers: AsyncEngine
-    policies: Path
-    model: Path
-
-    async def run(self, **sections: dict[str, Any]) -> Run:
-        queue = {"batch_groups": 2, "capacity": 8, "window_fraction": 0.3} | sections.pop("queue", {})
-        trainer = {"parts": 2, "lr": 1e-3} | sections.pop("trainer", {})
-        config = Config.model_validate(
-            {
-                "run": {"name": "test"},
-                "policy": {"model": str(self.model)},
-                "queue": queue,
-                "trainer": trainer,
-            }
-            | sections
-        )
-        return await make_run(self.engine, config)
-
-    async def trainer(self, run: Run) -> Trainer:
-        """A trainer as a fresh process would be: nothing but rows and files."""
-        trainer = Trainer(self.trainers, run, self.policies / run.name, SUBJECT)
-        await trainer.resume()
-        return trainer
-
-    async def newest(self, run: Run) -> PolicyVersion:
-        async with self.engine.connect() as connection:
-            found = await newest_version(connection, run.run_id)
-        assert found is not None
-        return found
-
-    async def rows(self, query: Any) -> list[Any]:
-        async with self.engine.connect() as connection:
-            return list((await connection.execute(query)).all())
-
-
-@pytest.fixture
-async def pool(database_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Pool]:
-    async with (
-        open_engine(database_url) as engine,
-        open_engine(database_url, Role.TRAINER, size=2) as trainers,
-    ):
-        yield Pool(database_url, engine, trainers, tmp_path / "policies", model)
 
 
 def scored_by(model: Path) -> Author:
@@ -328,26 +259,6 @@ async def test_the_last_batch_closes_short_and_the_process_ends_with_the_run(poo
         await run_trainer(settings)
     sizes = await pool.rows(select(batches.c.size).order_by(batches.c.batch_no))
     assert [row.size for row in sizes] == [2, 1]
-
-
-async def start_trainer(pool: Pool) -> Process:
-    command = [
-        sys.executable, "-m", "trainer", "--run", "test", "--policies", str(pool.policies), "--subject", SUBJECT
-    ]  # fmt: skip
-    environment = {**os.environ, "DATABASE_URL": pool.url, "OMP_NUM_THREADS": "1"}
-    return await anyio.open_process(command, env=environment, stdout=None)
-
-
-async def until(process: Process, event: str) -> list[str]:
-    """The events of its log up to `event`."""
-    assert process.stderr is not None
-    lines = BufferedByteReceiveStream(process.stderr)
-    seen: list[str] = []
-    with anyio.fail_after(100):  # loading torch takes its time on a busy machine
-        while event not in seen:
-            line = await lines.receive_until(b"\n", 1 << 20)
-            seen.append(json.loads(line)["event"] if line.startswith(b"{") else line.decode())
-    return seen
 
 
 async def test_a_batch_of_a_killed_process_is_repeated_with_the_same_result(pool: Pool) -> None:

@@ -1,0 +1,84 @@
+"""`penstock rewind`: undo the batches after one, and go on from its weights."""
+
+import getpass
+import json
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import anyio.to_thread
+import typer
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from orchestrator.config import Config
+    from orchestrator.pool.rewind import Rewound
+
+
+def rewind(
+    to_batch: Annotated[
+        int, typer.Option("--to-batch", help="The last batch to keep; -1 keeps none: the first weights.")
+    ],
+    config: ConfigOption = HERE,
+    reason: Annotated[str, typer.Option(help="Kept with each batch that is undone.")] = "no reason given",
+    as_json: JsonOption = False,
+) -> None:
+    """Undo every later batch: its groups are ready again, its versions superseded: penstock rewind --to-batch 7 -c runs/first"""
+    why = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
+    done = anyio.run(_rewind, Home.at(config).connected(), to_batch, why)
+    typer.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
+
+
+async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
+    from orchestrator.audit.versions import Published, faults_of
+    from orchestrator.bus import subjects
+    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.rewind import rewind, versions_by_batch
+    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.transact import once
+
+    url, name = config.services.database_url, config.run.name
+    async with open_engine(url, size=1, name="penstock-rewind") as engine:
+        async with engine.connect() as connection:
+            run_id = (await get_run(connection, name)).run_id
+            target = (await versions_by_batch(connection, run_id)).get(to_batch)
+        directory = Path(target.path) if target is not None else None
+        if (
+            target is not None and directory is not None and directory.is_dir()
+        ):  # else the rewind says why not
+            published = Published(target.manifest_sha, target.batch_no)
+            # Before the transaction: to read all of it takes long.
+            faults = await anyio.to_thread.run_sync(lambda: list(faults_of(directory, published)))
+            if faults:
+                raise ConfigurationError(
+                    f"the checkpoint of batch {to_batch} cannot be gone back to: {faults[0]}; choose another batch"
+                )
+
+        async def work(connection: "AsyncConnection") -> "Rewound":
+            return await rewind(
+                connection, run_id, to_batch, subjects.policy(name), why, lambda v: Path(v.path).is_dir()
+            )
+
+        return await once(engine, work, at="person.commit")
+
+
+def _sentence(done: "Rewound") -> str:
+    undone = ", ".join(map(str, done.batches))
+    said = f"undone: batch{'es' * (len(done.batches) > 1)} {undone}; {done.groups} groups are ready again"
+    if done.version is None:
+        return f"{said}; the weights stay what they are"
+    superseded = ", ".join(map(str, done.superseded))
+    weights = "the first weights" if done.to_batch < 0 else f"the weights of batch {done.to_batch}"
+    return f"{said}; version {done.version} has {weights} and supersedes {superseded}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the root."""
+    app.command()(rewind)
