@@ -17,14 +17,16 @@ One event loop, one task group, one role per file in `orchestrator.flow`:
     reaper      expired leases     → new attempts
     ender       end conditions     → filtered(run_ended), ended runs
     rebuild     missing streams    → work.*, policy.* again, from Postgres
+    overseer    unfinished work    → alarms that name who holds it up   (pool.stages, pool.culprits)
 
 The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.flow.rollout_runner` and `.verify_runner` (runners),
 `trainer.loop` (trainer), `trainer.serving` (embedded rollout server). All meet only at the bus and the data pool; any may be killed at
 any instruction. Two orchestrators on one run are safe.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import anyio
 
@@ -35,15 +37,18 @@ from orchestrator.flow.dispatcher import dispatcher
 from orchestrator.flow.ender import ender
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
+from orchestrator.flow.overseer import Overseer
 from orchestrator.flow.reaper import reaper
 from orchestrator.flow.rebuild import REBUILT, rebuild
 from orchestrator.flow.relay import relay
 from orchestrator.log import bind, get
 from orchestrator.plugins import names
 from orchestrator.pool.engine import PATIENCE_S, check_revision, open_engine
+from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import transact
 from orchestrator.preflight import check_config
+from orchestrator.progress import restartable
 
 log = get(__name__)
 
@@ -85,12 +90,17 @@ async def orchestrate(config: Config) -> None:
         for stream in REBUILT:  # one that was wiped and made anew while we were away looks normal
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Intake(flow, [*known_scaffolds, *flow.config.rollout.scaffolds]).run)
-            tasks.start_soon(dispatcher, flow)
-            tasks.start_soon(ingest_steps, flow)
-            tasks.start_soon(ingest_results, flow)
-            tasks.start_soon(ingest_verdicts, flow)
-            tasks.start_soon(relay, flow)
-            tasks.start_soon(reaper, flow)
-            tasks.start_soon(ender, flow)
+        roles: dict[str, Callable[[], Awaitable[None]]] = {
+            "intake": Intake(flow, [*known_scaffolds, *flow.config.rollout.scaffolds]).run,
+            "dispatcher": partial(dispatcher, flow),
+            "steps": partial(ingest_steps, flow),
+            "results": partial(ingest_results, flow),
+            "verdicts": partial(ingest_verdicts, flow),
+            "relay": partial(relay, flow),
+            "reaper": partial(reaper, flow),
+            "ender": partial(ender, flow),
+            "overseer": Overseer(flow).run,
+        }
+        async with announced(flow.engine, flow.run_id), anyio.create_task_group() as tasks:
+            for name, role in roles.items():  # what is cancelled in the middle is done again
+                tasks.start_soon(restartable, name, role)

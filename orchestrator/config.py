@@ -303,6 +303,17 @@ class TrainerSection(_Section):
     permute_advantages: bool = False  # the control: advantages shuffled within each batch
 
 
+class WatchdogSection(_Section):
+    """What counts as stuck: a loop that works and makes no progress for `no_progress_s`, an event loop that does not run for `lag_s`.
+
+    A stuck loop is named in the log, in the metrics and by `penstock status`, and begun anew where that is safe; a process whose event loop
+    hangs for `no_progress_s` ends, so that its supervisor starts another.
+    """
+
+    no_progress_s: Seconds = 60.0
+    lag_s: Seconds = 5.0
+
+
 class Config(_Section):
     """The resolved configuration of one run."""
 
@@ -319,6 +330,7 @@ class Config(_Section):
     processes: ProcessesSection = ProcessesSection()
     reward: RewardSection = RewardSection()
     trainer: TrainerSection = TrainerSection()
+    watchdog: WatchdogSection = WatchdogSection()
 
     def to_json(self) -> dict[str, Any]:
         """What `runs.config` keeps: every key, without the URLs of services (they hold passwords)."""

@@ -4,6 +4,7 @@
 <directory>/.penstock/data, logs, run       services and the supervisor (embedded.layout)
 <directory>/.penstock/policies/             weights by version: trainer → gateway → rollout servers
 <directory>/.penstock/journal/<process>/    messages that Postgres does not have yet
+<directory>/.penstock/run/<process>.prom    what its watchdog counts
 """
 
 import contextlib
@@ -57,6 +58,10 @@ class Home:
     def journal(self, process: str) -> Path:
         """The journal directory of one process."""
         return self.layout.root / "journal" / process
+
+    def metrics(self, process: str) -> Path:
+        """Where one process writes its watchdog's metrics: Prometheus text, for a collector of such files."""
+        return self.layout.run / f"{process}.prom"
 
     @property
     def gateway_socket(self) -> Path:

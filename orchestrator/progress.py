@@ -37,17 +37,17 @@ class Loop:
     ended: str = ""  # how it ended, though nobody asked it to
     restarts: int = 0
     restart: Callable[[], None] | None = None  # safe to call in the event loop's thread
-    _rests_on: str = ""
+    on: str = ""  # what it waits for as long as nothing inside it says more
     _waits: dict[str, int] = field(default_factory=dict)  # dependency → how many tasks wait for it
 
-    def works(self, item: str = "", *, within: float = 0.0) -> None:
+    def works(self, item: str = "", *, on: str = "", within: float = 0.0) -> None:
         """It has begun `item`."""
-        self.item, self.within, self.resting = item, within, False
+        self.item, self.on, self.within, self.resting = item, on, within, False
         self.since = time.monotonic()
 
     def rests(self, waits_for: str) -> None:
         """It has nothing to do until something comes that need not come."""
-        self.item, self.within, self._rests_on = "", 0.0, waits_for
+        self.item, self.within, self.on = "", 0.0, waits_for
         if not self.resting:
             self.since = time.monotonic()
         self.resting = True
@@ -61,7 +61,7 @@ class Loop:
         """The dependency; empty: it computes."""
         for dependency in list(self._waits):
             return dependency
-        return self._rests_on if self.resting else ""
+        return self.on
 
     @contextmanager
     def waiting(self, dependency: str) -> Iterator[None]:
@@ -146,6 +146,19 @@ def looping(name: str, *, forever: bool = True) -> Iterator[Loop]:
 
 
 @contextmanager
+def reporting(name: str) -> Iterator[Loop]:
+    """A line on the board for what several tasks do together, or what a loop tries in vain while it goes on with other things: told by hand
+    only. It begins at rest."""
+    seen, loop = _board.get(), Loop(name, resting=True)
+    number = seen.put(loop) if seen is not None else -1
+    try:
+        yield loop
+    finally:
+        if seen is not None:
+            seen.remove(number)
+
+
+@contextmanager
 def waiting_for(dependency: str) -> Iterator[None]:
     """Whichever loop this is done for waits for `dependency` meanwhile."""
     loop = _loop.get()
@@ -164,6 +177,14 @@ def board() -> Board | None:
 def current() -> Loop:
     """The loop that this is done for; one that nobody sees where there is none."""
     return _loop.get() or Loop("")
+
+
+async def pause(seconds: float) -> None:
+    """Sleep between two turns of a loop."""
+    loop = current()
+    loop.rests("time")
+    await anyio.sleep(seconds)
+    loop.works("its turn")
 
 
 async def restartable(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -2,7 +2,7 @@
 
 | finds | says | does |
 |---|---|---|
-| a loop that works without progress for `no_progress_s`, or has ended by itself | `watchdog.stuck`: loop, item, dependency | begins it anew, where that is safe |
+| a loop that works without progress for `no_progress_s`, or has ended | `watchdog.stuck`: loop, item, dependency | begins it anew, if safe |
 | the event loop blocked for `lag_s` | `watchdog.event_loop_blocked`, with its stack | nothing |
 | the event loop blocked for `no_progress_s` | `watchdog.process_hangs` | ends the process: a supervisor starts another |
 

@@ -15,6 +15,7 @@ import anyio
 from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
+from orchestrator.watchdog import WatchdogSettings, watching
 
 
 def main() -> int:
@@ -27,6 +28,13 @@ def main() -> int:
         "--train-steps", type=int, default=0, help="stop after so many (default: run until done)"
     )
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
+    parser.add_argument(
+        "--no-progress-s", type=float, default=60.0, help="seconds after which a loop is stuck"
+    )
+    parser.add_argument(
+        "--lag-s", type=float, default=5.0, help="seconds after which the event loop is blocked"
+    )
+    parser.add_argument("--metrics", type=Path, help="file for the watchdog's metrics")
     arguments = parser.parse_args()
     url = os.environ.get("DATABASE_URL", "")
     if not url:
@@ -49,6 +57,7 @@ def main() -> int:
         arguments.train_steps,
         arguments.retry,
     )
+    watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
     stopped = False
 
     async def until_told() -> None:
@@ -63,7 +72,8 @@ def main() -> int:
                         return
 
             tasks.start_soon(obey)
-            await run_trainer(settings)
+            with watching("trainer", watchdog):
+                await run_trainer(settings)
             tasks.cancel_scope.cancel()
 
     sentence = ""

@@ -18,8 +18,10 @@ from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.log import bind, get
 from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
+from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.pool.transact import transact
+from orchestrator.progress import current, looping
 from trainer.batch import BadBatch
 from trainer.exclusive import only_trainer
 from trainer.phases import Nothing, Trainer
@@ -28,6 +30,7 @@ log = get(__name__)
 
 POLL_S = 0.1
 BAD_BATCHES = 3
+LOAD_S = 600.0  # a large model is loaded for minutes
 
 
 class Halted(PenstockError):
@@ -62,6 +65,9 @@ async def run_trainer(settings: TrainerSettings) -> None:
         root = settings.policies / run.name
         stack.enter_context(only_trainer(root))
         trainer = Trainer(engine, run, root, settings.subject)
+        await stack.enter_async_context(announced(engine, run.run_id))
+        loop = stack.enter_context(looping("train", forever=False))
+        loop.works("the newest version", on="disk", within=LOAD_S)
         await trainer.resume()
         await train_batches(trainer, settings.train_steps, retry=settings.retry)
 
@@ -103,18 +109,22 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             await trainer.resume()
             continue
         if isinstance(batch, Nothing):
+            current().rests("ready groups")
             await anyio.sleep(POLL_S)
             continue
+        current().works(f"batch {batch.batch_no}")
         with bind(batch=batch.batch_no):
             log.info("batch.claimed", groups=batch.taken)
             try:
                 parts = await trainer.read(batch)
                 reports = await trainer.train(batch, parts)
             except BadBatch as error:
+                current().works("the newest version", on="disk", within=LOAD_S)
                 await trainer.quarantine(batch, str(error))
                 await halt_if_hopeless(trainer)
                 continue
             new = await trainer.save(batch)
+            current().works(f"the commit of batch {batch.batch_no}")
             if not await trainer.commit(batch, new, reports):
                 await trainer.resume()
                 continue

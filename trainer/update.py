@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from orchestrator.progress import current
 from trainer.logprobs import CHUNK, pack_logprobs
 from trainer.loss.aggregation import Aggregation, normalisers
 from trainer.loss.cispo import CispoSettings, cispo
@@ -81,6 +82,7 @@ def train_step(
     skip: str | None = None if any(factors) else "no_action_tokens"
     norm = 0.0
     for pack in pack_samples(samples, settings.pack_tokens):
+        current().moved()
         if not _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums):
             skip = "loss_not_finite"
             break

@@ -6,7 +6,7 @@ two installations) share a server without meeting.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
 from orchestrator.failpoints import boundary
+from orchestrator.progress import waiting_for
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +113,10 @@ class NatsBus:
         stream = subjects.stream_of(message.subject).name
         headers = wire_headers(message)
         check_size(message, headers, self._link.max_payload)
+        with waiting_for("nats"):
+            return await self._until_stored(stream, message, headers)
+
+    async def _until_stored(self, stream: str, message: Outgoing, headers: Mapping[str, str]) -> bool:
         for delay in delays():
             try:
                 async with self._link.session() as connection:

@@ -17,14 +17,17 @@ from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.home import Home
 from orchestrator.log import configure
+from orchestrator.watchdog import WatchdogSettings, watching
 
 if TYPE_CHECKING:
     from orchestrator.flow.worker import WorkerSettings
 
 
-def _serve(process: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run until SIGTERM or SIGINT, then end cleanly."""
+def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> None:
+    """Run under a watchdog until SIGTERM or SIGINT, then end cleanly."""
     configure(process)
+    section = home.config().watchdog
+    watchdog = WatchdogSettings(section.no_progress_s, section.lag_s, home.metrics(process))
 
     async def until_told() -> None:
         async with anyio.create_task_group() as tasks:
@@ -36,7 +39,8 @@ def _serve(process: str, work: Callable[[], Awaitable[None]]) -> None:
                         return
 
             tasks.start_soon(obey)
-            await work()
+            with watching(process, watchdog):
+                await work()
             tasks.cancel_scope.cancel()
 
     anyio.run(until_told, backend_options={"use_uvloop": True})
@@ -47,7 +51,7 @@ def orchestrator(config: ConfigOption = HERE, overrides: SetOption = None) -> No
     from orchestrator.app import orchestrate
 
     home = Home.at(config, tuple(overrides or ()))
-    _serve("orchestrator", lambda: orchestrate(home.connected()))
+    _serve("orchestrator", home, lambda: orchestrate(home.connected()))
 
 
 def gateway(
@@ -75,7 +79,7 @@ def gateway(
         url_file=home.gateway_url_file,
         config=resolved,
     )
-    _serve("gateway", lambda: serve(settings))
+    _serve("gateway", home, lambda: serve(settings))
 
 
 def runner(
@@ -97,7 +101,7 @@ def runner(
         gateway_secret=home.gateway_secret,
         gateway_socket=gateway_socket or home.gateway_socket,
     )
-    _serve(name, lambda: serve_rollouts(settings))
+    _serve(name, home, lambda: serve_rollouts(settings))
 
 
 def verifier(
@@ -112,7 +116,7 @@ def verifier(
 
     home = Home.at(config, tuple(overrides or ()))
     settings = _worker(home, name, lambda resolved: resolved.rollout.verify_slots)
-    _serve(name, lambda: serve_verifications(settings))
+    _serve(name, home, lambda: serve_verifications(settings))
 
 
 def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSettings":
@@ -158,6 +162,13 @@ def trainer(
     resolved = home.connected()
     run = resolved.run.name
     arguments = ["--run", run, "--policies", str(home.policies), "--subject", subjects.policy(run)]
+    arguments += ["--metrics", str(home.metrics("trainer"))]
+    arguments += [
+        "--no-progress-s",
+        str(resolved.watchdog.no_progress_s),
+        "--lag-s",
+        str(resolved.watchdog.lag_s),
+    ]
     if train_steps:
         arguments += ["--train-steps", str(train_steps)]
     if retry:

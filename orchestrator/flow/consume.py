@@ -22,6 +22,7 @@ from orchestrator.log import get
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import dead_letters
 from orchestrator.pool.transact import of_content, sentence, transact
+from orchestrator.progress import current
 
 log = get(__name__)
 
@@ -42,7 +43,11 @@ async def consume(
     `at` names their commit."""
     async with flow.bus.subscribe(consumer, batch=batch) as arriving:
         while True:
-            await process(flow, handle, await arriving.take(batch), after, at=at)
+            loop = current()
+            loop.rests(consumer.stream)
+            deliveries = await arriving.take(batch)
+            loop.works(f"{len(deliveries)} messages of {consumer.stream}")
+            await process(flow, handle, deliveries, after, at=at)
 
 
 async def process(

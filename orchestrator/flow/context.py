@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.base import Bus
 from orchestrator.config import Config
+from orchestrator.progress import current
 
 
 class Signal:
@@ -21,9 +22,12 @@ class Signal:
 
     async def wait(self, period_s: float) -> None:
         """Return once set, or after `period_s` seconds."""
+        loop = current()
+        loop.rests("work")
         with anyio.move_on_after(period_s):
             await self._event.wait()
         self._event = anyio.Event()
+        loop.works("its turn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from orchestrator.pool.ending import filter_open, nothing_open
 from orchestrator.pool.policies import progress
 from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
 from orchestrator.pool.transact import transact
+from orchestrator.progress import pause
 
 log = get(__name__)
 
@@ -46,4 +47,4 @@ async def ender(flow: Flow) -> None:
 
     while True:
         await transact(flow.engine, once, at="ender.commit")
-        await anyio.sleep(PERIOD_S)
+        await pause(PERIOD_S)

@@ -17,6 +17,7 @@ from orchestrator.flow.rebuild import remind
 from orchestrator.pool import history, leases
 from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
+from orchestrator.progress import pause
 
 
 async def reaper(flow: Flow) -> None:
@@ -41,7 +42,7 @@ async def reaper(flow: Flow) -> None:
         if last - reminded > flow.config.rollout.remind_s:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             reminded = last
-        await anyio.sleep(min(1.0, ttl_s / 10))
+        await pause(min(1.0, ttl_s / 10))
 
 
 async def reap(connection: AsyncConnection, flow: Flow) -> None:

@@ -46,9 +46,10 @@ async def rebuild(flow: Flow, stream: str) -> int:
     return rebuilt
 
 
-async def remind(connection: AsyncConnection, flow: Flow) -> int:
-    """Owe assignments again that nobody took for `rollout.remind_s`: one that was delivered in vain too often is a dead letter by now."""
-    since = timedelta(seconds=flow.config.rollout.remind_s)
+async def remind(connection: AsyncConnection, flow: Flow, *, after_s: float | None = None) -> int:
+    """Owe assignments again that nobody took for `after_s` (default: `rollout.remind_s`): one that was delivered in vain too often is a
+    dead letter by now."""
+    since = timedelta(seconds=after_s or flow.config.rollout.remind_s)
     forgotten = rollouts.c.changed < func.clock_timestamp() - since
     messages = await _work(connection, flow, forgotten)
     await owe_all(connection, flow.run_id, messages)

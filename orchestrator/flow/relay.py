@@ -16,6 +16,7 @@ from orchestrator.flow.context import Flow
 from orchestrator.log import get
 from orchestrator.pool.outbox import postpone, settle, take_due
 from orchestrator.pool.transact import transact
+from orchestrator.progress import Loop, reporting
 
 log = get(__name__)
 
@@ -27,13 +28,14 @@ REFUSED_AGAIN_S = 1.0
 
 async def relay(flow: Flow) -> None:
     """Publish until cancelled."""
-    while True:
-        if await relay_page(flow) < PAGE:
-            await flow.signals.outbox.wait(PERIOD_S)
+    with reporting("relay.refused") as refusals:
+        while True:
+            if await relay_page(flow, refusals) < PAGE:
+                await flow.signals.outbox.wait(PERIOD_S)
 
 
-async def relay_page(flow: Flow) -> int:
-    """Publish the oldest page of rows; returns how many rows there were."""
+async def relay_page(flow: Flow, refusals: Loop | None = None) -> int:
+    """Publish the oldest page of rows; returns how many rows there were. `refusals` is told what the bus goes on refusing."""
     owed = await transact(
         flow.engine,
         lambda connection: take_due(connection, flow.run_id, PAGE, taken_s=TAKEN_S),
@@ -56,4 +58,8 @@ async def relay_page(flow: Flow) -> int:
         await settle(connection, published)
 
     await transact(flow.engine, done, at="relay.commit")
+    if refusals is not None and published:
+        refusals.rests("outbox rows")
+    if refusals is not None and refused and refusals.resting:
+        refusals.works(f"outbox row {refused[0]}", on="nats")
     return len(owed)

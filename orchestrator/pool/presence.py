@@ -9,7 +9,8 @@
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import processes
 from orchestrator.pool.transact import transact
-from orchestrator.progress import looping
+from orchestrator.progress import looping, pause
 from orchestrator.watchdog import Watchdog, on_watch
 
 BEATS = 12  # per no_progress_s
@@ -60,37 +61,35 @@ class ProcessReport:
         return self.process.partition("-")[0]
 
 
-class Presence:
-    """Tells the data pool about the board of this process. Without a watchdog there is nothing to tell, and `run` returns."""
+@asynccontextmanager
+async def announced(engine: AsyncEngine, run_id: int) -> AsyncIterator[None]:
+    """While the context is open this process tells the data pool about its board; at the end, that it ends. Without a watchdog there is
+    nothing to tell."""
+    if (dog := on_watch()) is None:
+        yield
+        return
+    failed: Exception | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_beat, engine, run_id, dog)
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001  # raised again below, unwrapped
+                failed = error
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.move_on_after(LEAVE_S, shield=True):  # best effort
+            await transact(engine, lambda connection: leave(connection, run_id, dog), at="presence.commit")
+    if failed is not None:
+        raise failed
 
-    def __init__(self, engine: AsyncEngine, run_id: int) -> None:
-        self._engine = engine
-        self._run_id = run_id
-        self._dog = on_watch()
 
-    async def run(self) -> None:
-        """Tell until cancelled."""
-        if (dog := self._dog) is None:
-            return
-        with looping("presence") as loop:
-            while True:
-                loop.works("a heartbeat")
-                await transact(
-                    self._engine,
-                    lambda connection: tell(connection, self._run_id, dog),
-                    at="presence.commit",
-                )
-                loop.rests("time")
-                await anyio.sleep(dog.settings.no_progress_s / BEATS)
-
-    async def leave(self) -> None:
-        """The process ends in order: nobody need miss it. Best effort."""
-        if (dog := self._dog) is None:
-            return
-        with anyio.move_on_after(LEAVE_S, shield=True):
-            await transact(
-                self._engine, lambda connection: part(connection, self._run_id, dog), at="presence.commit"
-            )
+async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog) -> None:
+    with looping("presence") as loop:
+        while True:
+            loop.works("a heartbeat")
+            await transact(engine, lambda connection: tell(connection, run_id, dog), at="presence.commit")
+            await pause(dog.settings.no_progress_s / BEATS)
 
 
 async def tell(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
@@ -111,7 +110,7 @@ async def tell(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
     )
 
 
-async def part(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
+async def leave(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
     """This process says that it ends."""
     await connection.execute(
         update(processes)

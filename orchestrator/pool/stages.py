@@ -127,6 +127,14 @@ _TAKEN = text(
     """
 )
 
+_SECONDS = text(
+    """
+    SELECT count(*) AS n, max(s) AS longest, avg(s) AS mean
+    FROM (SELECT extract(epoch FROM ready - dispatched)::float8 AS s FROM groups
+           WHERE run_id = :run AND seq >= (SELECT next_seq - :among FROM queue WHERE run_id = :run) AND ready IS NOT NULL) lately
+    """
+)
+
 _STATES = text("SELECT state, count(*) FROM groups WHERE run_id = :run GROUP BY state")
 
 
@@ -152,6 +160,15 @@ async def stages(
                 stage = _judge(stage, config)
         judged.append(stage)
     return judged
+
+
+async def group_seconds(
+    connection: AsyncConnection, run_id: int, among: int = 100, least: int = 20
+) -> tuple[float, float] | None:
+    """(longest, mean) seconds from dispatch to ready, of those of the newest `among` queue positions that got there; None with fewer than
+    `least` of them."""
+    row = (await connection.execute(_SECONDS, {"run": run_id, "among": among})).one()
+    return (float(row.longest), float(row.mean)) if row.n >= least and row.mean > 0 else None
 
 
 async def states(connection: AsyncConnection, run_id: int) -> Mapping[str, int]:

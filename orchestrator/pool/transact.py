@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator import failpoints
 from orchestrator.log import get
+from orchestrator.progress import waiting_for
 
 log = get(__name__)
 T = TypeVar("T")
@@ -75,6 +76,13 @@ async def transact(
     `work` may run several times; a commit whose answer was lost is repeated, so its effects must be idempotent (compare-and-set,
     unique keys). Who must be heard soon after Postgres is back, as a lease's keeper must, asks for a shorter `longest_wait_s` between tries.
     """
+    with waiting_for("postgres"):
+        return await _until_committed(engine, work, at, longest_wait_s)
+
+
+async def _until_committed(
+    engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], at: str, longest_wait_s: float
+) -> T:
     wait = FIRST_WAIT_S
     while True:
         try:

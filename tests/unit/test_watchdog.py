@@ -1,0 +1,149 @@
+"""The watchdog: stuck loops, ended loops, blocked event loops; each in the log and in the metrics, and nothing else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from orchestrator.progress import boarding, looping, restartable, waiting_for
+from orchestrator.watchdog import HANGS, Watchdog, WatchdogSettings, watching
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def fresh_loggers() -> Iterator[None]:
+    """Loggers that were used before keep their processors, which a captured log exchanges."""
+    structlog.configure(cache_logger_on_first_use=False)
+    yield
+    structlog.reset_defaults()
+
+
+@contextmanager
+def dog(**settings: float) -> Iterator[tuple[Watchdog, list[int]]]:
+    """A watchdog without its thread, and the exit statuses with which it would have ended the process."""
+    ends: list[int] = []
+    with boarding("test") as board:
+        yield Watchdog(board, WatchdogSettings(**settings), end=ends.append), ends  # type: ignore[arg-type]
+
+
+def value(dog: Watchdog, name: str, **labels: str) -> float | None:
+    return dog.registry.get_sample_value(name, {"process": "test", **labels})
+
+
+async def test_a_stuck_loop_is_named_with_its_item_and_dependency_until_it_moves() -> None:
+    with dog() as (watchdog, _), looping("relay") as loop, capture_logs() as logs:
+        loop.works("outbox row 7")
+        with waiting_for("nats"):
+            loop.since -= 61
+            watchdog.look()
+            watchdog.look()
+            (line,) = logs
+            assert (line["event"], line["loop"], line["item"], line["waits_for"]) == (
+                "watchdog.stuck", "relay", "outbox row 7", "nats",
+            )  # fmt: skip
+            assert line["log_level"] == "error" and line["seconds"] >= 61 and line["process"] == "test"
+            where = {"loop": "relay", "waits_for": "nats"}
+            assert value(watchdog, "penstock_loop_stuck", **where) == 1
+            assert value(watchdog, "penstock_loop_stalls_total", **where) == 1
+            assert (value(watchdog, "penstock_loop_age_seconds", **where) or 0) >= 61
+        watchdog.look()
+        assert logs[-1]["event"] == "watchdog.stuck.over" and logs[-1]["loop"] == "relay"
+        assert value(watchdog, "penstock_loop_stuck", loop="relay", waits_for="") == 0
+
+
+async def test_a_loop_whose_error_was_swallowed_is_named_with_it_at_once() -> None:
+    with dog() as (watchdog, _), capture_logs() as logs:
+        try:
+            with looping("attempt", forever=False) as loop:
+                loop.works("rollout 9")
+                raise RuntimeError("the sandbox is gone")
+        except RuntimeError:
+            pass  # as a worker does that nobody watches
+        watchdog.look()
+        (line,) = logs
+        assert (line["event"], line["loop"], line["item"]) == ("watchdog.stuck", "attempt", "rollout 9")
+        assert line["ended"] == "RuntimeError: the sandbox is gone"
+
+
+async def test_a_stuck_loop_that_is_safe_to_begin_anew_is_begun_anew() -> None:
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        await anyio.sleep_forever()
+
+    with dog() as (watchdog, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(restartable, "steps", work)
+            await anyio.wait_all_tasks_blocked()
+            (loop,) = watchdog.board.loops().values()
+            loop.works("messages")
+            loop.since -= 61
+            watchdog.look()
+            with anyio.fail_after(10):
+                while begun < 2:
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        assert value(watchdog, "penstock_loop_restarts_total", loop="steps") == 1
+
+
+async def test_a_process_that_was_stopped_as_a_whole_has_no_stuck_loops() -> None:
+    with dog() as (watchdog, ends), looping("relay") as loop, capture_logs() as logs:
+        loop.works("outbox row 7")
+        watchdog.look()
+        loop.since -= 90
+        watchdog._looked -= 90  # SIGSTOP for 90 s
+        watchdog.look()
+        assert logs == [] and ends == []
+
+
+async def test_a_blocked_event_loop_is_shown_with_the_stack_that_blocks_it() -> None:
+    with capture_logs() as logs:
+        with watching("test", WatchdogSettings(no_progress_s=60.0, lag_s=0.2)) as watchdog:
+            await anyio.lowlevel.checkpoint()
+            a_call_that_takes_all_the_time(
+                until=lambda: any(line["event"].endswith("blocked") for line in logs)
+            )
+            with anyio.fail_after(10):
+                while not any(line["event"].endswith("blocked.over") for line in logs):
+                    await anyio.sleep(0.01)
+    line = next(line for line in logs if line["event"] == "watchdog.event_loop_blocked")
+    assert "a_call_that_takes_all_the_time" in line["stack"] and line["seconds"] >= 0.2
+    assert value(watchdog, "penstock_event_loop_blocked_total") == 1
+
+
+def a_call_that_takes_all_the_time(until: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not until() and time.monotonic() < deadline:
+        sum(range(1000))
+
+
+async def test_a_process_whose_event_loop_does_not_come_back_ends() -> None:
+    with dog(no_progress_s=2.0, lag_s=0.5) as (watchdog, ends), capture_logs() as logs:
+        watchdog.look()  # asks the event loop, which this test does not let run
+        for _ in range(5):
+            watchdog._looked -= 0.5
+            watchdog.look()
+        assert ends and set(ends) == {HANGS}
+        assert {line["event"] for line in logs} == {"watchdog.event_loop_blocked", "watchdog.process_hangs"}
+
+
+async def test_the_metrics_are_written_as_text_for_collectors_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "runner.prom"
+    settings = WatchdogSettings(no_progress_s=0.2, lag_s=0.2, metrics_file=file)
+    with watching("runner", settings), looping("rollouts default") as loop:
+        loop.rests("assignments")
+        with anyio.fail_after(10):
+            while not file.exists():
+                await anyio.sleep(0.01)
+    line = 'penstock_loop_stuck{loop="rollouts default",process="runner",waits_for="assignments"} 0.0'
+    assert line in file.read_text()
