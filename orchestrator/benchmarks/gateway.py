@@ -14,23 +14,22 @@
 """
 
 import argparse
-import json
 import random
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anyio
 import msgspec
-from rich.console import Console
 from tokenizers import Tokenizer
 
+from orchestrator.benchmarks.bars import Bar, Report, at_least, at_most, quantile, show
 from orchestrator.benchmarks.rig import Rig, make_model, open_rig
 from orchestrator.gateway_client import OpenSession
 from orchestrator.log import configure
@@ -46,43 +45,12 @@ Ask = Callable[[list[Message]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One figure beside its target."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    holds: bool
-
-
-def at_most(name: str, value: float, unit: str, target: float) -> Bar:
-    """A figure that must not be above its target."""
-    return Bar(name, round(value, 3), unit, target, value <= target)
-
-
-def at_least(name: str, value: float, unit: str, target: float) -> Bar:
-    """A figure that must not be below its target."""
-    return Bar(name, round(value, 3), unit, target, value >= target)
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """What a load found: seconds of every call, wall seconds in all, CPU seconds of the gateway."""
 
     took: list[float]
     wall_s: float
     cpu_s: float
-
-
-class Report:
-    """Rows of the table, printed as they are measured: a long measurement that is ended has shown what it found."""
-
-    def __init__(self) -> None:
-        self._console = Console(width=150, highlight=False)
-
-    def add_row(self, name: str, measured: str, beside: str) -> None:
-        self._console.print(f"{name:34s}{measured:48s}{beside}", soft_wrap=True)
 
 
 class Talk:
@@ -121,12 +89,6 @@ def delta_text(tokenizer: Tokenizer) -> str:
     ):  # its markers and the prompt's
         text += rng.choice(WORDS) + " "
     return text.strip()
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The nearest-rank quantile."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def through_socket(rig: Rig) -> aiohttp.ClientSession:
@@ -337,14 +299,7 @@ def main(argv: Sequence[str]) -> int:
     table = Report()
     seconds, tokens = (4.0, 32 * 1024) if given.quick else (given.seconds, HISTORY)
     bars = anyio.run(measure, seconds, tokens, table)
-    for bar in bars:
-        table.add_row(
-            bar.name,
-            f"{bar.value:g} {bar.unit}",
-            f"target {bar.target:g}: {'holds' if bar.holds else 'MISSED'}",
-        )
-    if given.json:
-        print(json.dumps({"bars": [asdict(bar) for bar in bars]}))
+    show(bars, table, as_json=given.json)
     return 0
 
 

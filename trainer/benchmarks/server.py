@@ -140,7 +140,13 @@ async def measure(seconds: float) -> tuple[list[Bar], list[str]]:
         try:
             lines.append(f"start: {start_s:.1f} s wall, {_cpu_seconds(process.pid):.1f} s CPU")
             bars.append(
-                Bar("server_start_cpu", _cpu_seconds(process.pid), "s", 4.0, _cpu_seconds(process.pid) < 4.0)
+                Bar(
+                    "server_start_cpu",
+                    _cpu_seconds(process.pid),
+                    "CPU-s",
+                    4.0,
+                    _cpu_seconds(process.pid) < 4.0,
+                )
             )
             loads: list[tuple[str, Work, int, float]] = [
                 ("long", _long, 1, 0.0),  # shown, no bar: one stream measures the cost of a step
