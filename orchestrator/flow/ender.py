@@ -5,7 +5,6 @@
 | ending and ended runs, filtered(run_ended) groups | an end condition; committed batches; evaluations and recordings | the trainer, people; runners |
 """
 
-import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.flow.context import Flow
