@@ -6,11 +6,12 @@
 |---|---|---|
 | VerdictReached in the journal | work.verify.*, a slot | complete rollouts, the end of other verifications |
 
-The reward file is the only word on the reward; the script's exit code is recorded beside it. No reward file, an unreadable one, a time-out, a
-limit reached or a failing sandbox is a `verifier_failure`, tried again and never a reward of 0.
+The reward file is the only word on the reward; the script's exit code is recorded beside it. No reward file, an unreadable one, a script that a
+signal ended, a time-out, a limit reached or a failing sandbox is a `verifier_failure`, tried again and never a reward of 0.
 """
 
 import time
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,13 +30,17 @@ from orchestrator.log import get
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.results import artifacts_of
 from orchestrator.pool.transact import transact
+from orchestrator.tasks import untrusted
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.verdict import (
     ANSWER_VARIABLE,
     LOGS_VARIABLE,
     RESULTS_FILE,
     REWARD_FILE,
+    SIGNALLED,
     TESTS_DIR,
+    UNTRUSTED_FILE,
+    UNTRUSTED_VARIABLE,
     parse_results,
     parse_reward,
 )
@@ -49,6 +54,7 @@ LOGS_DIR: Final = "/logs"
 MAX_TESTS: Final = 1000
 REWARD_BYTES: Final = 4096
 RESULTS_BYTES: Final = 400_000
+UNTRUSTED: Final = File(Path(untrusted.__file__).read_bytes())
 
 
 async def serve_verifications(settings: WorkerSettings) -> None:
@@ -103,13 +109,18 @@ class VerifyRunner:
         environment = environment_of(task, self._worker)
         files = applied(environment.files, artifacts)
         files |= {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
+        files[UNTRUSTED_FILE] = UNTRUSTED
         files[ANSWER_FILE] = File(answer.encode(errors="replace"))
         limits = sandbox_limits(self._worker.config.sandbox, timeout_s)
         async with self._worker.provider.open(environment.spec(files, limits)) as box:
             ended = await box.exec(
                 ["bash", f"{TESTS_DIR}/test.sh"],
                 timeout_s=timeout_s,
-                env={ANSWER_VARIABLE: ANSWER_FILE, LOGS_VARIABLE: LOGS_DIR},
+                env={
+                    ANSWER_VARIABLE: ANSWER_FILE,
+                    LOGS_VARIABLE: LOGS_DIR,
+                    UNTRUSTED_VARIABLE: UNTRUSTED_FILE,
+                },
             )
             said = (ended.stdout[-LOG_BYTES:] + ended.stderr[-LOG_BYTES:]).decode(errors="replace")[
                 -LOG_BYTES:
@@ -117,6 +128,10 @@ class VerifyRunner:
             verdict = _with(verdict, exit_code=ended.exit_code, log=said)
             if ended.killed_by is not KilledBy.NONE:
                 return _with(verdict, reason=f"tests/test.sh was ended: {ended.killed_by.value}")
+            if ended.exit_code >= SIGNALLED:
+                return _with(
+                    verdict, reason=f"tests/test.sh was ended by signal {ended.exit_code - SIGNALLED}"
+                )
             try:
                 reward = parse_reward(await _text(box, REWARD_FILE, REWARD_BYTES))
                 tests = parse_results(await _text(box, RESULTS_FILE, RESULTS_BYTES))

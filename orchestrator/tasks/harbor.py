@@ -7,6 +7,8 @@
     tests/test.sh, tests/**   put into /tests at verification, in a fresh sandbox; never where the agent runs (verdict.py)
     solution/solve.sh         a reference solution, run in /app: what it prints is the final message; never shown to the agent
 
+A task whose environment holds a git repository, or the whole text of its solution or test script, is refused: see `check_leaks`.
+
 In a message the directory is `{"files": {path: text}, "files_b64": {path: base64}}`. File modes do not travel: scripts
 are run by their interpreter. Other files (a README) are carried and ignored. Errors are ValueError, one sentence each.
 """
@@ -30,12 +32,18 @@ from sandboxes.base import WORK, File
 MAX_MESSAGE_BYTES: Final = 512 * 1024
 """Largest packed task that a message may carry inline, as JSON."""
 
+LEAK_BYTES: Final = 24
+"""Scripts shorter than this say too little to be looked for in what the agent sees."""
+
 CONTEXT: Final = "environment/"
 ENVIRONMENT: Final = "environment/files/"
 TESTS: Final = "tests/"
+SOLUTIONS: Final = "solution/"
 TEST_SCRIPT: Final = "tests/test.sh"
 SOLUTION: Final = "solution/solve.sh"
 
+_LOOSE_OBJECT = re.compile(r"/objects/[0-9a-f]{2}/[0-9a-f]{38}")
+_PACKED_OBJECTS = (b"PACK\0\0\0", b"# v2 git bundle", b"# v3 git bundle")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
@@ -79,6 +87,7 @@ class Task:
             raise ValueError(f"{TEST_SCRIPT} is empty: write a script that leaves a reward")
         if SOLUTION in files:
             _text(files, SOLUTION)
+        check_leaks(files)
         return cls(
             MappingProxyType({path: bytes(files[path]) for path in sorted(files)}),
             parse_settings(_text(files, "task.toml")),
@@ -200,6 +209,24 @@ def check_path(path: str) -> None:
     parts = path.split("/")
     if not path or path.startswith("/") or _UNSAFE.search(path) or any(p in ("", ".", "..") for p in parts):
         raise ValueError(f"{path!r:.120} is not a plain relative path")
+
+
+def check_leaks(files: Mapping[str, bytes]) -> None:
+    """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files,
+    or a git repository, whose objects can hold what its work tree does not show."""
+    context = {path: body for path, body in files.items() if path.startswith(CONTEXT)}
+    for path, body in context.items():
+        if ".git" in path.split("/") or _LOOSE_OBJECT.search(path) or body.startswith(_PACKED_OBJECTS):
+            raise ValueError(
+                f"{path}: a git repository may hold the answer in its history: leave it out, and let the agent begin with plain files"
+            )
+    for path, body in files.items():
+        secret = body.strip()
+        if not (path.startswith(SOLUTIONS) or path == TEST_SCRIPT) or len(secret) < LEAK_BYTES:
+            continue
+        for where, found in context.items():
+            if secret in found:
+                raise ValueError(f"{where} holds the whole text of {path}, which the agent must not see")
 
 
 def _read_tree(directory: Path) -> dict[str, bytes]:

@@ -5,6 +5,9 @@ agent's final message in the file that `$PENSTOCK_ANSWER` names, writes one numb
 likes, a list of {"name", "passed", "message"} to `RESULTS_FILE`. No reward file, or one that does not hold a number, is a
 failure of the verifier, never a reward of 0.
 
+A script that runs what the agent wrote does so through `$PENSTOCK_UNTRUSTED` (untrusted.py): both share a user, and the agent's program
+could otherwise write the reward itself. A script that a signal ended has reached no verdict, whatever the reward file holds.
+
 Where a sandbox cannot show these absolute paths (the `local` provider), the runner puts the directory that stands for /logs into
 `$PENSTOCK_LOGS`; a script that should run there too writes to `${PENSTOCK_LOGS:-/logs}/verifier/`.
 """
@@ -21,6 +24,10 @@ REWARD_FILE: Final = "/logs/verifier/reward.txt"
 RESULTS_FILE: Final = "/logs/verifier/results.json"
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
 LOGS_VARIABLE: Final = "PENSTOCK_LOGS"
+UNTRUSTED_VARIABLE: Final = "PENSTOCK_UNTRUSTED"
+UNTRUSTED_FILE: Final = "/tests/.penstock/untrusted.py"
+SIGNALLED: Final = 128
+"""Exit codes of a shell from here on: a signal ended the script, or its last command."""
 
 
 def parse_reward(text: str | None) -> float:

@@ -396,6 +396,7 @@ async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_neve
     tests = {
         "wrote no /logs/verifier/reward.txt": "exit 0",
         "must hold a number from 0 to 1": "mkdir /logs/verifier; echo nan > /logs/verifier/reward.txt",
+        "was ended by signal 9": "mkdir /logs/verifier; echo 1 > /logs/verifier/reward.txt; kill -9 $$",
         "was ended: timeout": "mkdir /logs/verifier; echo 0 > /logs/verifier/reward.txt; sleep 60",
     }
     async with opens() as rig:

@@ -96,6 +96,31 @@ def test_a_task_without_settings_instruction_or_tests_is_rejected_by_name(missin
         ({"a\\b": b"x"}, "is not a plain relative path"),
         ({"a\nb": b"x"}, "is not a plain relative path"),
         ({"a\ud800": b"x"}, "is not a plain relative path"),
+        (
+            {"environment/files/.git/HEAD": b"x"},
+            r"environment/files/.git/HEAD: a git repository may hold the answer",
+        ),
+        (
+            {"environment/files/a/.git": b"gitdir: /x"},
+            "a git repository may hold the answer in its history: leave it out",
+        ),
+        ({f"environment/files/bare/objects/ab/{'c' * 38}": b"x"}, "a git repository may hold the answer"),
+        (
+            {"environment/files/data": b"PACK\0\0\0\2..."},
+            "environment/files/data: a git repository may hold the answer",
+        ),
+        ({"environment/files/data": b"# v2 git bundle\n"}, "a git repository may hold the answer"),
+        (
+            {"environment/files/notes": b"see:\n" + MINIMAL["tests/test.sh"]},
+            "environment/files/notes holds the whole text of tests/test.sh, which the agent must not see",
+        ),
+        (
+            {
+                "solution/answer.txt": b"the answer is 42, of course\n",
+                "environment/files/x": b"the answer is 42, of course",
+            },
+            "environment/files/x holds the whole text of solution/answer.txt",
+        ),
         ({"task.toml": b"[agent]\ntimeout_sec = 'x'"}, r"task.toml: \[agent\].timeout_sec must be a number"),
     ],
 )
