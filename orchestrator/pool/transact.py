@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator import failpoints
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.log import get
 from orchestrator.progress import waiting_for
 
@@ -50,9 +51,7 @@ def sentence(error: DBAPIError) -> str:
     return str(error.orig).partition("\n")[0].rpartition("'>: ")[2] or type(error.orig).__name__
 
 
-async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
-    """Run `work` in one transaction and return its value once committed; whatever goes wrong is raised. `at` names the commit in
-    `failpoints.BOUNDARIES`: before, the work is done and not committed; after, it is committed and nobody was told."""
+async def _attempt(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], at: str) -> T:
     async with engine.begin() as connection:
         done = await work(connection)
         if failpoints.directory is not None:
@@ -60,8 +59,22 @@ async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[
     if failpoints.directory is not None:
         await failpoints.reach(f"{at}.after")
         if failpoints.doubled(at):
-            return await once(engine, work, at=at)
+            return await _attempt(engine, work, at)
     return done
+
+
+async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
+    """Run `work` in one transaction, for a person, and return its value once committed. `at` names the commit in `failpoints.BOUNDARIES`:
+    before, the work is done and not committed; after, it is committed and nobody was told. Raises ServiceError when Postgres is lost
+    meanwhile."""
+    try:
+        return await _attempt(engine, work, at)
+    except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+        if not passing(error):
+            raise
+        raise ServiceError(
+            "PostgreSQL was lost before it could say whether this was done: look, and ask again if it was not"
+        ) from error
 
 
 async def transact(
@@ -86,7 +99,7 @@ async def _until_committed(
     wait = FIRST_WAIT_S
     while True:
         try:
-            return await once(engine, work, at=at)
+            return await _attempt(engine, work, at)
         except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if not passing(error):
                 raise

@@ -142,7 +142,7 @@ class _Reader(ast.NodeVisitor):
 
     def _opens(self) -> bool:
         """The one place that opens transactions."""
-        return self.path == "orchestrator/pool/transact.py" and self._within({"once"})
+        return self.path == "orchestrator/pool/transact.py" and self._within({"_attempt"})
 
     @staticmethod
     def _moves_a_path(node: ast.Call, function: ast.Attribute) -> bool:
