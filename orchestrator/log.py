@@ -2,12 +2,35 @@
 
 import logging
 import os
+import re
 import sys
 from typing import cast
 
 import structlog
 
 bind = structlog.contextvars.bound_contextvars
+
+
+_SECRETS = re.compile(r"(/s/|[Bb]earer |x-api-key: )[^\s/\"'\\]{8,}|(://[^\s:/@]+:)[^\s/@]+(?=@)")
+
+
+def redact(line: str) -> str:
+    """The line without session tokens in paths, bearer keys and passwords in URLs.
+
+    >>> redact("POST http://127.0.0.1:80/s/abcdefghijklmnop/v1 to postgresql://penstock:swordfish@127.0.0.1/x")
+    'POST http://127.0.0.1:80/s/***/v1 to postgresql://penstock:***@127.0.0.1/x'
+    """
+    return _SECRETS.sub(r"\1\2***", line)
+
+
+class _Redacted:
+    """A renderer whose lines hold no secrets."""
+
+    def __init__(self, renderer: structlog.typing.Processor) -> None:
+        self._renderer = renderer
+
+    def __call__(self, logger: object, name: str, event: structlog.typing.EventDict) -> str:
+        return redact(str(self._renderer(logger, name, event)))
 
 
 def configure(process: str, *, level: str | None = None, json: bool | None = None) -> None:
@@ -23,7 +46,7 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            _Redacted(renderer),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, name, logging.INFO)),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),

@@ -42,6 +42,7 @@ from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, excess, packed
 from orchestrator.flow.managed import policy_of
 from orchestrator.flow.outcome import Outcome, captured, judged
+from orchestrator.flow.redact import redacted, redacted_files
 from orchestrator.flow.whitebox import run_white
 from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
 from orchestrator.gateway_client import Budget, GatewayAdmin, GatewayRefused, NativeLlm, OpenSession, Seal
@@ -197,10 +198,10 @@ class RolloutRunner:
                         scaffold, view, box, native, clocks, limits, record.tool_calls, policy
                     )
 
-            outcome = await captured(work)
+            outcome = redacted(await captured(work), session.token)
             changed = await box.changed(LIMITS)
         if (reason := excess(changed, outcome.answer)) is None:
-            record.artifacts = packed(changed)
+            record.artifacts = redacted_files(packed(changed), session.token)
         elif not outcome.infra:
             answer = outcome.answer if answer_bytes(outcome.answer) <= TOTAL_BYTES else None
             outcome = replace(outcome, failure=FailureClass.POLICY_FAILURE, reason=reason, answer=answer)
