@@ -1,12 +1,14 @@
 """What a runner and a verifier runner have in common: settings, connections, and the journal that carries their results.
 
 A worker owns nothing that a restart would miss. Told to stop, it gives its leases back. After kill -9: sandboxes of the dead process are
-removed when the next one starts, what its journal holds is sent again, and its leases expire by their time to live.
+removed when the next one starts, or by another worker of this machine, what its journal holds is sent again, and its leases expire by their
+time to live.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scaffolds.base import Needs
@@ -21,6 +23,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, SandboxSection
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.flow.heartbeat import Heart
+from orchestrator.flow.tidy import tidy
 from orchestrator.log import bind, get
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
@@ -98,6 +101,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         stack.enter_context(bind(run=run.name))
         await stack.enter_async_context(beside(courier.run))
         await stack.enter_async_context(beside(heart.run))
+        await stack.enter_async_context(beside(partial(tidy, config.rollout.lease_ttl_s)))
         yield Worker(
             run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider
         )  # fmt: skip

@@ -30,7 +30,7 @@ WORST_STEP = 8192  # bytes; calls under way may each record one when the spool i
 MORE_MEMORY = (
     96 << 20
 )  # bytes that a process may use more than before: allocators do not give everything back
-TIMEOUT_S = 300.0  # of an agent's own time, and of one completion unless the gateway holds it: less than the long outage
+COMPLETION_S = 300.0  # a completion may take so long unless the gateway holds it: less than the long outage
 ROLLOUTS = 4
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(500 + 2 * OUTAGE_S)]
@@ -170,8 +170,10 @@ class Run:
 
 
 @asynccontextmanager
-async def in_flight(stack: Stack, model: Path, where: Services) -> AsyncIterator[Run]:
-    """A run whose attempts are all at work, with steps in the data pool."""
+async def in_flight(
+    stack: Stack, model: Path, where: Services, timeout_s: float = OUTAGE_S + PATIENCE_S
+) -> AsyncIterator[Run]:
+    """A run whose attempts are all at work, with steps in the data pool. `timeout_s` bounds an agent's own time, and one completion."""
     scaffold = stack.directory / "patient"
     scaffold.mkdir()
     shutil.copy(Path(__file__).with_name("patient.py"), scaffold)
@@ -184,7 +186,7 @@ async def in_flight(stack: Stack, model: Path, where: Services) -> AsyncIterator
         f'[services]\ndatabase_url = "{where.postgres.url}"\nnats_url = "{where.nats.url}"\n',
     )
     await stack.up(
-        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={TIMEOUT_S}"
+        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={timeout_s}"
     )  # fmt: skip
     async with observing(stack.home) as seen:
         run = Run(stack, seen, scaffold / "go")
@@ -223,7 +225,7 @@ async def test_while_a_service_is_away_attempts_go_on_into_a_bounded_spool_and_a
 async def test_while_no_rollout_server_answers_completions_are_held_leases_stay_alive_and_then_all_go_on(
     stack: Stack, model: Path
 ) -> None:
-    async with services() as where, in_flight(stack, model, where) as run:
+    async with services() as where, in_flight(stack, model, where, COMPLETION_S) as run:
         attempts = await run.attempts()
         async with stopped(stack):
             await anyio.sleep(OUTAGE_S)

@@ -1,0 +1,31 @@
+"""What sandboxes of killed workers leave on this machine. Their processes end with their worker, by the kernel; directories and control groups stay.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| a machine without sandboxes of dead owners, those of other workers too | one time to live | time |
+"""
+
+import anyio
+import anyio.to_thread
+
+from orchestrator.log import get
+from sandboxes.base import SandboxError
+from sandboxes.reap import default_root, reap
+
+log = get(__name__)
+
+
+async def tidy(every_s: float) -> None:
+    """Tidy up until cancelled: a worker that dies and never starts again leaves nothing for longer than this."""
+    while True:
+        await anyio.sleep(every_s)
+        try:
+            found = await anyio.to_thread.run_sync(reap, default_root())
+        except (
+            SandboxError,
+            OSError,
+        ) as error:  # tried again; what cannot be ended is also found by the audit
+            log.warning("sandboxes.left", error=str(error))
+            continue
+        if found.sandboxes:
+            log.info("sandboxes.reaped", sandboxes=found.sandboxes, processes=found.processes)

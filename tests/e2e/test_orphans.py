@@ -1,0 +1,34 @@
+"""kill -9 of `penstock up` itself, and nobody starts it again: what becomes of everything that it had started."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.observer import observing
+from tests.e2e.stack_rig import Stack, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+
+TTL_S = 10.0
+
+
+async def test_after_kill_9_of_the_supervisor_nothing_runs_within_a_time_to_live_stopped_processes_and_sandboxes_included(
+    stack: Stack, model: Path
+) -> None:
+    stack.configure(model, batches=1, lease_ttl_s=TTL_S)
+    await stack.up()
+    async with observing(stack.home) as seen:
+        await seen.publish(4, seconds=300.0)
+        await seen.until_at_work("verifier")
+        await until(lambda: bool(stack.sandboxes_left()), "a sandbox is at work", 60.0)
+    runner = stack.of("runner").pid
+    assert runner is not None
+    os.kill(runner, signal.SIGSTOP)
+    assert len(stack.left_running()) > len(stack.status().processes)
+    stack.signalled(signal.SIGKILL)
+    await until(lambda: stack.left_running() == [], "nothing runs any longer", TTL_S)
+    left = stack.sandboxes_left()
+    await stack.up()
+    assert left and not set(left) & set(stack.sandboxes_left()), "files wait for the next start"

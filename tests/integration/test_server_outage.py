@@ -1,0 +1,76 @@
+"""PostgreSQL is away for several times to live of a rollout server's lease, with two gateways that want it."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.config import Config
+from orchestrator.embedded.postgres import EmbeddedPostgres
+from orchestrator.embedded.postgres_cluster import discard_cluster
+from orchestrator.gateway.leases import ServerLease, ServerRows
+from orchestrator.pool.engine import Role, open_engine
+from tests.builders import make_run
+from tests.services import upgrade_to_head
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+TTL_S = 3.0
+URL = "http://127.0.0.1:30000"
+
+
+@pytest.fixture
+def directory(services_directory: Path) -> Iterator[Path]:
+    """Where PostgreSQL's unprivileged user can go."""
+    directory = services_directory / "postgres-of-servers"
+    yield directory
+    discard_cluster(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not holds():
+            await anyio.sleep(0.02)
+
+
+async def test_a_rollout_server_stays_with_its_gateway_through_an_outage_and_goes_to_another_once_that_is_dead(
+    directory: Path,
+) -> None:
+    server = EmbeddedPostgres(directory)  # durable: a lease that was granted must be there after the kill
+    await server.start()
+    try:
+        await anyio.to_thread.run_sync(upgrade_to_head, server.url)
+        async with (
+            open_engine(server.url) as engine,
+            open_engine(server.url, Role.GATEWAY) as gateway,
+            anyio.create_task_group() as tasks,
+        ):
+            run = (await make_run(engine, Config())).run_id
+            one, two = (ServerLease(ServerRows(gateway, run, name, TTL_S), URL) for name in ("one", "two"))
+            life = anyio.CancelScope()
+
+            async def live() -> None:
+                with life:
+                    await one.run()
+
+            tasks.start_soon(live)
+            await until(lambda: one.epoch == 1)
+            tasks.start_soon(two.run)
+            os.kill(server.pid, signal.SIGKILL)
+            await server.stop()  # reaps it
+            with anyio.move_on_after(3 * TTL_S):
+                await two.moved.wait()
+            await server.start()
+            with anyio.move_on_after(3 * TTL_S):  # `two` takes what has run out for one time to live
+                await two.moved.wait()
+            assert (one.epoch, two.epoch) == (1, None)
+            life.cancel()
+            await until(lambda: two.epoch == 2)
+            tasks.cancel_scope.cancel()
+    finally:
+        await server.stop()
