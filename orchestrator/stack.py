@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, differences, load
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.embedded.nats_server import prepare_nats
 from orchestrator.embedded.ports import free_port
 from orchestrator.embedded.postgres_cluster import prepare_cluster
@@ -138,10 +138,15 @@ def _embedded(home: Home) -> tuple[str, ...]:
 
 def _services(home: Home, embedded: Sequence[str]) -> list[ProcessSpec]:
     specs = []
-    if "postgres" in embedded:
-        specs.append(postgres_spec(prepare_cluster(home.layout.postgres)))
-    if "nats" in embedded:
-        specs.append(nats_spec(prepare_nats(home.layout.nats)))
+    try:
+        if "postgres" in embedded:
+            specs.append(postgres_spec(prepare_cluster(home.layout.postgres)))
+        if "nats" in embedded:
+            specs.append(nats_spec(prepare_nats(home.layout.nats)))
+    except OSError as error:
+        raise ServiceError(
+            f"the services cannot be prepared in {home.layout.root}: {error}; make room there, then start again"
+        ) from error
     return specs
 
 

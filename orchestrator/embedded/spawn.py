@@ -28,7 +28,8 @@ def open_log(path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> int:
     in place of the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > max_bytes:
-        boundary_sync("log.rename", lambda: path.replace(path.with_name(path.name + ".1")))
+        with contextlib.suppress(OSError):  # it goes on in the long one
+            boundary_sync("log.rename", lambda: path.replace(path.with_name(path.name + ".1")))
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 

@@ -104,6 +104,11 @@ class SupervisedProcess:
             except ValueError as error:
                 self._fail(str(error))
                 return
+            except OSError as error:  # a full disk, too many processes: nothing that the program did
+                self._detail = self._last_exit = f"it cannot be started: {error}"
+                in_a_row += 1
+                await self._pause(in_a_row)
+                continue
             if self._stop.is_set():
                 break
             done = policy.when is RestartWhen.NEVER or (policy.when is RestartWhen.ON_FAILURE and status == 0)
@@ -119,10 +124,13 @@ class SupervisedProcess:
                 self._fail(f"{self.spec.name} {often}, the last time by {self._detail}")
                 return
             in_a_row = 1 if ready_for_s >= policy.settled_s else in_a_row + 1
-            self._become(ProcessState.BACKOFF)
-            with anyio.move_on_after(policy.delay_s(in_a_row, random.random())):
-                await self._stop.wait()
+            await self._pause(in_a_row)
         self._become(ProcessState.STOPPED)
+
+    async def _pause(self, in_a_row: int) -> None:
+        self._become(ProcessState.BACKOFF)
+        with anyio.move_on_after(self.spec.restart.delay_s(in_a_row, random.random())):
+            await self._stop.wait()
 
     @property
     def ready_since(self) -> float | None:
@@ -149,7 +157,7 @@ class SupervisedProcess:
 
     async def _once(self) -> tuple[int, float]:
         """One start to one death. Returns the exit status (-1 when the start was prevented) and for how many seconds the process was
-        ready. Raises ValueError when the program cannot be executed at all."""
+        ready. Raises ValueError when the program cannot be executed at all, OSError when this machine has no room for it now."""
         try:
             if self.spec.before_start is not None:
                 await anyio.to_thread.run_sync(self.spec.before_start)
@@ -185,7 +193,12 @@ class SupervisedProcess:
             user=self.spec.user,
         )
         record = PidRecord(process=ProcessId.of(child.pid), stop_signal=int(self.spec.stop_signal))
-        record.write(self._layout.pid(self.spec.name))
+        try:
+            record.write(self._layout.pid(self.spec.name))
+        except OSError:  # nobody would find it again
+            kill_group(child)
+            child.wait()
+            raise
         self._starts += 1
         self._pid = child.pid
         self._detail = None

@@ -36,6 +36,11 @@ from orchestrator.embedded.process_spec import (
     SupervisorStatus,
 )
 from orchestrator.embedded.supervised import SupervisedProcess
+from orchestrator.log import get
+
+log = get(__name__)
+
+REWRITE_S = 1.0
 
 
 class Supervisor:
@@ -60,6 +65,7 @@ class Supervisor:
         self._stopping = anyio.Event()
         self._me = ProcessId.mine()
         self._lock: int | None = None
+        self._unwritten: str | None = None  # why the status file is older than the status
         self._tasks: TaskGroup | None = None
         self.leftovers = 0
         """How many processes of an earlier, killed supervisor were ended at the start."""
@@ -80,6 +86,7 @@ class Supervisor:
             self.leftovers = await end_leftovers(self._layout, grace_s=self._leftover_grace_s)
             self._tasks = anyio.create_task_group()
             await self._tasks.__aenter__()
+            self._tasks.start_soon(self._rewrite_status)
             if self._signals:
                 await self._tasks.start(self._obey_signals)
         except BaseException:
@@ -197,7 +204,21 @@ class Supervisor:
             written=time.time(),
             processes=[process.status for process in self._processes.values()],
         )
-        write_atomically(self._layout.status, msgspec.json.encode(status))
+        try:
+            write_atomically(self._layout.status, msgspec.json.encode(status))
+        except OSError as error:  # a full disk must not end what runs
+            if self._unwritten is None:
+                log.error("status.unwritten", file=str(self._layout.status), error=str(error))
+            self._unwritten = str(error)
+        else:
+            self._unwritten = None
+
+    async def _rewrite_status(self) -> None:
+        """What could not be written is written as soon as there is room."""
+        while True:
+            await anyio.sleep(REWRITE_S)
+            if self._unwritten is not None:
+                self._write_status()
 
 
 async def _shielded(process: SupervisedProcess) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from orchestrator import failpoints
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.embedded.layout import RunLayout
 from orchestrator.embedded.leftovers import find_leftovers
@@ -23,6 +24,7 @@ from orchestrator.embedded.process_spec import (
     RestartPolicy,
     RestartWhen,
 )
+from orchestrator.embedded.spawn import open_log
 from orchestrator.embedded.supervisor import Supervisor, read_status, stop_running
 
 pytestmark = [pytest.mark.anyio]
@@ -183,6 +185,41 @@ async def test_a_program_that_does_not_exist_fails_at_once_by_name(layout: RunLa
         supervisor.add(ProcessSpec("ghost", ("/no/such/program",)))
         with pytest.raises(ValueError, match="/no/such/program cannot be started: No such file or directory"):
             await supervisor.ready()
+
+
+async def test_a_full_disk_ends_neither_the_supervisor_nor_what_it_keeps(
+    layout: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    monkeypatch.setattr("orchestrator.embedded.supervisor.REWRITE_S", 0.01)
+    async with Supervisor(layout) as supervisor:
+        (tmp_path / "file.rename.before").write_text("raise\n" * 8)  # of the status and of pid files
+        policy = RestartPolicy(limit=2, first_delay_s=0.01, max_delay_s=0.01)
+        supervisor.add(ProcessSpec("server", SLEEP, restart=policy))
+        await until(supervisor, "server", lambda s: s.state is ProcessState.READY)
+
+        def written() -> bool:
+            status = read_status(layout)
+            return status is not None and [p.state for p in status.processes] == [ProcessState.READY]
+
+        with anyio.fail_after(20):
+            while not written():
+                await anyio.sleep(0.01)
+        assert (tmp_path / failpoints.HITS).read_text().count("raise") == 8
+        assert layout.pid("server").exists() and len(find_leftovers(layout)) == 1
+
+
+async def test_a_log_that_cannot_be_put_aside_goes_on(
+    layout: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    log = tmp_path / "long.log"
+    log.write_bytes(b"x" * 100)
+    (tmp_path / "log.rename.before").write_text("raise")
+    os.close(open_log(log, max_bytes=10))
+    assert [path.name for path in tmp_path.glob("long*")] == ["long.log"]
+    os.close(open_log(log, max_bytes=10))
+    assert sorted(path.name for path in tmp_path.glob("long*")) == ["long.log", "long.log.1"]
 
 
 async def test_a_refusing_ready_check_ends_the_process_with_its_reason(layout: RunLayout) -> None:
