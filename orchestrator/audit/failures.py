@@ -12,6 +12,10 @@ _NOT_FINITE = " or ".join(
     f"w.{name} in ('NaN'::float8, 'Infinity'::float8, '-Infinity'::float8)" for name in _NUMBERS
 )
 
+# A rollout that a rescore sent back keeps its older rewards; they count in the batches that pinned them, and nowhere else.
+_STANDS = """not exists (select 1 from transitions t where t.run_id = :run and t.kind = 'rollout' and t.entity_id = w.rollout_id
+                             and t.from_state = 'verified' and t.to_state = 'finished' and t.at > w.at)"""
+
 FAILURES = (
     Statement(
         "I7",
@@ -19,7 +23,7 @@ FAILURES = (
         "rewards where run_id = :run",
         f"""select w.rollout_id, w.revision, w.attempt, w.total, coalesce(r.failure_class, a.failure_class) as failure_class,
                    a.failure_class as of_attempt from rewards w {_ENDED}
-             where w.run_id = :run and {_FAILED}""",
+             where w.run_id = :run and {_FAILED} and {_STANDS}""",
         "rollout {rollout_id} ended as {failure_class} (its attempt: {of_attempt}), but has a reward of {total} (revision {revision})",
     ),
     # Verified is the only end with a verdict, and the verdict is of the attempt that counts.
@@ -28,7 +32,7 @@ FAILURES = (
         "rewards are of verified rollouts",
         "rewards where run_id = :run",
         f"""select w.rollout_id, w.revision, w.attempt, r.attempt as current_attempt, r.state from rewards w {_ENDED}
-             where w.run_id = :run and (r.state is distinct from 'verified' or w.attempt is distinct from r.attempt)""",
+             where w.run_id = :run and (r.state is distinct from 'verified' or w.attempt is distinct from r.attempt) and {_STANDS}""",
         "reward {rollout_id}/{revision} is of attempt {attempt}, but the rollout is {state} at attempt {current_attempt}",
     ),
     Statement(
@@ -37,7 +41,8 @@ FAILURES = (
         "batch_rollouts w join batches b on b.batch_id = w.batch_id where b.run_id = :run",
         f"""select b.batch_no, w.rollout_id, w.advantage, coalesce(r.failure_class, a.failure_class) as failure_class
               from batch_rollouts w join batches b on b.batch_id = w.batch_id {_ENDED}
-             where b.run_id = :run and ({_FAILED} or r.state is distinct from 'verified' or w.attempt is distinct from r.attempt)""",
+             where b.run_id = :run and b.state <> 'voided'
+               and ({_FAILED} or r.state is distinct from 'verified' or w.attempt is distinct from r.attempt)""",
         "batch {batch_no} has rollout {rollout_id} with advantage {advantage}, which ended as {failure_class}, or is another attempt",
     ),
     Statement(

@@ -54,10 +54,11 @@ QUEUE = (
     Statement(
         "I4",
         "positions are in the order of dispatch",
-        "transitions where run_id = :run and kind = 'group' and to_state = 'dispatched' and seq is not null",
+        "transitions where run_id = :run and kind = 'group' and from_state = 'accepted' and to_state = 'dispatched' and seq is not null",
         """select t.entity_id as group_id, t.transition_id, t.seq as dispatched_as, t.seq_before, g.seq
              from (select *, lag(seq) over (order by transition_id) as seq_before from transitions
-                    where run_id = :run and kind = 'group' and to_state = 'dispatched' and seq is not null) t
+                    where run_id = :run and kind = 'group' and from_state = 'accepted' and to_state = 'dispatched'
+                      and seq is not null) t
              left join groups g on g.group_id = t.entity_id
             where t.seq <= t.seq_before or g.seq is distinct from t.seq""",
         "group {group_id} was dispatched at position {dispatched_as} after {seq_before}, and has position {seq}",

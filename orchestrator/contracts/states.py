@@ -95,7 +95,8 @@ GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.DISPATCHED: frozenset(
         {GroupState.READY, GroupState.SCORED, GroupState.FILTERED, GroupState.DEAD}
     ),
-    GroupState.READY: frozenset({GroupState.TAKEN, GroupState.FILTERED}),
+    # Back to dispatched only by a rescore: its rollouts are verified again.
+    GroupState.READY: frozenset({GroupState.TAKEN, GroupState.FILTERED, GroupState.DISPATCHED}),
     GroupState.TAKEN: frozenset({GroupState.TRAINED, GroupState.READY, GroupState.FILTERED}),
     GroupState.TRAINED: frozenset({GroupState.READY}),  # only by a rewind
     GroupState.SCORED: frozenset(),
@@ -111,7 +112,7 @@ ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = {
     RolloutState.REPORTED: frozenset({RolloutState.FINISHED, RolloutState.QUEUED, RolloutState.LOST}),
     RolloutState.FINISHED: frozenset({RolloutState.VERIFYING, RolloutState.LOST}),
     RolloutState.VERIFYING: frozenset({RolloutState.VERIFIED, RolloutState.FINISHED, RolloutState.LOST}),
-    RolloutState.VERIFIED: frozenset(),
+    RolloutState.VERIFIED: frozenset({RolloutState.FINISHED}),  # only by a rescore
     RolloutState.LOST: frozenset(),
 }
 ROLLOUT_TERMINAL = frozenset({RolloutState.VERIFIED, RolloutState.LOST})

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import PolicyPublished
 from orchestrator.contracts.ids import sha256
-from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose
+from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose, RolloutState
 from orchestrator.pool import history
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.tables import (
@@ -188,7 +188,12 @@ async def _take_groups(connection: AsyncConnection, batch: Batch, group_ids: Seq
         )
         .ext(distinct_on(rewards.c.rollout_id))
         .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
-        .where(rollouts.c.group_id.in_(group_ids), rewards.c.advantage.is_not(None))
+        .where(
+            rollouts.c.group_id.in_(group_ids),
+            # One that a rescore lost keeps the rewards that it had.
+            rollouts.c.state == RolloutState.VERIFIED,
+            rewards.c.advantage.is_not(None),
+        )
         .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
     )
     pinned = batch_rollouts.c

@@ -76,7 +76,7 @@ async def move_group(
 ) -> bool:
     """Move a group, or return False when it is no longer in `before`. Terminal states stamp `ended`."""
     check(before, after)
-    stamps = _stamps(after) | dict(values or {})
+    stamps = _stamps(before, after) | dict(values or {})
     if reason is not None:
         stamps["reason"] = clean(reason)
     row = (
@@ -117,7 +117,7 @@ async def move_groups(
     rows = await connection.execute(
         update(groups)
         .where(groups.c.group_id == wanted.c.group_id)
-        .values(state=after, **_stamps(after))
+        .values(state=after, **_stamps(before, after))
         .returning(groups.c.group_id, groups.c.run_id, groups.c.seq)
     )
     moved = {row.group_id: row for row in rows}
@@ -139,10 +139,10 @@ async def move_groups(
     return len(moved)
 
 
-def _stamps(after: GroupState) -> dict[str, Any]:
+def _stamps(before: GroupState, after: GroupState) -> dict[str, Any]:
     """The times that a group's new state sets."""
     match after:
-        case GroupState.DISPATCHED:
+        case GroupState.DISPATCHED if before is GroupState.ACCEPTED:
             return {"dispatched": func.clock_timestamp()}
         case GroupState.READY:
             return {"ready": func.clock_timestamp(), "ended": None}

@@ -21,7 +21,7 @@ from orchestrator.contracts.states import (
 GROUPS = """
 accepted: dispatched filtered dead
 dispatched: ready scored filtered dead
-ready: taken filtered
+ready: taken filtered dispatched
 taken: trained ready filtered
 trained: ready
 scored:
@@ -35,7 +35,7 @@ running: reported queued lost
 reported: finished queued lost
 finished: verifying lost
 verifying: verified finished lost
-verified:
+verified: finished
 lost:
 """
 BATCHES = """
@@ -76,9 +76,11 @@ def test_states_of_different_machines_never_follow_each_other() -> None:
                 check(next(iter(one)), next(iter(other)))
 
 
-def test_terminal_states_lead_nowhere_but_through_a_rewind() -> None:
+def test_terminal_states_lead_nowhere_but_through_a_rewind_or_a_rescore() -> None:
     assert {s for s in GroupState if not GROUP_TRANSITIONS[s]} | {GroupState.TRAINED} == GROUP_TERMINAL
-    assert {s for s in RolloutState if not ROLLOUT_TRANSITIONS[s]} == ROLLOUT_TERMINAL
+    assert {s for s in RolloutState if not ROLLOUT_TRANSITIONS[s]} | {
+        RolloutState.VERIFIED
+    } == ROLLOUT_TERMINAL
     assert {s for s in BatchState if not BATCH_TRANSITIONS[s]} == BATCH_TERMINAL
 
 
