@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.log import bind, get
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.pool.transact import transact
