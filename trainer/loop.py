@@ -97,6 +97,7 @@ def check_config(config: Config) -> None:
 async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool = False) -> None:
     """Claim, train, save, commit, until nothing is left or `train_steps` are done. Raises Halted."""
     done = 0
+    await trainer.prune()  # what a crash kept it from
     if not retry:
         await halt_if_hopeless(trainer)
     while True:
@@ -104,7 +105,6 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
         if batch is Nothing.EVER:
             log.info("trainer.done", train_steps=done)
             return
-    await trainer.prune()  # what a crash kept it from
         if batch is Nothing.REWOUND:
             log.info("trainer.rewound")
             await trainer.resume()
