@@ -134,10 +134,11 @@ class Stack:
 
     async def up(self, *options: str) -> None:
         """`penstock up`, until it says that everything is up."""
-        self._start(*options)
+        self.started(*options)
         await until(self._is_up, "penstock up is up", START_S)
 
-    def _start(self, *options: str) -> None:
+    def started(self, *options: str) -> subprocess.Popen[bytes]:
+        """The process of `penstock up`, which may not come up."""
         with self.log.open("ab") as log:
             self.said = log.tell()
             self.process = subprocess.Popen(
@@ -147,11 +148,22 @@ class Stack:
                 stderr=log,
                 start_new_session=True,
             )
+        return self.process
+
+    def said_last(self) -> str:
+        """What the last start has said so far."""
+        return self.log.read_bytes()[self.said :].decode()
+
+    def says_that_it_is_up(self) -> bool:
+        return " is up; " in self.said_last()
 
     def _is_up(self) -> bool:
-        said = self.log.read_bytes()[self.said :].decode()
-        assert self.process is not None and self.process.poll() is None, said
-        return " is up; " in said
+        assert self.process is not None and self.process.poll() is None, self.said_last()
+        return self.says_that_it_is_up()
+
+    def forget(self) -> None:
+        """As if nothing had ever been started in this directory."""
+        shutil.rmtree(self.home.layout.root)
 
     def signalled(self, number: signal.Signals, timeout_s: float = 60.0) -> int:
         """Signal the supervisor and wait for its end; returns its exit status."""

@@ -1,0 +1,152 @@
+"""How each boundary of a running stack is got to. Most are got to all the time; the others are provoked."""
+
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.events import RolloutFinished, encode
+from orchestrator.failpoints import BOUNDARIES, Kind
+from tests.failpoints.world import World
+
+Provoke = Callable[[World], Awaitable[None]]
+
+ACTIONS = ("raise", "delay", "exit", "duplicate")
+DELAY_S = 0.3
+LONGER_THAN_A_LEASE_S = 3.5
+FILES = {
+    "task.toml": '[metadata]\ndomain = "general"\n',
+    "instruction.md": "Say something.\n",
+    "tests/test.sh": "mkdir -p /logs/verifier; echo 0.5 > /logs/verifier/reward.txt\n",
+}
+AT_THE_START = {
+    "trainer.first",
+    "trainer.quarantine",
+    "file.sync",
+    "file.rename",
+    "log.rename",
+    "cluster.rename",
+}
+"""Not of a stack that is up: test_starts.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One boundary: what arms it (`points`), and which processes nobody else may hurt meanwhile."""
+
+    name: str
+    points: dict[str, list[str]]
+    busy: frozenset[str]
+    provoke: Provoke | None
+
+    @property
+    def wanted(self) -> list[str]:
+        return [f"{point} {action}" for point, actions in self.points.items() for action in actions]
+
+
+def cases(names: list[str] | None, actions: list[str] | None) -> list[Case]:
+    """All of a running stack, or those chosen."""
+    return [
+        Case(name, points_of(name, actions or ACTIONS), _busy(name), PROVOKED.get(name))
+        for name in BOUNDARIES
+        if name not in AT_THE_START and (not names or name in names)
+    ]
+
+
+def points_of(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
+    """In this order the act is repeated as often as is needed to get to the next one."""
+    told = {"raise": "raise", "delay": f"delay {DELAY_S}", "exit": "exit"}
+    single = [told[action] for action in ACTIONS if action in actions and action in told]
+    points = {f"{name}.before": single, f"{name}.after": single} if single else {}
+    return points | ({name: ["duplicate"]} if "duplicate" in actions else {})
+
+
+def _busy(name: str) -> frozenset[str]:
+    return frozenset(BOUNDARIES[name].who) | DISTURBED.get(name, frozenset())
+
+
+async def _restart(world: World, *, process: str, how: signal.Signals = signal.SIGKILL) -> None:
+    await world.end(process, how)
+
+
+async def _freeze_the_runner(world: World) -> None:
+    await world.freeze("runner", LONGER_THAN_A_LEASE_S)
+
+
+async def _a_broken_scaffold(world: World) -> None:
+    await world.submit(1, purpose="record", scaffold="Broken")
+
+
+async def _a_late_step(world: World) -> None:
+    world.arm({"publish.steps.before": ["delay 1.5"]})
+
+
+async def _a_full_buffer(world: World) -> None:
+    """While a batch of steps is not committed, others arrive behind it; then the consumer stops."""
+    world.arm({"steps.commit.before": ["delay 1.0"]})
+    await world.progress(60.0)
+    await world.end("orchestrator", signal.SIGTERM)
+
+
+async def _send(world: World, subject: str, schema: str, body: bytes) -> None:
+    world.numbers["message"] += 1
+    await world.seen.bus.publish(Outgoing(subject, f"odd:{world.numbers['message']}", schema, body))
+
+
+async def _junk(world: World) -> None:
+    await _send(world, subjects.steps(world.seen.run, "1"), "StepRecorded/1", b"\xff\xfe")
+
+
+async def _an_impossible_number(world: World) -> None:
+    event = RolloutFinished(
+        run=world.seen.run, rollout=2**70, attempt=1, epoch=1, failure_class="completed", steps=0, last_idx=-1, digest=""
+    )  # fmt: skip
+    await _send(world, subjects.results_rollout(world.seen.run), RolloutFinished.schema(), encode(event))
+
+
+async def _a_task_by_command(world: World) -> None:
+    world.numbers["command"] += 1
+    directory = world.stack.directory / "suite" / "task"
+    for name, content in FILES.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(content)
+    label = f"n{world.numbers['command']}"
+    await world.command("tasks", "publish", str(directory), "--label", label, "--purpose", "record")
+
+
+async def _a_command(world: World) -> None:
+    await world.command("dead", "list")
+
+
+PROVOKED: dict[str, Provoke] = {
+    "run.create": partial(_restart, process="orchestrator"),
+    "rebuild.commit": partial(_restart, process="orchestrator"),
+    "breaker.commit": _freeze_the_runner,
+    "lease.lost": _freeze_the_runner,
+    "steps.complete": _a_late_step,
+    "nak": _a_full_buffer,
+    "refused.commit": _an_impossible_number,
+    "publish.dead": _junk,
+    "term": _junk,
+    "person.commit": _a_command,
+    "publish.tasks": _a_task_by_command,
+    "worker.count": _a_broken_scaffold,
+    "lease.ended": partial(_restart, process="verifier", how=signal.SIGTERM),
+    "server.lease.taken": partial(_restart, process="gateway"),
+    "server.lease.ended": partial(_restart, process="gateway", how=signal.SIGTERM),
+    "gateway.url": partial(_restart, process="gateway"),
+    "server.abort": partial(_restart, process="runner"),
+    "journal.segment": partial(_restart, process="verifier"),
+    "journal.named": partial(_restart, process="verifier"),
+}
+DISTURBED: dict[str, frozenset[str]] = {
+    "breaker.commit": frozenset({"runner"}),
+    "steps.complete": frozenset({"gateway"}),
+    "server.abort": frozenset({"runner"}),
+}
+assert set(PROVOKED) | set(DISTURBED) | AT_THE_START <= set(BOUNDARIES)
+assert all(
+    BOUNDARIES[name].kind is not Kind.SERVER or "gateway" in BOUNDARIES[name].who for name in BOUNDARIES
+)

@@ -1,0 +1,124 @@
+"""Every boundary of a running stack × exit, raise, delay, duplicate: each is hit, the stack recovers, and in the end nothing is lost."""
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.audit import audit
+from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.pool.engine import Role, open_engine
+from tests.e2e.stack_rig import Stack, until
+from tests.failpoints.boundaries import Case, cases
+from tests.failpoints.world import World, at_work
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(1200)]
+
+PATIENCE_S = 240.0  # for one boundary and all its actions, without what it waited for others
+AGAIN_S = 1.0  # without a hit, before what provokes a boundary is tried again
+HOPELESS = 5  # boundaries that fail: the stack is broken, the others would only wait
+
+
+async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
+    stack: Stack,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: tuple[list[str] | None, list[str] | None],
+) -> None:
+    wanted = cases(*chosen)
+    assert wanted, f"no such failpoint: {chosen[0]}"
+    async with at_work(stack, model, monkeypatch) as world:
+        failed = await exercised(world, wanted)
+        assert not failed, "\n".join(failed)
+        await ended_whole(world)
+    assert stack.signalled(signal.SIGTERM) == 0
+    assert stack.tracebacks() == []
+    assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
+
+
+async def ended_whole(world: World) -> None:
+    """The run is ended by a person; then every submission is in one terminal state, and the auditor finds nothing."""
+    world.loading.cancel()
+    said = world.stack.penstock("run", "end")
+    assert said.returncode == 0, said
+    await world.seen.until_ended(PATIENCE_S)
+    await world.seen.nothing_lost()
+    config = world.stack.home.connected()
+    async with open_engine(config.services.database_url, Role.READER, size=2, name="audit") as engine:
+        report = await audit(engine, world.seen.run, world.stack.home.policies, world.seen.ledger)
+    assert report.violations == 0, report.to_json()
+
+
+async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
+    """Exercise all of them, at once where they hurt different processes; returns what went wrong."""
+    failed: list[str] = []
+    busy: set[str] = set()
+    freed = anyio.Condition()
+    waiting = list(wanted)
+
+    async def one(case: Case) -> None:
+        began = anyio.current_time()
+        try:
+            await exercise(world, case)
+            print(f"{case.name}: {anyio.current_time() - began:.1f} s")
+        except AssertionError as error:
+            failed.append(str(error))
+            print(error)
+        async with freed:
+            busy.difference_update(case.busy)
+            freed.notify_all()
+
+    async with anyio.create_task_group() as tasks:
+        while waiting and len(failed) < HOPELESS:
+            free = next((case for case in waiting if not case.busy & busy), None)
+            if free is None:
+                async with freed:
+                    await freed.wait()
+                continue
+            waiting.remove(free)
+            busy |= free.busy
+            tasks.start_soon(one, free)
+    return failed
+
+
+async def exercise(world: World, case: Case) -> None:
+    """Arm it, wait until every action was taken, then until the same boundary is passed once more and work goes on."""
+    await taken(world, case, case.points, case.wanted)
+    # The act again, undisturbed: whoever was killed or lied to is back at it.
+    await taken(world, case, {f"{case.name}.after": ["delay 0"]}, [f"{case.name}.after delay 0"])
+    await until(
+        lambda: all_ready(world, case), f"{case.name}: {', '.join(case.busy)} are ready again", PATIENCE_S
+    )
+    await world.progress(PATIENCE_S)
+
+
+async def taken(world: World, case: Case, points: dict[str, list[str]], wanted: list[str]) -> None:
+    before = world.hits()
+    world.arm(points)
+
+    def left() -> list[str]:
+        return sorted((before + Counter(wanted) - world.hits()).elements())
+
+    with anyio.move_on_after(PATIENCE_S):
+        while left():
+            if case.provoke is not None:
+                await case.provoke(world)
+            hits, quiet_since = world.hits(), anyio.current_time()
+            while left() and anyio.current_time() - quiet_since < AGAIN_S:
+                await anyio.sleep(0.02)
+                if world.hits() != hits:
+                    hits, quiet_since = world.hits(), anyio.current_time()
+    if missing := left():
+        world.disarm(points)
+        raise AssertionError(
+            f"{case.name}: not reached within {PATIENCE_S:g} s: {', '.join(missing)}; "
+            f"replay it alone: ./ops/test --tier failpoints --failpoint {case.name}"
+        )
+
+
+def all_ready(world: World, case: Case) -> bool:
+    found = {process.name: process.state for process in world.stack.status().processes}
+    return all(found.get(name, ProcessState.READY) is ProcessState.READY for name in case.busy)

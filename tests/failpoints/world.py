@@ -1,0 +1,189 @@
+"""One stack with work in flight all the time, whose failpoints are armed one boundary after the other while it runs."""
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.failpoints import HITS
+from orchestrator.publish import publish_tasks
+from tests.e2e.observer import PATIENCE_S, Observer, a_task, observing
+from tests.e2e.stack_rig import Stack, until
+
+AGENT = Path(__file__).parent / "agent.py"
+CONFIG = """\
+[run]
+name = "failpoints"
+
+[policy]
+model = "{model}"
+
+[queue]
+batch_groups = 1
+group_size = 2
+max_staleness = 20
+capacity = 20
+window_fraction = 1.0
+max_attempts = 10
+breaker_rate = 0.9
+breaker_attempts = 3
+breaker_window_s = 2.0
+
+[stage]
+max_turns = 2
+max_context = 1024
+
+[sampling]
+max_new_tokens = 32
+
+[rollout]
+slots = 6
+verify_slots = 2
+scaffolds = {{ "{agent}:Asking" = 1.0, "{agent}:Broken" = 0.0 }}
+lease_ttl_s = 2.0
+retry_delay_s = 0.1
+timeout_s = 30.0
+remind_s = 1.0
+
+[servers]
+probe_s = 0.2
+silence_s = 2.0
+lease_ttl_s = 2.0
+drain_s = 0.2
+retry_s = 0.5
+look_s = 0.5
+
+[processes]
+restart_first_s = 0.02
+restart_longest_s = 0.05
+restart_limit = 100000
+"""
+OPEN_GROUPS = 6
+AT_WORK = {
+    "orchestrator": b'"orchestrator.ready"',
+    "gateway": b'"gateway.listening"',
+    "runner": b'"runner.ready"',
+    "verifier": b'"verifier.ready"',
+}
+VERIFIED = "select count(*) from transitions where run_id = :run and kind = 'rollout' and to_state in ('verified', 'lost')"
+WAITING = "select count(*) from groups where run_id = :run and state in ('accepted', 'dispatched') and purpose = :purpose"
+
+
+@dataclass(slots=True)
+class World:
+    """A stack, its client, and the directory that arms its failpoints."""
+
+    stack: Stack
+    seen: Observer
+    directory: Path
+    numbers: Counter[str] = field(default_factory=Counter)
+    loading: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    # --- work ---
+
+    async def load(self) -> None:
+        """Until `loading` is cancelled, groups that train and groups that are only scored are never all done."""
+        with self.loading:
+            while True:
+                for purpose in ("train", "record"):
+                    if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
+                        await self.submit(2, purpose=purpose)
+                await anyio.sleep(0.1)
+
+    async def submit(self, count: int, *, purpose: str, scaffold: str = "Asking") -> None:
+        """Into the ledger, onto the bus, and wait until accepted."""
+        events = []
+        for _ in range(count):
+            self.numbers["task"] += 1
+            name = f"task:{self.numbers['task']:05d}"
+            task = a_task(self.numbers["task"]).to_message()
+            event = TaskSubmitted(task=task, submission=name, purpose=purpose, scaffold=f"{AGENT}:{scaffold}")
+            events.append(("general", event))
+            self.seen.ledger.append(name)
+        answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=PATIENCE_S)
+        assert {status for status, _ in answers.values()} == {"accepted"}, answers
+
+    async def progress(self, patience_s: float) -> None:
+        """Wait until another rollout has come to its end, through every process but the trainer."""
+        before = await self.seen.value(VERIFIED)
+
+        async def more() -> bool:
+            return bool(await self.seen.value(VERIFIED) > before)
+
+        await until(more, "another rollout ends", patience_s)
+
+    # --- failpoints ---
+
+    def arm(self, points: Mapping[str, Sequence[str]]) -> None:
+        """Each point with the actions of its next arrivals."""
+        for point, actions in points.items():
+            fresh = self.directory / f".new.{point}"
+            fresh.write_text("\n".join(actions))
+            fresh.rename(self.directory / point)
+
+    def disarm(self, points: Mapping[str, Sequence[str]]) -> None:
+        for point in points:
+            (self.directory / point).unlink(missing_ok=True)
+
+    def hits(self) -> Counter[str]:
+        """`POINT ACTION` → how often."""
+        file = self.directory / HITS
+        lines = file.read_text().splitlines() if file.exists() else []
+        return Counter(line.rpartition(" ")[0] for line in lines)
+
+    # --- what makes rare things happen ---
+
+    async def end(self, process: str, how: signal.Signals) -> None:
+        """Signal one process, and wait until another one is at work in its place, or was hit before."""
+        found, hits = self.stack.of(process), self.hits()
+        log = self.stack.home.layout.log(process)
+        said = log.stat().st_size
+        if found.state is not ProcessState.READY or found.pid is None:
+            return  # it is about to start already
+
+        def at_work() -> bool:
+            return AT_WORK[process] in log.read_bytes()[said:] or self.hits() != hits
+
+        os.kill(found.pid, how)
+        await until(at_work, f"{process} is at work again", PATIENCE_S)
+
+    async def freeze(self, process: str, seconds: float) -> None:
+        """Stop one process for longer than its leases live."""
+        pid = self.stack.of(process).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async def command(self, *arguments: str) -> None:
+        """One command of a person; what becomes of it is not asked."""
+        with suppress(subprocess.TimeoutExpired):
+            await anyio.to_thread.run_sync(lambda: self.stack.penstock(*arguments, timeout_s=PATIENCE_S))
+
+
+@asynccontextmanager
+async def at_work(stack: Stack, model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A stack that is up and busy."""
+    directory = stack.directory / "failpoints"
+    directory.mkdir()
+    monkeypatch.setenv("PENSTOCK_FAILPOINTS", str(directory))  # of what is started from now on
+    (stack.directory / "penstock.toml").write_text(CONFIG.format(model=model, agent=AGENT))
+    await stack.up()
+    async with observing(stack.home) as seen, anyio.create_task_group() as tasks:
+        world = World(stack, seen, directory)
+        tasks.start_soon(world.load)
+        await world.seen.until_batches(1)
+        yield world
+        world.loading.cancel()
