@@ -120,19 +120,20 @@ class AdminRoutes:
             raise bad_request(f"unknown sampling keys {', '.join(unknown)}; known: {known}", "sampling")
         if not all(isinstance(value, int | float) for value in wanted.sampling.values()):
             raise bad_request("sampling values must be numbers", "sampling")
+        ttl_s = wanted.ttl_s or self._ttl_s
         terms = Terms(
             rollout=wanted.rollout,
             attempt=wanted.attempt,
             epoch=wanted.epoch,
             budget=Budget(wanted.budget.max_turns, wanted.budget.max_context, wanted.budget.max_total_tokens),
-            expires=time.time() + (wanted.ttl_s or self._ttl_s),
+            expires=time.monotonic() + ttl_s,
             sampling=wanted.sampling,
             script=None if wanted.scripted is None else tuple(wanted.scripted),
             auxiliary=tuple(wanted.auxiliary),
         )
         token = await self._book.open(terms)
         path = f"/s/{token}/v1"
-        return OpenSession(token, path, self.url + path, str(self._socket_path), terms.expires)
+        return OpenSession(token, path, self.url + path, str(self._socket_path), time.time() + ttl_s)
 
     async def _seal(self, request: web.Request) -> Any:
         lease = _convert(await read_json(request), _Lease)

@@ -148,7 +148,7 @@ class SessionBook:
             raise unknown_session()
         if stored.state != "open":
             raise session_over(stored.state)
-        if time.time() > stored.terms.expires:
+        if time.monotonic() > stored.terms.expires:
             raise session_over("expired")
         session = await self._rebuild(stored)
         self._remember(session, digest)

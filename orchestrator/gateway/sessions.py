@@ -44,7 +44,7 @@ class Terms:
     attempt: int
     epoch: int
     budget: Budget
-    expires: float  # seconds since the epoch
+    expires: float  # time.monotonic() of this process: a clock that is set anew ends no session
     sampling: Mapping[str, Any] = field(default_factory=dict)
     script: tuple[Mapping[str, Any], ...] | None = None
     auxiliary: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Session:
         """Raise Problem 409 once the session is sealed, closed or expired."""
         if self.over is not None:
             raise session_over(self.over)
-        if time.time() > self.terms.expires:
+        if time.monotonic() > self.terms.expires:
             raise session_over("expired")
 
     def remember(self, node: Node) -> None:

@@ -1,12 +1,13 @@
 """The sessions of this gateway in the data pool."""
 
 import json
+import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.gateway.problems import Problem
@@ -66,7 +67,7 @@ class SessionStore:
             values = {
                 "token_hash": token_hash,
                 "budget": _budget_json(terms),
-                "expires": datetime.fromtimestamp(terms.expires, UTC),
+                "expires": func.clock_timestamp() + timedelta(seconds=terms.expires - time.monotonic()),
             }
             known = (
                 await connection.execute(select(sessions.c.session_id, sessions.c.state).where(*mine))
@@ -102,7 +103,8 @@ class SessionStore:
 
     async def _find(self, condition: Any) -> StoredSession | None:
         async def work(connection: AsyncConnection) -> Any:
-            query = select(sessions).where(sessions.c.run_id == self._run_id, condition)
+            left_s = func.extract("epoch", sessions.c.expires - func.clock_timestamp()).label("left_s")
+            query = select(sessions, left_s).where(sessions.c.run_id == self._run_id, condition)
             return (await connection.execute(query)).first()
 
         row = await transact(self._engine, work, at="gateway.read")
@@ -163,7 +165,7 @@ def _stored(row: Any) -> StoredSession:
         attempt=row.attempt,
         epoch=row.epoch,
         budget=Budget(budget["max_turns"], budget["max_context"], budget["max_total_tokens"]),
-        expires=row.expires.timestamp(),
+        expires=time.monotonic() + float(row.left_s),
         sampling=budget["sampling"],
         script=None if budget["script"] is None else tuple(budget["script"]),
         auxiliary=tuple(budget.get("auxiliary", ())),
