@@ -1,4 +1,4 @@
-"""The data pool under any order of dispatch, leases, deaths, results, verdicts, claims, commits, quarantines, rewinds and the run's end.
+"""The data pool under any order of dispatch, leases, deaths, results, verdicts, claims, commits, quarantines, rewinds, rescores and the run's end.
 
 The same functions as in production on a real database; after each step the invariants of the queue are read back by SQL.
 """
@@ -37,12 +37,14 @@ from orchestrator.flow.context import Flow
 from orchestrator.flow.dispatcher import dispatch
 from orchestrator.flow.ingest import verify_again
 from orchestrator.flow.reaper import reap
+from orchestrator.flow.rescore import rescore
 from orchestrator.pool import batches, history, leases, results
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.ending import filter_open
 from orchestrator.pool.engine import sqlalchemy_url
 from orchestrator.pool.policies import newest_version, next_version
 from orchestrator.pool.quarantine import quarantine
+from orchestrator.pool.rescore import Chosen
 from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.pool.runs import begin_end, finish_end
 from orchestrator.scheduling.policies import Windowed
@@ -250,6 +252,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert newest is not None and newest.batch_no == (None if to_batch == FIRST else to_batch)
         assert self.query("SELECT 1 FROM batches WHERE run_id = :r AND state IN ('open', 'closed')") == []
 
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def rescore(self) -> None:
+        before = self.group_states()
+        done = self.transaction(lambda c: rescore(c, self.run, Chosen(), "drawn", {}))
+        ready = {group: "dispatched" for group, state in before.items() if state == "ready"}
+        assert self.group_states() == before | ready, "what a batch has, or has ended, is left alone"
+        assert done.groups >= len(ready)
+
     def group_states(self) -> dict[int, str]:
         return {
             row.group_id: row.state
@@ -312,9 +323,15 @@ class PoolMachine(RuleBasedStateMachine):
     def infrastructure_never_becomes_a_reward(self) -> None:
         rewarded = self.query(
             "SELECT 1 FROM rewards w JOIN rollouts r USING (rollout_id) WHERE w.run_id = :r AND "
+            "(r.state <> 'verified' OR r.failure_class NOT IN ('completed', 'policy_failure')) AND NOT EXISTS "
+            "(SELECT 1 FROM transitions t WHERE t.kind = 'rollout' AND t.entity_id = r.rollout_id AND t.from_state = 'verified')"
+        )
+        trained = self.query(
+            "SELECT 1 FROM batch_rollouts b JOIN batches USING (batch_id) JOIN rollouts r USING (rollout_id) "
+            "WHERE batches.run_id = :r AND batches.state <> 'voided' AND "
             "(r.state <> 'verified' OR r.failure_class NOT IN ('completed', 'policy_failure'))"
         )
-        assert rewarded == []
+        assert rewarded == [] and trained == []
 
     @invariant()
     def no_open_position_lies_below_the_floor(self) -> None:
