@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 
 from alembic import context
 from sqlalchemy import Connection, pool
@@ -10,12 +11,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from orchestrator.pool.engine import sqlalchemy_url
 from orchestrator.pool.tables import metadata
 
-# What autogenerate must not see: partitions of steps are made per run.
-PARTITION_PREFIX = "steps_"
+# What autogenerate must not see: partitions are made per run.
+PARTITION = re.compile(r"(steps|messages|prompts)_\d+")
 
 
 def _include(name: str | None, kind: str, parents: object) -> bool:
-    return not (kind == "table" and name is not None and name.startswith(PARTITION_PREFIX))
+    return not (kind == "table" and name is not None and PARTITION.fullmatch(name))
 
 
 def _run(connection: Connection) -> None:

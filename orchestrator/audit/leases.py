@@ -6,7 +6,7 @@ import anyio.to_thread
 
 from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
-from orchestrator.audit.statement import Statement, at_the_end
+from orchestrator.audit.statement import Statement, at_the_end, with_trajectories
 from sandboxes.owner import record_path, records
 
 # A reported rollout waits up to a minute for its steps (pool.results.ARRIVAL); whoever renews may have begun before this snapshot.
@@ -94,6 +94,7 @@ LEASES = (
              left join attempts a on a.rollout_id = s.rollout_id and a.attempt = s.attempt
             where s.run_id = :run and (a.epoch is null or s.epoch > a.epoch)""",
         "step {rollout_id}:{attempt}:{idx} was written under epoch {epoch}, its attempt was leased under {leased}",
+        with_trajectories,
     ),
     # A server that was brought to a version was brought there by a gateway, whose name stays in the row.
     Statement(

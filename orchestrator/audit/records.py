@@ -1,6 +1,6 @@
 """I3, rewards and history: append-only means revisions without gaps, parts that still add up, pinned values that still are what they name."""
 
-from orchestrator.audit.statement import Statement
+from orchestrator.audit.statement import Statement, with_trajectories
 
 
 def _revisions(table: str, thing: str) -> Statement:
@@ -26,6 +26,18 @@ _CURRENT = """select kind, entity_id, state, last_state from (
    where state is distinct from last_state"""
 
 RECORDS = (
+    # Only what nobody will ask for again may be dropped: the run has ended, and whatever it was asked later.
+    Statement(
+        "I3",
+        "pruned runs are over",
+        "runs where run_id = :run and pruned is not null",
+        """select n.state, (select count(*) from groups g where g.run_id = n.run_id and not g.done) as open_groups,
+                  (select count(*) from batches b where b.run_id = n.run_id and b.state in ('open', 'closed')) as open_batches
+             from runs n where n.run_id = :run and n.pruned is not null
+              and (n.state <> 'ended' or exists (select 1 from groups g where g.run_id = n.run_id and not g.done)
+                   or exists (select 1 from batches b where b.run_id = n.run_id and b.state in ('open', 'closed')))""",
+        "the run's steps were pruned, but it is {state}, with {open_groups} open groups and {open_batches} batches to train",
+    ),
     # Prompts are content-addressed: whatever has their sha was computed from these ids.
     Statement(
         "I3",
@@ -33,6 +45,7 @@ RECORDS = (
         "prompts where run_id = :run",
         "select sha as prompt, n from prompts where run_id = :run and sha <> sha256(ids)",
         "a prompt of {n} ids is not the one that was recorded: its sha does not match its ids",
+        with_trajectories,
     ),
     _revisions("verdicts", "verdicts"),
     _revisions("rewards", "rewards"),

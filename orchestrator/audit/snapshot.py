@@ -54,6 +54,7 @@ class Snapshot:
     state: str
     config: Config
     outside: Outside
+    pruned: str  # why trajectories are not looked into; empty: they are
 
     @property
     def ended(self) -> bool:
@@ -132,4 +133,7 @@ async def take_snapshot(engine: AsyncEngine, run: str, outside: Outside) -> Asyn
                 found.state,
                 Config.from_json(found.config),
                 outside,
+                f"pruned on {found.pruned:%Y-%m-%d %H:%M}: its steps, messages and prompts are dropped"
+                if found.pruned is not None
+                else "",
             )

@@ -13,6 +13,11 @@ def always(snapshot: Snapshot) -> str:
     return ""
 
 
+def with_trajectories(snapshot: Snapshot) -> str:
+    """Of a pruned run only digests are left."""
+    return snapshot.pruned
+
+
 def at_the_end(snapshot: Snapshot) -> str:
     """What may still be under way says nothing yet."""
     return "" if snapshot.ended else f"the run is {snapshot.state}: what is under way is fine"

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
-from orchestrator.audit.statement import Statement
+from orchestrator.audit.statement import Statement, with_trajectories
 from orchestrator.contracts.ids import NO_PARENT, chain_sha, row_sha, sha256
 from orchestrator.pool.steps import canonical
 
@@ -40,6 +40,8 @@ async def sample_of(snapshot: Snapshot) -> list[int] | None:
 async def step_digests(snapshot: Snapshot, some: list[int] | None) -> Checked:
     """Recompute chain_sha and row_sha of every step from its bytes and from the step above it."""
     findings = Findings("I3", "digests of steps")
+    if snapshot.pruned:
+        return Checked(findings.invariant, findings.name, 0, 0, (), snapshot.pruned)
     sampling = await _sampling(snapshot)
     statement = _STEPS.format(some=_SOME if some is not None else "")
     result = await snapshot.connection.stream(
@@ -128,5 +130,6 @@ async def announced(snapshot: Snapshot, some: list[int] | None) -> Checked:
                     from steps s where s.run_id = :run and s.rollout_id = r.rollout_id and s.attempt = r.attempt) s) t
              where announced is distinct from stored or not same_digest""",
         "rollout {rollout_id} (attempt {attempt}) announced {announced} steps, {stored} are stored; announced digest matches: {same_digest}",
+        with_trajectories,
     )
     return await statement.check(snapshot, some=some)

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
-from orchestrator.audit.statement import Statement
+from orchestrator.audit.statement import Statement, with_trajectories
 from orchestrator.pool.policies import needed_versions
 
 MANIFEST = "manifest.json"
@@ -70,6 +70,7 @@ VERSIONS = (
             where not exists (select 1 from policy_versions p where p.run_id = :run and p.version = u.version)
             group by u.version""",
         "{steps} version spans (the first in rollout {rollout_id}) name version {version}, which was never published",
+        with_trajectories,
     ),
 )
 

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from orchestrator.bus.base import BusError
-from orchestrator.cli import audit, dead, pool, processes, rescore, rewind, runs, scaffold, sft, tasks
+from orchestrator.cli import audit, dead, pool, processes, prune, rescore, rewind, runs, scaffold, sft, tasks
 from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
@@ -22,6 +22,7 @@ runs.register(app)
 pool.register(app)
 audit.register(app)
 rewind.register(app)
+prune.register(app)
 rescore.register(app)
 app.add_typer(tasks.app, name="tasks", help="Publish, check and generate tasks.")
 app.add_typer(scaffold.app, name="scaffold", help="Agents: write one, try it, install its program.")

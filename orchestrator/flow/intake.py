@@ -24,7 +24,7 @@ from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.gateway_client import SAMPLING_KEYS
 from orchestrator.pool.clean import clean
-from orchestrator.pool.runs import Run, find_run, intake_open
+from orchestrator.pool.runs import Run, find_run, intake_open, takes_steps
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
 from orchestrator.tasks.admit import check_environment
 from orchestrator.tasks.harbor import Task
@@ -90,6 +90,8 @@ class Intake:
             if known is not None:
                 return known, None
             group = self._group(run, domain, submission, event)
+            if not await takes_steps(connection, run.run_id):
+                raise MessageError(f"run {run.name!r} takes no more tasks: it has ended and is pruned")
             if group.purpose is Purpose.TRAIN and not await intake_open(connection, run.run_id):
                 raise MessageError(f"run {run.name!r} takes no more training tasks: its intake is closed")
             return await accept(connection, run.run_id, group), None

@@ -18,6 +18,8 @@ from orchestrator.pool.clean import clean
 from orchestrator.pool.results import ARRIVAL
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
 
+LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -250,7 +252,11 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
             rollouts.c.lease_owner,
             rollouts.c.state,
         )
-        .where(rollouts.c.run_id == run_id, rollouts.c.lease_until < func.clock_timestamp())
+        .where(
+            rollouts.c.run_id == run_id,
+            rollouts.c.state.in_(LEASED),
+            rollouts.c.lease_until < func.clock_timestamp(),
+        )
         .order_by(rollouts.c.rollout_id)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -277,6 +283,7 @@ async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
         select(rollouts.c.rollout_id)
         .where(
             rollouts.c.run_id == run_id,
+            rollouts.c.state.in_(LEASED),
             rollouts.c.lease_until < until,
             rollouts.c.lease_owner.is_not(None) | reported,
         )

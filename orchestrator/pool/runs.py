@@ -1,6 +1,7 @@
 """Runs: creation with their queue row and steps partition, look-up by name, intake and end."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, insert, select, text, update
@@ -20,12 +21,13 @@ class Run:
     name: str
     state: str
     config: dict[str, Any]
+    pruned: datetime | None = None  # since when its steps, messages and prompts are dropped
 
 
 async def find_run(connection: AsyncConnection, name: str) -> Run | None:
     """The run of that name, if there is one."""
     row = (await connection.execute(select(runs).where(runs.c.name == name))).first()
-    return Run(row.run_id, row.name, row.state, row.config) if row else None
+    return Run(row.run_id, row.name, row.state, row.config, row.pruned) if row else None
 
 
 async def get_run(connection: AsyncConnection, name: str) -> Run:
@@ -73,6 +75,12 @@ async def intake_open(connection: AsyncConnection, run_id: int) -> bool:
             select(queue.c.intake_open).where(queue.c.run_id == run_id).with_for_update(read=True)
         )
     )
+
+
+async def takes_steps(connection: AsyncConnection, run_id: int) -> bool:
+    """Whether steps of the run can be stored, which a pruned run's cannot. It stays so until the end of the transaction."""
+    pruned = select(runs.c.pruned).where(runs.c.run_id == run_id).with_for_update(read=True)
+    return (await connection.scalar(pruned)) is None
 
 
 async def first_dispatch_age(connection: AsyncConnection, run_id: int) -> float:

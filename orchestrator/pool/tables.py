@@ -43,6 +43,9 @@ from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
 
+# Dead versions are gone again before a table has doubled, however long its past is.
+_CHURNS = {"autovacuum_vacuum_scale_factor": "0.01", "autovacuum_vacuum_threshold": "2000"}
+
 runs = Table(
     "runs",
     metadata,
@@ -52,6 +55,7 @@ runs = Table(
     Column("config", JSONB, nullable=False),
     _now("created"),
     _time("ended"),
+    _time("pruned"),  # since then its steps, messages and prompts are dropped
     CheckConstraint("name ~ '^[a-z0-9_-]{1,32}$'", name="name"),
     _one_of("state", ["active", "ending", "ended"]),
     comment="One training run; nothing refers across runs. config is the resolved configuration.",
@@ -67,7 +71,7 @@ queue = Table(
     Column("admission_open", Boolean, nullable=False, server_default=text("true")),
     Column("admission_reason", Text),
     comment="One row per run, locked for every claim and dispatch. No open position lies below floor_seq.",
-    postgresql_with={"fillfactor": "50"},
+    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_threshold": "500"},
 )
 
 tasks = Table(
@@ -168,12 +172,12 @@ rollouts = Table(
     UniqueConstraint("group_id", "member"),
     _one_of("state", RolloutState),
     _one_of("failure_class", FailureClass),
-    Index("rollouts_lease", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
     Index(
         "rollouts_unfinished", "run_id", "state", postgresql_where=text("state NOT IN ('verified', 'lost')")
     ),
     comment="One try of a task. A lease is (lease_owner, lease_epoch, lease_until); every re-lease raises the epoch.",
-    postgresql_with={"fillfactor": "80"},
+    # A heartbeat changes no index, so lease_until has none; a row that changes every few seconds finds room on its page.
+    postgresql_with={"fillfactor": "80", **_CHURNS},
 )
 
 attempts = Table(
@@ -265,6 +269,7 @@ prompts = Table(
     CheckConstraint("length(sha) = 32", name="sha"),
     CheckConstraint("length(ids) = 4 * n", name="ids"),
     comment="Root contexts, content-addressed: shared by the members of a group and by retries.",
+    postgresql_partition_by="LIST (run_id)",
 )
 
 sampling = Table(
@@ -350,6 +355,7 @@ messages = Table(
     Column("reply", JSONB, nullable=False),
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx"),
     comment="A reading of a step: the messages that its request added, and the parsed action. The ids are the truth.",
+    postgresql_partition_by="LIST (run_id)",
 )
 
 tool_calls = Table(
@@ -444,6 +450,7 @@ batches = Table(
     _one_of("state", BatchState),
     CheckConstraint("state NOT IN ('closed', 'committed') OR digest IS NOT NULL", name="digest"),
     Index("batches_live", "run_id", "batch_no", unique=True, postgresql_where=text("state <> 'voided'")),
+    Index("batches_state", "run_id", "state", postgresql_include=["size"]),
     comment="One claim of P groups: U >= 1 train steps, one commit, at most one publish.",
 )
 
@@ -501,6 +508,7 @@ outbox = Table(
     Column("not_before", DateTime(timezone=True)),
     _now("at"),
     comment="Messages that a committed state change owes to the bus; a row is deleted once its publish is acknowledged.",
+    postgresql_with={"fillfactor": "70", **_CHURNS},
 )
 
 dead_letters = Table(
@@ -545,6 +553,7 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
     PrimaryKeyConstraint("run_id", "name"),
     comment="Counted no-ops and refusals: stale epochs, duplicates, conflicts.",
+    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_threshold": "500"},
 )
 
 processes = Table(

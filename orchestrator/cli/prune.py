@@ -1,0 +1,93 @@
+"""`penstock prune`: drop what an ended run's trajectories take."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.home import Home
+
+if TYPE_CHECKING:
+    from orchestrator.pool.prune import Held
+
+
+async def _prune(
+    url: str, name: str, letters_days: float | None, *, dry_run: bool
+) -> tuple[list["Held"], int]:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from orchestrator.pool import prune as retention
+    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.transact import transact
+
+    async with open_engine(url, size=1, name="penstock-prune") as engine:
+
+        async def look(connection: AsyncConnection) -> tuple[int, list["Held"]]:
+            run = await get_run(connection, name)
+            await retention.check_prunable(connection, run)
+            return run.run_id, await retention.held(connection, run.run_id)
+
+        run_id, found = await transact(engine, look, at="person.commit")
+        if dry_run:
+            return found, 0
+
+        async def mark(connection: AsyncConnection) -> int:
+            await retention.begin(connection, await get_run(connection, name))
+            if letters_days is None:
+                return 0
+            return await retention.drop_letters(connection, run_id, letters_days)
+
+        letters = await transact(engine, mark, at="person.commit")
+        await retention.drop(engine, run_id)
+        return found, letters
+
+
+def prune(
+    config: ConfigOption = HERE,
+    run: Annotated[str, typer.Option(help="Which run of this database (default: the configuration's).")] = "",
+    dead_letters: Annotated[
+        float | None, typer.Option(help="Also delete its dead messages that are older than so many days.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be dropped, and change nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop an ended run's steps, messages and prompts for good; what became of every group, its rewards and its batches stay."""
+    connected = Home.at(config).connected()
+    name = run or connected.run.name
+    found, letters = anyio.run(
+        lambda: _prune(connected.services.database_url, name, dead_letters, dry_run=dry_run)
+    )
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "run": name,
+                    "dry_run": dry_run,
+                    "dropped": [asdict(each) for each in found],
+                    "dead_letters": letters,
+                }
+            )
+        )
+        return
+    table = Table("table", "rows", "MiB")
+    for each in found:
+        table.add_row(each.table, f"{each.rows:,}", "" if each.size is None else f"{each.size / 2**20:,.1f}")
+    Console().print(table)
+    size = sum(each.size or 0 for each in found) / 2**20
+    typer.echo(
+        f"run {name!r}: {size:,.1f} MiB {'would be' if dry_run else 'are'} given back"
+        + (f", {letters} dead messages deleted" if letters else "")
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the root."""
+    app.command()(prune)

@@ -1,0 +1,233 @@
+"""Retention: a prune drops an ended run's trajectories, keeps what became of it, and holds nobody up."""
+
+import json
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from typer.testing import CliRunner
+
+from orchestrator.audit import audit
+from orchestrator.cli.main import app
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.states import Purpose
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.home import write_template
+from orchestrator.pool import batches, ending, prune, tables
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.runs import Run, begin_end, finish_end, get_run, takes_steps
+from orchestrator.scheduling.policies import queue_policy
+from tests import builders
+from tests.integration.pool_rig import Tree, engine, record, running, small
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+WAIT_S = 5.0  # what a bound of the store's own is measured against: far above it, far below an outage
+POLICY = queue_policy("greedy", 6, 0.3)
+
+
+async def ended_run(engine: AsyncEngine, name: str = "old") -> Run:
+    """A run that trained one batch and ended."""
+    run = await builders.make_run(engine, small(name))
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    async with engine.begin() as connection:
+        new = NewVersion(0, None, "/v0", "00")
+        await batches.publish(connection, run.run_id, run.name, new, f"policy.{name}", None)
+        batch = await batches.take(connection, run.run_id, POLICY, 2, 1)
+        assert batch is not None
+        new = NewVersion(1, 0, "/v1", "11")
+        await batches.commit(connection, run.run_id, run.name, batch, new, [{"loss": 0.5}], f"policy.{name}")
+        assert await begin_end(connection, run.run_id, "done")
+    await over(engine, run)
+    async with engine.connect() as connection:
+        return await get_run(connection, name)
+
+
+async def over(engine: AsyncEngine, run: Run) -> None:
+    async with engine.begin() as connection:
+        await ending.filter_open(connection, run.run_id)
+        assert await finish_end(connection, run.run_id)
+
+
+async def pruned(engine: AsyncEngine, run: Run) -> None:
+    async with engine.begin() as connection:
+        await prune.begin(connection, run)
+    await prune.drop(engine, run.run_id)
+
+
+async def kept(engine: AsyncEngine, run: Run) -> dict[str, int]:
+    """Rows of the run by table."""
+    counted = {}
+    async with engine.connect() as connection:
+        for table in tables.metadata.sorted_tables:
+            if "run_id" in table.c:
+                query = select(func.count()).select_from(table).where(table.c.run_id == run.run_id)
+                counted[table.name] = int(await connection.scalar(query) or 0)
+    return counted
+
+
+async def test_a_prune_drops_trajectories_and_keeps_what_became_of_them(engine: AsyncEngine) -> None:
+    old, other = await ended_run(engine), await ended_run(engine, "other")
+    before, others = await kept(engine, old), await kept(engine, other)
+    await pruned(engine, old)
+    after = await kept(engine, old)
+    gone = {name for name in before if before[name] and not after[name]}
+    assert gone == {"steps", "messages", "prompts"}
+    assert {name: n for name, n in after.items() if name not in gone} == {
+        name: n for name, n in before.items() if name not in gone
+    }
+    assert await kept(engine, other) == others
+    async with engine.connect() as connection:
+        left = "SELECT count(*) FROM pg_class WHERE relname IN ('steps_{0}', 'messages_{0}', 'prompts_{0}')"
+        assert await connection.scalar(text(left.format(old.run_id))) == 0
+        assert await connection.scalar(text(left.format(other.run_id))) == 3
+
+
+async def test_the_audit_says_pruned_and_finds_nothing_wrong(engine: AsyncEngine) -> None:
+    run = await ended_run(engine)
+    healthy = await audit(engine, run.name)
+    assert healthy.violations == 0
+    await pruned(engine, run)
+    report = await audit(engine, run.name)
+    assert report.violations == 0, [v.what for check in report.checks for v in check.violations]
+    said = {check.name: check.skipped for check in report.checks if check.skipped.startswith("pruned on ")}
+    assert {"digests of steps", "announced steps are stored", "digests of prompts"} <= set(said)
+    digests = {check.name: check.examined for check in report.checks}
+    assert digests["digests of batches"] == 1, "what was trained can still be told from what was claimed"
+
+
+async def test_steps_that_are_gone_without_a_prune_are_a_violation(engine: AsyncEngine) -> None:
+    run = await ended_run(engine)
+    async with engine.begin() as connection:
+        await connection.execute(text(f"ALTER TABLE steps DETACH PARTITION steps_{run.run_id}"))
+    report = await audit(engine, run.name)
+    assert report.violations
+    assert any(check.name == "announced steps are stored" and check.found for check in report.checks)
+
+
+async def read_for_long(reader: AsyncConnection) -> None:
+    """A report: it holds its lock on the steps of all runs until it ends."""
+    await reader.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+    await reader.execute(text("SELECT count(*) FROM steps"))
+
+
+async def test_nobody_waits_while_a_prune_waits_for_a_reader(engine: AsyncEngine) -> None:
+    old = await ended_run(engine)
+    busy = await builders.make_run(engine, small("busy"))
+    [lease, *_] = await running(engine, busy)
+    steps = [grown.event for grown in Tree(1).grow(busy.name, lease, 24)]
+    waits: list[float] = []
+    async with engine.connect() as reader:
+        await reader.execute(
+            text("SELECT count(*) FROM steps")
+        )  # a long report: it holds its lock until it ends
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pruned, engine, old)
+            async with engine.connect() as connection:
+                with anyio.fail_after(20):
+                    while not await connection.scalar(
+                        text("SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)")
+                    ):
+                        await connection.rollback()
+                        await anyio.sleep(0.01)
+            for step in steps:
+                began = time.monotonic()
+                await record(engine, busy, [step])
+                waits.append(time.monotonic() - began)
+            began = time.monotonic()
+            await builders.make_run(engine, small("new"))
+            waits.append(time.monotonic() - began)
+            await reader.rollback()
+    assert max(waits) < WAIT_S, waits
+    assert (await kept(engine, busy))["steps"] == 24 and not (await kept(engine, old))["steps"]
+
+
+async def test_a_prune_that_was_broken_off_is_finished_by_the_next(engine: AsyncEngine) -> None:
+    old = await ended_run(engine)
+    async with engine.begin() as connection:
+        await prune.begin(connection, old)
+    async with engine.connect() as reader:
+        await read_for_long(reader)
+        with pytest.raises(ConfigurationError, match=r"something has been reading steps for 0\.3 s"):
+            await prune.drop(engine, old.run_id, patience_s=0.3)
+    assert (await kept(engine, old))["messages"]
+    await pruned(engine, old)
+    await pruned(engine, old)
+    assert not (await kept(engine, old))["messages"]
+
+
+async def test_what_may_still_be_needed_is_refused_in_one_sentence(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small("live"))
+    await refused(engine, run, "run 'live' is active: only an ended run can be pruned")
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    async with engine.begin() as connection:
+        assert await batches.take(connection, run.run_id, POLICY, 2, 1)
+        await connection.execute(text("UPDATE runs SET state = 'ended'"))
+    await refused(engine, run, "batch 0 of run 'live' is claimed and not committed")
+    old = await ended_run(engine)
+    await builders.accepted(engine, old, ["later"], purpose=Purpose.EVAL)
+    await refused(engine, old, "1 groups of run 'old' are still open")
+    assert (await kept(engine, old))["steps"]
+
+
+async def refused(engine: AsyncEngine, run: Run, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        async with engine.begin() as connection:
+            await prune.begin(connection, run)
+
+
+async def test_a_pruned_run_takes_nothing_more(engine: AsyncEngine) -> None:
+    run = await ended_run(engine)
+    async with engine.begin() as connection:
+        assert await takes_steps(connection, run.run_id)
+    await pruned(engine, run)
+    async with engine.begin() as connection:
+        assert not await takes_steps(connection, run.run_id)
+
+
+async def test_the_command_says_what_it_would_drop_and_then_drops_it(
+    engine: AsyncEngine,
+    database_url: str,
+    nats_server: EmbeddedNats,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await ended_run(engine)
+    async with engine.begin() as connection:
+        letter = {
+            "run_id": run.run_id,
+            "stream": "STEPS",
+            "subject": "steps.old.1",
+            "reason": "why",
+            "deliveries": 1,
+            "body": b"",
+        }
+        await connection.execute(
+            insert(tables.dead_letters).values(**letter, at=text("now() - interval '3 days'"))
+        )
+        await connection.execute(insert(tables.dead_letters).values(**letter))
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("NATS_URL", nats_server.url)
+    write_template(tmp_path / "home", run.name, "")
+    command = ["prune", "-c", str(tmp_path / "home"), "--dead-letters", "2", "--json"]
+
+    def invoke(*more: str) -> dict[str, object]:
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == 0, done.output
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    would = await anyio.to_thread.run_sync(lambda: invoke("--dry-run"))
+    assert [each["table"] for each in would["dropped"]] == [f"{t}_{run.run_id}" for t in prune.PARTITIONED]  # type: ignore[attr-defined]
+    assert all(each["rows"] > 0 and each["size"] > 0 for each in would["dropped"])  # type: ignore[attr-defined]
+    assert (await kept(engine, run))["steps"]
+    done = await anyio.to_thread.run_sync(invoke)
+    assert (done["dropped"], done["dead_letters"]) == (would["dropped"], 1)
+    assert not (await kept(engine, run))["steps"]
+    with pytest.raises(ConfigurationError):
+        async with engine.connect() as connection:
+            await get_run(connection, "nobody")
