@@ -32,6 +32,8 @@ from sandboxes.base import WORK, File
 MAX_MESSAGE_BYTES: Final = 512 * 1024
 """Largest packed task that a message may carry inline, as JSON."""
 
+MAX_PATH_BYTES: Final = 1024
+MAX_NAME_BYTES: Final = 255
 LEAK_BYTES: Final = 24
 """Scripts shorter than this say too little to be looked for in what the agent sees."""
 
@@ -109,7 +111,8 @@ class Task:
                     f'"{field}" must be an object of path to content, got {type(bodies).__name__}'
                 )
             for path, body in bodies.items():
-                if not isinstance(path, str) or not isinstance(body, str):
+                check_path(path)  # before anything else says it
+                if not isinstance(body, str):
                     raise ValueError(f'"{field}" must hold text under each path, got {body!r:.80} at {path}')
                 if path in files:
                     raise ValueError(f'{path} stands in both "files" and "files_b64"')
@@ -205,10 +208,14 @@ def iter_jsonl(path: Path) -> Iterator[Task]:
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that is not relative, normal and printable: it may not leave the folder that it is written to."""
+    """Refuse a path that is not relative, normal, printable and short: it may not leave the folder that it is written to, and must fit."""
     parts = path.split("/")
     if not path or path.startswith("/") or _UNSAFE.search(path) or any(p in ("", ".", "..") for p in parts):
         raise ValueError(f"{path!r:.120} is not a plain relative path")
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise ValueError(
+            f"{path!r:.120} is too long: a path has at most {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
+        )
 
 
 def check_leaks(files: Mapping[str, bytes]) -> None:

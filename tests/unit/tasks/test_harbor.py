@@ -142,6 +142,8 @@ def test_each_flaw_of_a_directory_is_one_sentence_that_names_the_file(
         ({"files": {"a": "x"}, "files_b64": {"a": "eA=="}}, 'a stands in both "files" and "files_b64"'),
         ({"files_b64": {"a": "?"}}, "a is not valid base64: "),
         ({"files": {"a": "\ud800"}}, r"a is not valid Unicode text \(character 0\)"),
+        ({"files": {"a\x1b[2J\nb": None}}, r"'a\\x1b\[2J\\nb' is not a plain relative path"),
+        ({"files": {"a\nb": ""}, "files_b64": {"a\nb": ""}}, r"'a\\nb' is not a plain relative path"),
         ({}, "task.toml is missing: "),
     ],
 )
