@@ -9,6 +9,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import RolloutFinished, encode
 from orchestrator.failpoints import BOUNDARIES, Kind
+from tests.e2e.observer import PATIENCE_S
 from tests.failpoints.world import World
 
 Provoke = Callable[[World], Awaitable[None]]
@@ -16,6 +17,7 @@ Provoke = Callable[[World], Awaitable[None]]
 ACTIONS = ("raise", "delay", "exit", "duplicate")
 DELAY_S = 0.3
 LONGER_THAN_A_LEASE_S = 3.5
+BROKEN = "select count(*) from groups where run_id = :run and not done and scaffold like '%:Broken'"
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
     "instruction.md": "Say something.\n",
@@ -71,12 +73,19 @@ async def _restart(world: World, *, process: str, how: signal.Signals = signal.S
     await world.end(process, how)
 
 
+async def _restart_at_work(world: World, *, process: str, how: signal.Signals = signal.SIGKILL) -> None:
+    await world.progress(PATIENCE_S)
+    await world.end(process, how)
+
+
 async def _freeze_the_runner(world: World) -> None:
+    await world.progress(PATIENCE_S)
     await world.freeze("runner", LONGER_THAN_A_LEASE_S)
 
 
 async def _a_broken_scaffold(world: World) -> None:
-    await world.submit(1, purpose="record", scaffold="Broken")
+    if not await world.seen.value(BROKEN):
+        await world.submit(1, purpose="record", scaffold="Broken")
 
 
 async def _a_late_step(world: World) -> None:
@@ -86,7 +95,7 @@ async def _a_late_step(world: World) -> None:
 async def _a_full_buffer(world: World) -> None:
     """While a batch of steps is not committed, others arrive behind it; then the consumer stops."""
     world.arm({"steps.commit.before": ["delay 1.0"]})
-    await world.progress(60.0)
+    await world.progress(PATIENCE_S)
     await world.end("orchestrator", signal.SIGTERM)
 
 
@@ -133,11 +142,11 @@ PROVOKED: dict[str, Provoke] = {
     "person.commit": _a_command,
     "publish.tasks": _a_task_by_command,
     "worker.count": _a_broken_scaffold,
-    "lease.ended": partial(_restart, process="verifier", how=signal.SIGTERM),
+    "lease.ended": partial(_restart_at_work, process="verifier", how=signal.SIGTERM),
     "server.lease.taken": partial(_restart, process="gateway"),
     "server.lease.ended": partial(_restart, process="gateway", how=signal.SIGTERM),
     "gateway.url": partial(_restart, process="gateway"),
-    "server.abort": partial(_restart, process="runner"),
+    "server.abort": partial(_restart_at_work, process="runner"),
     "journal.segment": partial(_restart, process="verifier"),
     "journal.named": partial(_restart, process="verifier"),
 }

@@ -1,5 +1,6 @@
 """Every boundary of a running stack × exit, raise, delay, duplicate: each is hit, the stack recovers, and in the end nothing is lost."""
 
+import resource
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
         assert not failed, "\n".join(failed)
         await ended_whole(world)
     assert stack.signalled(signal.SIGTERM) == 0
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{len(wanted)} boundaries: {spent.ru_utime + spent.ru_stime:.0f} s of CPU time")
     assert stack.tracebacks() == []
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
 
@@ -65,8 +68,10 @@ async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
             await exercise(world, case)
             print(f"{case.name}: {anyio.current_time() - began:.1f} s")
         except AssertionError as error:
-            failed.append(str(error))
-            print(error)
+            failed.append(
+                f"{case.name}: {error}; alone: ./ops/test --tier failpoints --failpoint {case.name}"
+            )
+            print(failed[-1])
         async with freed:
             busy.difference_update(case.busy)
             freed.notify_all()
@@ -89,9 +94,7 @@ async def exercise(world: World, case: Case) -> None:
     await taken(world, case, case.points, case.wanted)
     # The act again, undisturbed: whoever was killed or lied to is back at it.
     await taken(world, case, {f"{case.name}.after": ["delay 0"]}, [f"{case.name}.after delay 0"])
-    await until(
-        lambda: all_ready(world, case), f"{case.name}: {', '.join(case.busy)} are ready again", PATIENCE_S
-    )
+    await until(lambda: all_ready(world, case), f"{', '.join(case.busy)} are ready again", PATIENCE_S)
     await world.progress(PATIENCE_S)
 
 
@@ -113,10 +116,7 @@ async def taken(world: World, case: Case, points: dict[str, list[str]], wanted: 
                     hits, quiet_since = world.hits(), anyio.current_time()
     if missing := left():
         world.disarm(points)
-        raise AssertionError(
-            f"{case.name}: not reached within {PATIENCE_S:g} s: {', '.join(missing)}; "
-            f"replay it alone: ./ops/test --tier failpoints --failpoint {case.name}"
-        )
+        raise AssertionError(f"not reached within {PATIENCE_S:g} s: {', '.join(missing)}")
 
 
 def all_ready(world: World, case: Case) -> bool:

@@ -71,7 +71,7 @@ restart_limit = 100000
 OPEN_GROUPS = 6
 AT_WORK = {
     "orchestrator": b'"orchestrator.ready"',
-    "gateway": b'"gateway.listening"',
+    "gateway": b'"server.leased"',
     "runner": b'"runner.ready"',
     "verifier": b'"verifier.ready"',
 }
