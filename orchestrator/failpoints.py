@@ -109,6 +109,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "server.lease.renewed": Boundary(Kind.COMMIT, _GATEWAY, "the lease of a rollout server is renewed"),
         "server.lease.ended": Boundary(Kind.COMMIT, _GATEWAY, "a rollout server is let go"),
         "server.row": Boundary(Kind.COMMIT, _GATEWAY, "the owner says what a rollout server is doing"),
+        "gateway.refused": Boundary(
+            Kind.COMMIT, _GATEWAY, "a step that no stream takes is kept as a dead letter"
+        ),
         "gateway.read": Boundary(Kind.COMMIT, _GATEWAY, "a transaction that only reads"),
         "lease.taken": Boundary(Kind.COMMIT, _WORKERS, "an attempt or a verification is leased"),
         "lease.renewed": Boundary(Kind.COMMIT, _WORKERS, "every lease of a worker is renewed"),

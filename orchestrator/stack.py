@@ -72,7 +72,8 @@ async def up(
     kept: Callable[[list[str]], None] | None = None,
     route: Route = direct,
 ) -> None:
-    """Start everything, keep it alive until SIGINT, SIGTERM or cancellation. Raises ConfigurationError or ServiceError, one sentence.
+    """Start everything, keep it alive until SIGINT, SIGTERM or cancellation. Raises ConfigurationError or ServiceError, one sentence, and
+    ValueError when a process is given up that nothing stands in for: what is left could not go on, and somebody has to know.
 
     `kept` is told which keys have a new value that an existing run ignores: it keeps what it began with. `route` changes addresses.
     """
@@ -110,7 +111,7 @@ async def up(
         await supervisor.ready()
         if started is not None:
             started(config)
-        await supervisor.until_stopped()
+        await supervisor.until_stopped(interchangeable=[spec.name for spec, _ in own_servers])
     if "gateway" in only:
         home.discard_socket()
 

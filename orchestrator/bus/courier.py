@@ -6,15 +6,19 @@
 | a publish per entry, again on reconnect, on a new stream and `resend_s` after it was found missing | the bus | NATS |
 | a settled entry | `confirm`: the data pool has the effect, or has refused it | the orchestrator's ingest |
 | nothing while the data pool is away: what the stream has is not sent again, what it refuses is kept | Postgres | its return |
+
+A message that the bus can never take is not tried for ever: `unsendable` keeps it elsewhere, or says what to send instead.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 
 import anyio
 
-from orchestrator.bus.base import Bus, BusError, Outgoing
+from orchestrator.bus.base import Bus, BusError, Outgoing, TooLarge
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.log import get
+from orchestrator.progress import Loop, current, pause, reporting, restartable
 
 log = get(__name__)
 
@@ -22,6 +26,8 @@ PAGE = 256  # entries that are published, or asked for, at a time
 REFUSED_AGAIN_S = 0.5
 
 Confirm = Callable[[Sequence[Entry]], Awaitable[Collection[int]]]
+Unsendable = Callable[[Entry, str], Awaitable[Outgoing | None]]
+"""Told an entry that is too large for the bus, and why; returns what to send instead, or None once it is kept elsewhere."""
 
 
 class Courier:
@@ -36,6 +42,7 @@ class Courier:
         journal: Journal,
         bus: Bus,
         confirm: Confirm,
+        unsendable: Unsendable | None = None,
         *,
         confirm_every_s: float = 0.5,
         resend_s: float = 30.0,
@@ -44,9 +51,11 @@ class Courier:
         self._journal = journal
         self._bus = bus
         self._confirm = confirm
+        self._unsendable = unsendable
         self._confirm_every_s = confirm_every_s
         self._resend_s = resend_s
         self._linger_s = linger_s
+        self._settled = False  # anything since the last look
         self._sent: set[int] = set()  # entries that the stream has taken
         self._missing: dict[
             int, float
@@ -62,9 +71,10 @@ class Courier:
 
     async def run(self) -> None:
         """Publish and confirm until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._publish_loop)
-            tasks.start_soon(self._confirm_loop)
+        with reporting("journal") as line:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(restartable, "courier.publish", self._publish_loop)
+                tasks.start_soon(restartable, "courier.confirm", partial(self._confirm_loop, line))
 
     async def room(self) -> None:
         """Wait while the journal keeps as much as it should."""
@@ -94,8 +104,10 @@ class Courier:
                 # The stream is full: back-pressure until the orchestrator has caught up.
                 await anyio.sleep(REFUSED_AGAIN_S)
             elif len(unsent) <= PAGE:
+                current().rests("messages")
                 with anyio.move_on_after(1.0):
                     await self._wake.wait()
+                current().works("its turn")
                 # Nobody waits for a publish. Messages that come together cost one transaction in the data pool, not one each, and what
                 # their sender has to do meanwhile (a reply) is not held up.
                 await anyio.sleep(self._linger_s)
@@ -105,7 +117,10 @@ class Courier:
         results = await self._bus.publish_many([entry.message for entry in page])
         refused = 0
         for entry, result in zip(page, results, strict=True):
-            if isinstance(result, BusError):
+            if isinstance(result, TooLarge) and self._unsendable is not None:
+                log.error("courier.unsendable", msg_id=entry.message.msg_id, error=str(result))
+                await self._replace(entry, await self._unsendable(entry, str(result)))
+            elif isinstance(result, BusError):
                 refused += 1
                 error = str(result)
             elif self._journal.holds(entry.n):
@@ -114,15 +129,35 @@ class Courier:
             log.warning("courier.refused", entries=refused, error=error)
         return not refused
 
-    async def _confirm_loop(self) -> None:
+    async def _replace(self, entry: Entry, instead: Outgoing | None) -> None:
+        if instead is not None:
+            await self._journal.append(instead)
+            self._wake.set()
+        await self._journal.settle([entry.n])
+
+    def _tell(self, line: Loop) -> None:
+        """The oldest message, for as long as nothing is settled."""
+        oldest = next(iter(self._journal.pending()), None)
+        if oldest is None:
+            line.rests("messages")
+            return
+        if line.resting or self._settled:
+            line.works()
+        self._settled = False
+        line.item = oldest.message.msg_id
+        line.on = "the orchestrator's ingest" if oldest.n in self._sent else "nats"
+
+    async def _confirm_loop(self, line: Loop) -> None:
         while True:
-            await anyio.sleep(self._confirm_every_s)
+            self._tell(line)
+            await pause(self._confirm_every_s)
             sent = [entry for entry in self._journal.pending() if entry.n in self._sent]
             for start in range(0, len(sent), PAGE):
                 await self._confirm_page(sent[start : start + PAGE])
 
     async def _confirm_page(self, page: Sequence[Entry]) -> None:
         settled = set(await self._confirm(page))
+        self._settled = self._settled or bool(settled)
         await self._journal.settle(settled)
         now = anyio.current_time()
         for entry in page:

@@ -5,7 +5,20 @@ import sys
 import typer
 
 from orchestrator.bus.base import BusError
-from orchestrator.cli import audit, dead, pool, processes, prune, rescore, rewind, runs, scaffold, sft, tasks
+from orchestrator.cli import (
+    audit,
+    dead,
+    pool,
+    processes,
+    prune,
+    rescore,
+    rewind,
+    runs,
+    scaffold,
+    sft,
+    status,
+    tasks,
+)
 from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
@@ -19,6 +32,7 @@ app = typer.Typer(
 )
 processes.register(app)
 runs.register(app)
+status.register(app)
 pool.register(app)
 audit.register(app)
 rewind.register(app)

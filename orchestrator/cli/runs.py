@@ -1,4 +1,4 @@
-"""Commands about a run as a whole: init, config, up, down, status, doctor, run end, reconcile."""
+"""Commands about a run as a whole: init, config, up, down, doctor, run end, reconcile."""
 
 import json
 import os
@@ -74,31 +74,6 @@ def down(config: ConfigOption = HERE) -> None:
 
     stopped = anyio.run(stop_running, Home.at(config).layout)
     typer.echo("stopped" if stopped else "nothing was running")
-
-
-def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Show the supervised processes."""
-    import msgspec
-
-    from orchestrator.embedded.supervisor import read_status
-
-    found = read_status(Home.at(config).layout)
-    if found is None or not found.supervisor.alive:
-        typer.echo("{}" if as_json else "nothing is running; start it with: penstock up")
-        raise typer.Exit(3)
-    if as_json:
-        typer.echo(msgspec.json.encode(found).decode())
-        return
-    table = Table("process", "state", "pid", "restarts", "last exit")
-    for process in found.processes:
-        table.add_row(
-            process.name,
-            process.state,
-            str(process.pid or ""),
-            str(process.restarts),
-            process.last_exit or "",
-        )
-    Console().print(table)
 
 
 def doctor(
@@ -204,7 +179,7 @@ def end(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
-    for command in (init, config, env, up, down, status, doctor, reconcile):
+    for command in (init, config, env, up, down, doctor, reconcile):
         app.command()(command)
     run = typer.Typer(no_args_is_help=True, help="The run itself.")
     run.command()(end)

@@ -16,7 +16,7 @@ import graphlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
@@ -169,11 +169,25 @@ class Supervisor:
         self._stopping.set()
         for process in self._processes.values():
             process.stop()
+        self._tell_change()
 
-    async def until_stopped(self) -> None:
-        """Waits for a signal or `request_stop()`, then until every process has ended."""
-        await self._stopping.wait()
+    async def until_stopped(self, interchangeable: Collection[str] = ()) -> None:
+        """Waits for a signal or `request_stop()`, then until every process has ended. Raises ValueError, with the end of its log, when a
+        process is given up meanwhile; of those that are `interchangeable` one that is left is enough."""
+        while not self._stopping.is_set():
+            if (given_up := self._given_up(interchangeable)) is not None:
+                raise ValueError(given_up)
+            await self._change.wait()
         await self._all_at_rest()
+
+    def _given_up(self, interchangeable: Collection[str]) -> str | None:
+        failed = {
+            name: process.status.detail or f"{name} failed"
+            for name, process in self._processes.items()
+            if process.status.state is ProcessState.FAILED
+        }
+        left = set(interchangeable) - failed.keys()
+        return next((why for name, why in failed.items() if name not in interchangeable or not left), None)
 
     async def _all_at_rest(self) -> None:
         for process in list(self._processes.values()):
@@ -195,6 +209,9 @@ class Supervisor:
         self._write_status()
         if self._on_event is not None and (last is None or last.state != status.state):
             self._on_event(ProcessEvent(status.name, status.state, status.pid, status.detail))
+        self._tell_change()
+
+    def _tell_change(self) -> None:
         self._change.set()
         self._change = anyio.Event()
 

@@ -9,6 +9,7 @@ An assignment of a stale epoch, or one that somebody else holds, is acked and co
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -23,8 +24,10 @@ from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.worker import Worker
 from orchestrator.log import bind, get
 from orchestrator.pool import history
+from orchestrator.pool.culprits import SLOT
 from orchestrator.pool.leases import Lease, lease
 from orchestrator.pool.transact import transact
+from orchestrator.progress import current, looping, restartable
 
 log = get(__name__)
 
@@ -45,21 +48,28 @@ class Assignments:
         self._expected = expected
         self._before = RolloutState.QUEUED if expected is RolloutAssigned else RolloutState.FINISHED
         self._work = work
+        self._kind, self._one = (
+            ("rollouts", "attempt") if expected is RolloutAssigned else ("verifications", "verification")
+        )
         self._slots = anyio.Semaphore(worker.slots)
 
     async def serve(self, consumers: Sequence[Consumer]) -> None:
         """Serve until cancelled."""
         async with anyio.create_task_group() as tasks:
             for consumer in consumers:
-                tasks.start_soon(self._serve, consumer, tasks)
+                name = f"{self._kind} {consumer.filter.rpartition('.')[2]}"
+                tasks.start_soon(restartable, name, partial(self._serve, consumer, tasks))
 
     async def _serve(self, consumer: Consumer, tasks: anyio.abc.TaskGroup) -> None:
         # One at a time: a message that waits here is work that another runner could do.
         async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
             while True:
+                current().rests(SLOT)
                 async with self._slots:
                     pass  # there is room, but it is not kept for a pool in which nothing is to be done
+                current().rests("assignments")
                 (delivery,) = await arriving.take(1)
+                current().works("an assignment")
                 try:
                     event = decode(delivery.body, delivery.schema, self._expected)
                 except MessageError as error:
@@ -81,7 +91,9 @@ class Assignments:
         """Wait for a slot; it is gone only if another pool has taken the last one meanwhile."""
         while True:
             with anyio.move_on_after(ACK_WAIT_S / 3):
+                current().rests(SLOT)
                 await self._slots.acquire()
+                current().works("an assignment")
                 return
             await delivery.in_progress()
 
@@ -104,8 +116,14 @@ class Assignments:
         worker = self._worker
         try:
             with bind(rollout=held.rollout_id, group=held.group_id, attempt=held.attempt, epoch=held.epoch):
-                with worker.heart.holding(held.rollout_id, held.epoch) as scope:
-                    await self._send(await self._work(held))
+                with (
+                    looping(self._one, forever=False) as loop,
+                    worker.heart.holding(held.rollout_id, held.epoch) as scope,
+                ):
+                    loop.works(f"rollout {held.rollout_id}")
+                    result = await self._work(held)
+                    loop.works(f"the result of rollout {held.rollout_id}", on="disk")
+                    await self._send(result)
                 if scope.cancelled_caught:
 
                     async def lost(connection: AsyncConnection) -> None:

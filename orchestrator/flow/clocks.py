@@ -18,6 +18,7 @@ import anyio
 
 from orchestrator.bus.feed import beside
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, RolloutFailure
+from orchestrator.progress import current
 from sandboxes.base import Process
 
 T = TypeVar("T")
@@ -126,6 +127,7 @@ class Clocks:
 
     async def _until_over(self) -> RolloutFailure:
         while True:
+            current().moved()  # while the clocks run, an attempt is theirs to judge
             now = time.monotonic()
             since = self._opened if self._open else self._asked
             if since is not None:

@@ -20,6 +20,7 @@ from orchestrator.log import get
 from orchestrator.pool import leases
 from orchestrator.pool.confirm import MessageKey
 from orchestrator.pool.transact import LONGEST_WAIT_S, transact
+from orchestrator.progress import pause
 
 log = get(__name__)
 
@@ -65,7 +66,7 @@ class Heart:
     async def run(self) -> None:
         """Beat until cancelled."""
         while True:
-            await anyio.sleep(self._ttl_s / 3)
+            await pause(self._ttl_s / 3)
             await self.beat()
 
     async def beat(self) -> None:

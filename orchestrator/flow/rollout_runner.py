@@ -50,6 +50,7 @@ from orchestrator.log import get
 from orchestrator.pool import history
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.transact import transact
+from orchestrator.progress import current
 from orchestrator.rewards.speed import agent_seconds
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
@@ -164,6 +165,7 @@ class RolloutRunner:
         limits = self._limits(task, scaffold)
         environment = self._environment(task)
         began = time.monotonic()
+        current().works(f"the session of rollout {lease.rollout_id}", on="gateway")
         session = await self._open_session(lease, task, scaffold, limits)
         record.opened = True
         view = TaskView(task.name, lease.domain, task.instruction, environment.work_dir)
@@ -185,7 +187,9 @@ class RolloutRunner:
                 gateway_socket=self._socket,
             )
 
+        current().works(f"the sandbox of rollout {lease.rollout_id}", on="sandbox")
         async with self._worker.provider.open(spec) as box:
+            current().works(f"the scaffold of rollout {lease.rollout_id}", on="scaffold")
             record.queued_s = time.monotonic() - began
 
             async def work() -> Outcome:
@@ -199,6 +203,7 @@ class RolloutRunner:
                     )
 
             outcome = redacted(await captured(work), session.token)
+            current().works(f"what rollout {lease.rollout_id} changed", on="sandbox")
             changed = await box.changed(LIMITS)
         if (reason := excess(changed, outcome.answer)) is None:
             record.artifacts = redacted_files(packed(changed), session.token)
@@ -243,6 +248,7 @@ class RolloutRunner:
         """End the session, and hold a program's own word against what the gateway saw."""
         if not record.opened:
             return outcome, None
+        current().works(f"the seal of rollout {lease.rollout_id}", on="gateway")
         try:
             seal = await self._admin.seal(**key_of(lease))
         except PenstockError as error:

@@ -30,6 +30,7 @@ from orchestrator.log import get
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.results import artifacts_of
 from orchestrator.pool.transact import transact
+from orchestrator.progress import current
 from orchestrator.tasks import untrusted
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.verdict import (
@@ -112,6 +113,7 @@ class VerifyRunner:
         files[UNTRUSTED_FILE] = UNTRUSTED
         files[ANSWER_FILE] = File(answer.encode(errors="replace"))
         limits = sandbox_limits(self._worker.config.sandbox, timeout_s)
+        current().works(f"the tests of rollout {verdict.rollout}", on="sandbox", within=timeout_s)
         async with self._worker.provider.open(environment.spec(files, limits)) as box:
             ended = await box.exec(
                 ["bash", f"{TESTS_DIR}/test.sh"],

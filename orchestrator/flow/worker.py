@@ -23,12 +23,15 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, SandboxSection
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.flow.heartbeat import Heart
+from orchestrator.flow.oversize import failed_instead
 from orchestrator.flow.tidy import tidy
 from orchestrator.log import bind, get
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
+from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
+from orchestrator.progress import restartable
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import Limits, Provider
@@ -94,13 +97,14 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
 
             return [keys[key] for key in await transact(engine, ask, at="worker.read")]
 
-        courier = Courier(journal, bus, confirm)
+        courier = Courier(journal, bus, confirm, failed_instead)
         heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
         stack.push_async_callback(heart.give_back)
         await bus.ensure_streams()
         stack.enter_context(bind(run=run.name))
         await stack.enter_async_context(beside(courier.run))
-        await stack.enter_async_context(beside(heart.run))
+        await stack.enter_async_context(beside(partial(restartable, "heart", heart.run)))
+        await stack.enter_async_context(announced(engine, run.run_id))
         await stack.enter_async_context(beside(partial(tidy, config.rollout.lease_ttl_s)))
         yield Worker(
             run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider

@@ -22,7 +22,7 @@ from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.base import Bus
-from orchestrator.bus.courier import Confirm, Courier
+from orchestrator.bus.courier import Confirm, Courier, Unsendable
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
 from orchestrator.collector import keep_loaded
@@ -45,6 +45,7 @@ from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway.watch import Watch
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.dead import keep_unsendable
 from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
@@ -120,7 +121,7 @@ class Gateway:
             ]
             servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
             pool = ServerPool(servers, metrics, spill_s=config.servers.spill_s)
-            courier = Courier(journal, bus, _confirm(engine, run_id))
+            courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
             sessions = SessionStore(engine, run_id)
             book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
             versions = PublishedVersions(engine, run_id, look_s=config.servers.look_s)
@@ -217,6 +218,21 @@ def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
         return [numbers[key] for key in found]
 
     return confirm
+
+
+def _unsendable(engine: AsyncEngine, run_id: int) -> Unsendable:
+    async def keep(entry: Entry, reason: str) -> None:
+        """A step that no stream takes is a dead letter; its attempt is then never complete, and runs again."""
+        message = entry.message
+        await transact(
+            engine,
+            lambda connection: keep_unsendable(
+                connection, run_id, message.subject, message.schema, message.msg_id, message.body, reason
+            ),
+            at="gateway.refused",
+        )
+
+    return keep
 
 
 def _app(routes: Sequence[web.RouteDef], limit: int) -> web.Application:

@@ -9,26 +9,27 @@
 | the stage is late, and all of them live and rest | that nothing reaches them: it was lost on its way |
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.pool.presence import LoopReport, ProcessReport
 from orchestrator.pool.stages import Stage
 
-# Which process takes a stage on, by which loops (the beginnings of their names).
+# Which process takes a stage on, by which loops (the first words of their names).
 TAKEN_ON: dict[str, tuple[str, tuple[str, ...]]] = {
     "dispatch": ("orchestrator", ("dispatcher",)),
     "lease": ("runner", ("rollouts",)),
-    "run": ("runner", ("attempt", "heart", "courier")),
-    "settle": ("gateway", ("courier",)),
+    "run": ("runner", ("attempt", "heart", "courier", "journal")),
+    "settle": ("gateway", ("courier", "journal")),
     "verify": ("verifier", ("verifications",)),
-    "grade": ("verifier", ("verification ", "heart", "courier")),
+    "grade": ("verifier", ("verification", "heart", "courier", "journal")),
     "reap": ("orchestrator", ("reaper",)),
     "conclude": ("orchestrator", ("steps", "results", "verdicts")),
     "take": ("trainer", ("train",)),
     "commit": ("trainer", ("train",)),
     "publish": ("orchestrator", ("relay",)),
-    "sync": ("gateway", ("keeper", "versions", "lease")),
+    "sync": ("gateway", ("sync", "keeper", "versions", "lease")),
 }
 SLOT = "a free slot"
 
@@ -79,7 +80,7 @@ def _responsible(stage: Stage, living: Sequence[ProcessReport]) -> Iterator[tupl
     _, names = TAKEN_ON[stage.name]
     for process in living:
         for loop in process.loops:
-            if loop.name.startswith(names):
+            if re.split("[ .]", loop.name)[0] in names:  # "rollouts eval", "courier.publish"
                 yield process, loop
 
 
@@ -116,7 +117,7 @@ def _culprit(stage: Stage, processes: Sequence[ProcessReport], no_progress_s: fl
             kind,
             None,
             stage.late_s,
-            f"the {heard[0].process} lives, but its loop {names[0].strip()} is not there",
+            f"the {heard[0].process} lives, but its loop {names[0]} is not there",
         )
     process, loop = loops[0]
     waits = f"waits for {loop.waits_for}" if loop.waits_for else f"works on {loop.item or 'something else'}"

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, or_, select
+from sqlalchemy import delete, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState
+from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import attempts, dead_letters, groups, rollouts, submissions, tasks
 
 
@@ -112,6 +113,19 @@ async def next_retry(connection: AsyncConnection, run_id: int, submission: str) 
         )
     )  # fmt: skip
     return f"{first}:retry-{int(known or 0) + 1}"
+
+
+async def keep_unsendable(
+    connection: AsyncConnection, run_id: int, subject: str, schema: str, msg_id: str, body: bytes, reason: str
+) -> None:
+    """A message that its sender could never send."""
+    stream = subject.partition(".")[0].upper()
+    await connection.execute(
+        insert(dead_letters).values(
+            run_id=run_id, stream=stream, subject=subject, schema=schema, msg_id=msg_id, reason=clean(reason), deliveries=0,
+            body=body,
+        )
+    )  # fmt: skip
 
 
 async def drop_message(connection: AsyncConnection, number: int) -> bool:

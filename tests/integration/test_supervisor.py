@@ -49,6 +49,49 @@ async def until(supervisor: Supervisor, name: str, true: Callable[[ProcessStatus
     return status
 
 
+async def test_who_waits_for_the_end_hears_of_a_process_that_was_given_up(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        patience = RestartPolicy(limit=2, first_delay_s=0.001)
+        supervisor.add(
+            ProcessSpec("sound", SLEEP),
+            ProcessSpec("broken", shell("echo no model; exit 3"), restart=patience),
+        )
+        with pytest.raises(ValueError, match="broken died 2 times .* exit 3; the end of .*") as caught:
+            with anyio.fail_after(20):
+                await supervisor.until_stopped()
+        assert str(caught.value).endswith("no model")
+    left = read_status(layout)
+    assert left is not None
+    states = {process.name: process.state for process in left.processes}
+    assert states == {"sound": ProcessState.STOPPED, "broken": ProcessState.FAILED}
+
+
+async def test_of_those_that_stand_in_for_each_other_one_that_is_left_is_enough(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        patience = RestartPolicy(limit=1)
+        supervisor.add(
+            ProcessSpec("server", shell("read line; exit 3"), restart=patience),
+            ProcessSpec("server-2", SLEEP, restart=patience),
+        )
+        heard: list[str] = []
+
+        async def wait() -> None:
+            try:
+                await supervisor.until_stopped(interchangeable=("server", "server-2"))
+            except ValueError as error:
+                heard.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(supervisor, "server", lambda status: status.state is ProcessState.FAILED)
+            await anyio.wait_all_tasks_blocked()
+            assert heard == []
+            status = await until(supervisor, "server-2", lambda status: status.pid is not None)
+            assert status.pid is not None
+            os.kill(status.pid, signal.SIGKILL)
+        assert len(heard) == 1 and heard[0].startswith("server died 1 times")
+
+
 async def until_file(path: Path) -> str:
     with anyio.fail_after(20):
         while not (path.exists() and path.read_text().endswith("\n")):

@@ -1,17 +1,18 @@
 """The courier through outages: what it sends, when it sends it again, and what it holds back meanwhile."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.bus.base import BusError, Outgoing, TooLarge
 from orchestrator.bus.courier import PAGE, Courier
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.memory import MemoryBus
+from orchestrator.progress import boarding
 
 pytestmark = pytest.mark.anyio
 
@@ -40,13 +41,19 @@ class CountingBus(MemoryBus):
         self.given: list[str] = []
         self.largest = 0
         self.refuses = False
+        self.max_bytes = 1000
 
     async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
         self.given += [str(message.msg_id) for message in messages]
         self.largest = max(self.largest, len(messages))
         if self.refuses:
             return [BusError("the stream is full") for _ in messages]
-        return await super().publish_many(messages)
+        return [
+            TooLarge(f"{len(message.body)} bytes are too many")
+            if len(message.body) > self.max_bytes
+            else await self.publish(message)
+            for message in messages
+        ]
 
 
 def message(n: int) -> Outgoing:
@@ -155,3 +162,56 @@ async def test_who_would_make_more_waits_while_the_journal_keeps_as_much_as_it_s
         with anyio.fail_after(10):
             await waited.wait()
     assert post.journal.held_bytes == 14
+
+
+async def test_what_the_bus_can_never_take_is_sent_as_something_else_or_kept_elsewhere(
+    tmp_path: Path,
+) -> None:
+    bus, pool, kept = CountingBus(), DataPool(), list[tuple[str, str]]()
+    bus.max_bytes = 20
+    await bus.ensure_streams()
+
+    async def unsendable(entry: Entry, reason: str) -> Outgoing | None:
+        kept.append((entry.message.msg_id, reason))
+        return replace(entry.message, body=b"short") if entry.message.msg_id == "1:1:0:step" else None
+
+    async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+        courier = Courier(journal, bus, pool.confirm, unsendable, confirm_every_s=0.005)
+        post = Post(journal, bus, pool, courier)
+        for n in (0, 1):
+            await courier.send(replace(message(n), body=b"x" * 21))
+        await courier.send(message(2))
+        tasks.start_soon(courier.run)
+        pool.back.set()
+        await post.until_given(4)
+        assert kept == [("1:1:0:step", "21 bytes are too many"), ("1:1:1:step", "21 bytes are too many")]
+        pool.has = {entry.n for entry in journal.pending()}
+        assert {entry.message.body for entry in journal.pending()} == {b"short", b'{"n":2}'}
+        await post.until_kept(0)
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_oldest_message_that_nobody_confirms_is_named_with_whom_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    bus, pool = CountingBus(), DataPool()
+    await bus.ensure_streams()
+    pool.back.set()
+    with boarding("runner") as board:
+        async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+            courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
+            tasks.start_soon(courier.run)
+            await courier.send(message(7))
+            await until_answers(pool, 2)
+            (line,) = [loop for loop in board.loops().values() if loop.name == "journal"]
+            assert (line.item, line.waits_for) == ("1:1:7:step", "the orchestrator's ingest")
+            since = line.since
+            await until_answers(pool, 2)
+            assert line.since == since and line.stuck_for(since + 61, 60.0) > 60, (
+                "answers alone are no progress"
+            )
+            pool.has = {entry.n for entry in journal.pending()}
+            with anyio.fail_after(10):
+                while not line.resting:
+                    await anyio.sleep(0.002)
+            tasks.cancel_scope.cancel()
