@@ -56,7 +56,7 @@ async def test_who_waits_for_the_end_hears_of_a_process_that_was_given_up(layout
             ProcessSpec("sound", SLEEP),
             ProcessSpec("broken", shell("echo no model; exit 3"), restart=patience),
         )
-        with pytest.raises(ValueError, match="broken died 2 times .* exit 3; the end of .*") as caught:
+        with pytest.raises(ValueError, match=r"broken died 2 times .* exit 3; the end of .*") as caught:
             with anyio.fail_after(20):
                 await supervisor.until_stopped()
         assert str(caught.value).endswith("no model")
