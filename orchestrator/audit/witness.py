@@ -50,8 +50,9 @@ async def answers(snapshot: Snapshot) -> Checked:
     """Every answer that an agent program received, in an attempt that counts, is stored with it."""
     findings = Findings("I3", "answers that were received are stored")
     path = _file(snapshot, ANSWERS)
-    if path is None:
-        return Checked(findings.invariant, findings.name, 0, 0, (), "no witness told what was received")
+    if path is None or snapshot.pruned:
+        reason = snapshot.pruned or "no witness told what was received"
+        return Checked(findings.invariant, findings.name, 0, 0, (), reason)
     received: dict[str, Counter[str]] = defaultdict(Counter)
     for entry in lines_of(path):
         received[entry["session"]][entry["digest"]] += 1
@@ -87,8 +88,9 @@ async def generations(snapshot: Snapshot) -> Checked:
     """Every stored action is made of completions that a rollout server delivered, whole or (at a stop) up to some token."""
     findings = Findings("I3", "stored actions were generated")
     path = _file(snapshot, GENERATIONS)
-    if path is None:
-        return Checked(findings.invariant, findings.name, 0, 0, (), "no witness told what was generated")
+    if path is None or snapshot.pruned:
+        reason = snapshot.pruned or "no witness told what was generated"
+        return Checked(findings.invariant, findings.name, 0, 0, (), reason)
     known: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for ids in lines_of(path):
         if ids:

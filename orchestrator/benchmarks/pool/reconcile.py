@@ -15,7 +15,7 @@ from orchestrator.flow.relay import relay
 
 TARGET_S = 30.0
 MEMBERS = 4
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 # Half of the rollouts wait for a runner, half for a verifier runner.
 _OPEN = (
     "INSERT INTO tasks (run_id, sha, name, domain, settings, body) VALUES ({run}, 'x', 'x', 'general', '{{}}', '{{}}')",

@@ -35,7 +35,7 @@ from orchestrator.pool.transact import transact
 
 TARGET_MS = 50.0
 APART_S = 0.05
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 _WAITED = """SELECT extract(epoch FROM min(a.started) - g.dispatched) * 1000 AS first,
                     extract(epoch FROM max(a.started) - g.dispatched) * 1000 AS last
                FROM groups g JOIN rollouts r ON r.group_id = g.group_id LEFT JOIN attempts a ON a.rollout_id = r.rollout_id
