@@ -18,6 +18,7 @@ from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.flow.complete import assign_verification, complete_reported, conclude_group
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
+from orchestrator.flow.plausible import check_result, check_verdict
 from orchestrator.pool import history, leases, results
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest
 from orchestrator.pool.transact import transact
@@ -87,6 +88,7 @@ async def ingest_results(flow: Flow) -> None:
         for i, delivery in enumerate(deliveries):
             try:
                 event = _read(flow, delivery, RolloutFinished)
+                check_result(event)
                 _failure(event.failure_class, ROLLOUT_ENDS)
             except MessageError as error:
                 refused[i] = str(error)
@@ -112,6 +114,7 @@ async def ingest_verdicts(flow: Flow) -> None:
                 failure = _failure(event.failure_class, VERIFICATION_ENDS)
                 if failure is FailureClass.COMPLETED and not _in_range(event.reward):
                     raise MessageError(f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]")
+                check_verdict(event)
             except MessageError as error:
                 refused[i] = str(error)
                 continue
