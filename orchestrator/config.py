@@ -181,6 +181,7 @@ class RolloutSection(_Section):
     stall_s: Seconds = 60.0
     retry_delay_s: Annotated[float, Field(ge=0)] = 1.0
     remind_s: Seconds = 300.0  # an assignment that nobody took for so long is owed again
+    max_resumes: Annotated[int, Field(ge=0)] = 3  # of one rollout; 0: a lost runner costs the attempt
     train_timeouts: bool = False  # an agent's own timeout: trained as a failure, else filtered
 
     @model_validator(mode="after")
@@ -217,6 +218,7 @@ class GatewaySection(_Section):
     `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
     `refuse` to start, or render every request whole and make it a sample of its own (`per_request`).
     `spool_mb`: recorded steps that Postgres does not have yet are kept in memory and on disk; with so many of them new completions wait.
+    `replay_hold_s`: how long a resumed program's request that is not on record waits for those that are, before it counts as diverged.
     """
 
     host: str = "127.0.0.1"
@@ -224,6 +226,7 @@ class GatewaySection(_Section):
     body_limit_mb: Positive = 64
     spool_mb: Annotated[float, Field(gt=0)] = 512.0
     session_ttl_s: Seconds = 3600.0
+    replay_hold_s: Seconds = 2.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     unproven_template: Literal["refuse", "per_request"] = "refuse"
 

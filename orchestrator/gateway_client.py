@@ -83,6 +83,9 @@ class Seal:
     `queued_s`: time that calls spent waiting for admission or a rollout server, not for generation. `calls` counts requests that
     reached the policy, answered or not. `exhausted`: turns | context | tokens when a call was refused for that, else None. `failing`: why
     the platform failed the newest call that ended (no rollout server, a full disk), None when it was served or refused for its own sake.
+
+    Of a resume: how many steps earlier leases had `recorded`, how many were `replayed`, the seconds that their generation had taken, how many
+    should have been asked for again and are `missing`, and why the requests `parted` from the record, None if they did not.
     """
 
     steps: int
@@ -95,6 +98,11 @@ class Seal:
     sampled_tokens: int
     failing: str | None = None
     versions: tuple[int, ...] = ()  # every policy version that made a token, ascending
+    recorded: int = 0
+    replayed: int = 0
+    replayed_s: float = 0.0
+    missing: int = 0
+    parted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +110,15 @@ class Activity:
     """What a session is doing: calls in flight, calls so far, and the seconds that finished calls have spent queueing. All zero for
     one that is not in the gateway's memory: closed, or not spoken to since the gateway started. `instance` names this gateway process: another
     one means that the gateway was started anew meanwhile. `held_s`: for how long, of the calls in flight, the one that waited longest has
-    been held because no rollout server, or no room for what it would record, was there."""
+    been held because no rollout server, or no room for what it would record, was there. `replayed_s`: what the generation of the steps had
+    taken that a resumed session has served again."""
 
     in_flight: int
     calls: int
     queued_s: float
     instance: str = ""
     held_s: float = 0.0
+    replayed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One recorded step as a scaffold sees it. finish: stop | length | tool_calls; parse: ok | ill_formed."""
+    """One recorded step as a scaffold sees it. finish: stop | length | tool_calls; parse: ok | ill_formed. `replayed`: it was recorded under
+    an earlier lease, and so were its timings."""
 
     content: str
     reasoning: str | None
@@ -140,6 +151,7 @@ class Completion:
     step: int
     usage: Usage
     timings: StepTimings
+    replayed: bool = False
 
     def message(self) -> Message:
         """The assistant message to append to the history for the next call."""
@@ -236,15 +248,16 @@ class GatewayAdmin(_Client):
         sampling: Mapping[str, Any] | None = None,
         scripted: Sequence[Message] | None = None,
         auxiliary: Sequence[str] = (),
+        replayable: bool = False,
     ) -> OpenSession:
         """Open the session of one attempt at one lease epoch. Opening it again gives a fresh token to the same session and
-        closes the older token; a later epoch of the same attempt goes on where the recorded steps end.
+        closes the older token; a later epoch of the same attempt serves the recorded steps again, then goes on where they end.
 
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
         `scripted` replaces the policy: the i-th call of the session is answered by scripted[i] = {reasoning, content, tool_calls:
         [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
         `{observation}` in their arguments stands for. `auxiliary` are patterns of model names (`*-mini`): a call that asks for such a
-        model is answered and recorded, and does not train.
+        model is answered and recorded, and does not train. `replayable` says whether a later lease may resume this attempt.
         """
         body = {
             "run": run,
@@ -260,6 +273,7 @@ class GatewayAdmin(_Client):
             "sampling": dict(sampling or {}),
             "scripted": None if scripted is None else list(scripted),
             "auxiliary": list(auxiliary),
+            "replayable": replayable,
         }
         return msgspec.convert(await self._post("/admin/sessions", body), OpenSession)
 

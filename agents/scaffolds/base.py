@@ -75,7 +75,8 @@ class Manifest:
 
     `auxiliary` are rules for calls that are not the policy's work: titles, summaries, memories. `*-small` is a pattern of model names,
     `text:*title generator*` one of the conversation's first message. Such calls are recorded and carry train weight 0. `timeout_s` bounds a
-    black box beside the task's own limit; None leaves it to the task.
+    black box beside the task's own limit; None leaves it to the task. `replayable`: run again from its beginning, and given the same
+    completions, it asks for the same ones; then an attempt whose runner died goes on from its recorded steps.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Manifest:
     program: Program | None = None
     needs: Needs = field(default_factory=Needs)
     check: Hints = field(default_factory=Hints)
+    replayable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

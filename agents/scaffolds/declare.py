@@ -34,8 +34,10 @@ def scaffold(
     program: Program | None = None,
     needs: Needs | None = None,
     check: Hints | None = None,
+    replayable: bool | None = None,
 ) -> Callable[[C], C]:
-    """Declare a class as a scaffold: a white box if it has `run`, a black box if it has `launch`."""
+    """Declare a class as a scaffold: a white box if it has `run`, a black box if it has `launch`. `replayable` (see `Manifest`) is taken
+    for granted of a white box, and must be said of a black one."""
 
     def declare(cls: C) -> C:
         kind = "white" if issubclass(cls, WhiteBox) else "black" if issubclass(cls, BlackBox) else None
@@ -60,6 +62,7 @@ def scaffold(
             program,
             needs or Needs(),
             check or Hints(),
+            kind == "white" if replayable is None else replayable,
         )
         setattr(cls, ATTRIBUTE, Scaffold(manifest, cls))
         return cls

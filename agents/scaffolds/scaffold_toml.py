@@ -12,6 +12,7 @@
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on
     tcp = true                          # gateway.base_url is reached over 127.0.0.1; false: over the socket only
+    replayable = false                  # true: given the same completions again, it asks for the same ones (`scaffolds.base.Manifest`)
 
     [env]
     OPENAI_BASE_URL = "{gateway.base_url}"
@@ -192,6 +193,7 @@ def from_toml(path: Path) -> Scaffold:
         declared.program,
         reader.needs(),
         reader.hints(),
+        reader.flag("replayable", False),
     )
     if table:
         raise ValueError(f"{path}: {sorted(table)[0]} is not a known key")

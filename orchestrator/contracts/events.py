@@ -144,6 +144,8 @@ class RolloutFinished(Event, frozen=True):
     """Signals the end of one attempt, with what its sealed session announced. runner (journal) → orchestrator.
 
     `digest` (hex) is sha256 of all chain_sha in idx order; the rollout is complete only when every announced step is in the data pool.
+    `resumable`: an infrastructure failure after which the recorded steps can be replayed. `replay` (contracts.states.Replay) and `replayed`
+    (steps) tell what became of a resume; empty and 0 for an attempt that was none.
     """
 
     run: str
@@ -165,6 +167,9 @@ class RolloutFinished(Event, frozen=True):
     scaffold: str = ""
     scaffold_version: str = ""
     scaffold_sha: str = ""
+    resumable: bool = False
+    replay: str = ""
+    replayed: int = 0
 
 
 class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):

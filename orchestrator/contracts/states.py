@@ -62,6 +62,16 @@ class FailureClass(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Replay(StrEnum):
+    """What became of a resume: the recorded steps of an attempt, served again to its scaffold under a new lease."""
+
+    CONTINUED = "continued"  # all that had to be asked for again was, and the attempt went on
+    DIVERGED = (
+        "diverged"  # the scaffold asked for something else than is recorded: the next attempt begins anew
+    )
+    INTERRUPTED = "interrupted"  # it ended before all was asked for again, through no fault of the replay
+
+
 class FilterReason(StrEnum):
     """Why a group was resolved without being trained."""
 

@@ -124,6 +124,7 @@ async def follow(
         sight.looked(seen)
         last = seen or last
         clocks.observed(waiting=seen is None or seen.in_flight > 0, calls=last.calls, queued_s=last.queued_s)
+        clocks.replayed(last.replayed_s)
         await anyio.sleep(period_s)
 
 

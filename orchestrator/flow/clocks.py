@@ -59,12 +59,13 @@ class Clocks:
         self._generated = 0.0  # the longest generation among those that overlap
         self._asked: float | None = None  # since when a black box has been seen to wait for the policy
         self._calls, self._queued_s = 0, 0.0
+        self.replayed_s = 0.0
         self._programs: dict[Process, float] = {}  # CPU seconds when something last moved
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since `run` began, until it ended."""
-        return (self._ended or time.monotonic()) - self._began
+        """Seconds since `run` began, until it ended, and those of replayed completions."""
+        return (self._ended or time.monotonic()) - self._began + self.replayed_s
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`. Raises AgentTimeout or InfraFailure when a clock ends it, after `work` has cleaned up."""
@@ -114,6 +115,12 @@ class Clocks:
             self._asked = now
         self._deadline += max(0.0, queued_s - self._queued_s)
         self._calls, self._queued_s = calls, queued_s
+
+    def replayed(self, total_s: float) -> None:
+        """Completions that a resume served again, all so far, had taken `total_s`: the agent's time, although it was spent before."""
+        more = max(0.0, total_s - self.replayed_s)
+        self.replayed_s += more
+        self._deadline -= more
 
     def started(self, process: Process) -> None:
         """A program runs in the sandbox from now on."""

@@ -1,7 +1,7 @@
 """From a reported attempt to a terminal rollout to a concluded group: the decisions between results, steps and rewards.
 
 A rollout is complete only when every step that it announced is in the data pool; otherwise it waits, and the reaper runs it again. An
-infrastructure failure is retried with the same seq as a new attempt, and never becomes a reward.
+infrastructure failure is retried with the same seq, from its recorded steps or as a new attempt, and never becomes a reward.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from orchestrator.flow.dispatcher import assignment
 from orchestrator.flow.reward import reward_group
 from orchestrator.log import get
 from orchestrator.pool import groups as pool_groups
-from orchestrator.pool import history, leases, results
+from orchestrator.pool import history, leases, results, resumes
 from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.results import Reported
@@ -38,6 +38,8 @@ async def complete_reported(connection: AsyncConnection, flow: Flow, rollout_ids
 
 async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) -> None:
     if found.failure_class in RETRIED:
+        if found.resumable and found.arrived < found.announced:
+            return  # what is on its way need not be generated again
         await run_again(
             connection,
             flow,
@@ -45,6 +47,7 @@ async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) ->
             found.epoch,
             RolloutState.REPORTED,
             found.reason or "infra_failure",
+            resumable=found.resumable and (found.digest_matches or not found.announced),
         )
         return
     if found.failure_class is FailureClass.CANCELLED or (
@@ -109,8 +112,14 @@ async def run_again(
     epoch: int,
     before: RolloutState,
     reason: str,
+    *,
+    resumable: bool = False,
+    given_back: bool = False,
 ) -> None:
-    """A new attempt with a new epoch after a delay that doubles, or, with the attempts used up, poison. Those given back do not count."""
+    """A resume of what can be resumed; else a new attempt, or with the attempts used up, poison. Either under a new epoch, after a delay
+    that doubles. Those given back do not count."""
+    if resumable and await _resume(connection, flow, rollout_id, epoch, before, reason, given_back):
+        return
     failed = await leases.failures(connection, rollout_id)
     if failed >= flow.config.queue.max_attempts:
         lost = f"{failed} attempts failed; the last one: {reason}"
@@ -122,8 +131,49 @@ async def run_again(
     if retried is None:
         return
     log.info("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
+    await _assign(connection, flow, rollout_id, retried[0], retried[1], delay_s)
+
+
+async def _resume(
+    connection: AsyncConnection,
+    flow: Flow,
+    rollout_id: int,
+    epoch: int,
+    before: RolloutState,
+    reason: str,
+    given_back: bool,
+) -> bool:
+    """The same attempt once more, from its recorded steps. False: it cannot be resumed."""
+    section = flow.config.rollout
+    resumed = await resumes.resume(
+        connection,
+        rollout_id,
+        before,
+        epoch,
+        reason=reason,
+        given_back=given_back,
+        most=section.max_resumes,
+        retry_delay_s=section.retry_delay_s,
+    )
+    if resumed is None:
+        return False
+    log.info(
+        "rollout.resume",
+        rollout=rollout_id,
+        attempt=resumed.attempt,
+        epoch=resumed.epoch,
+        steps=resumed.steps,
+        reason=reason,
+    )
+    await _assign(connection, flow, rollout_id, resumed.attempt, resumed.epoch, resumed.delay_s)
+    return True
+
+
+async def _assign(
+    connection: AsyncConnection, flow: Flow, rollout_id: int, attempt: int, epoch: int, delay_s: float
+) -> None:
     pool = await leases.pool_of(connection, rollout_id)
-    subject, event = assignment(flow, Assignment(rollout_id, retried[0], retried[1], pool))
+    subject, event = assignment(flow, Assignment(rollout_id, attempt, epoch, pool))
     await owe(connection, flow.run_id, subject, event, delay_s=delay_s)
     flow.signals.outbox.set()
 

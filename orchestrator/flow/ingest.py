@@ -14,7 +14,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, decode
-from orchestrator.contracts.states import FailureClass, RolloutState
+from orchestrator.contracts.states import FailureClass, Replay, RolloutState
 from orchestrator.flow.complete import assign_verification, complete_reported, conclude_group
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
@@ -89,7 +89,13 @@ async def ingest_results(flow: Flow) -> None:
             try:
                 event = _read(flow, delivery, RolloutFinished)
                 check_result(event)
-                _failure(event.failure_class, ROLLOUT_ENDS)
+                failure = _failure(event.failure_class, ROLLOUT_ENDS)
+                if event.replay not in ("", *Replay):
+                    raise MessageError(
+                        f"replay is {event.replay!r}, it must be empty or one of: {', '.join(Replay)}"
+                    )
+                if event.resumable and failure is not FailureClass.INFRA_FAILURE:
+                    raise MessageError(f"resumable is said of {failure}: only an infra_failure is resumed")
             except MessageError as error:
                 refused[i] = str(error)
                 continue

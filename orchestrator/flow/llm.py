@@ -163,4 +163,6 @@ class AgentLlm:
                 replace_reason="; ".join(reasons) or None,
             )
             open_completion.generated(min(reply.timings.generation, time.monotonic() - began))
+        if reply.replayed:
+            self._recorder.clocks.replayed(self._recorder.clocks.replayed_s + reply.timings.generation)
         return reply

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import RolloutFailure, ServiceError
-from orchestrator.contracts.states import FailureClass
-from orchestrator.gateway_client import BudgetExhausted, Seal
+from orchestrator.contracts.states import FailureClass, Replay
+from orchestrator.gateway_client import BudgetExhausted, GatewayAway, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
 from sandboxes.base import SandboxError
@@ -24,7 +24,8 @@ UNSEEN = frozenset({"auxiliary", "undelivered"})  # marks of steps that cannot h
 class Outcome:
     """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted.
     `own_word`: how a program that ran to its end was classified; a failed sandbox or gateway is never that. `platform`: what the runner
-    itself saw fail while the program ran, empty if nothing.
+    itself saw fail while the program ran, empty if nothing. `resumable`: an infrastructure failure that leaves the recorded steps worth
+    going on from. `replay`: what became of a resume, None if it was none.
 
     Texts are made fit for a message and for Postgres.
     """
@@ -36,6 +37,8 @@ class Outcome:
     scaffold_error: bool = False
     own_word: bool = False  # the program's own account of its end, not the platform's
     platform: str = ""
+    resumable: bool = False
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])
@@ -63,12 +66,14 @@ def outcome_of(error: Exception) -> Outcome:
     match error:
         case BudgetExhausted():
             return Outcome(FailureClass.POLICY_FAILURE, error.which)
+        case GatewayAway():
+            return Outcome(error.failure, str(error), resumable=True)
         case RolloutFailure():
             return Outcome(error.failure, str(error))
         case PolicyFault():
             return Outcome(FailureClass.POLICY_FAILURE, str(error))
         case SandboxError():
-            return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}")
+            return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}", resumable=True)
     last = traceback.format_exception_only(error)[-1].strip()
     log.error("scaffold.error", error=last, exc_info=error)
     return Outcome(
@@ -92,7 +97,9 @@ def judged(outcome: Outcome, seal: Seal) -> Outcome:
     if not outcome.infra and not completed:
         return outcome
     if failed := outcome.platform or seal.failing:
-        return replace(outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}")
+        return replace(
+            outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
+        )
     served = seal.steps > len({mark.idx for mark in seal.marks if mark.reason in UNSEEN})
     if completed and not served:
         return replace(
@@ -101,6 +108,26 @@ def judged(outcome: Outcome, seal: Seal) -> Outcome:
     if not completed and served:
         return replace(outcome, failure=FailureClass.POLICY_FAILURE)
     return outcome
+
+
+def replayed(outcome: Outcome, seal: Seal) -> Outcome:
+    """An outcome held against the record that its session had to serve again: what did not go the recorded way counts for nothing, and
+    another attempt begins anew. An infrastructure failure in the middle of a replay says nothing about it."""
+    if not seal.recorded:
+        return outcome
+    parted = seal.parted
+    if parted is None and seal.missing and not outcome.infra:
+        parted = f"it ended and had not asked again for {seal.missing} of {seal.recorded} recorded steps"
+    if parted is not None:
+        reason = f"replay: {parted}"
+        return replace(
+            outcome,
+            failure=FailureClass.INFRA_FAILURE,
+            reason=reason,
+            resumable=False,
+            replay=Replay.DIVERGED,
+        )
+    return replace(outcome, replay=Replay.INTERRUPTED if seal.missing else Replay.CONTINUED)
 
 
 def culprit(error: Exception) -> Exception:

@@ -2,7 +2,7 @@
 
 | produces | waits for | unblocked by |
 |---|---|---|
-| new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
+| resumes, new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
 | assignments that nobody took, once more | `rollout.remind_s` | time |
 """
 
@@ -57,9 +57,10 @@ async def reap(connection: AsyncConnection, flow: Flow) -> None:
 
 async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
     ended = " stopped before it was done" if lease.given_back else "'s lease ran out"
+    resumable = False
     match lease.state:
         case RolloutState.RUNNING:
-            reason = f"the runner{ended}"
+            reason, resumable = f"the runner{ended}", True
         case RolloutState.REPORTED:
             await complete_reported(connection, flow, [lease.rollout_id])
             reason = "announced steps never arrived"  # a no-op if they did after all
@@ -70,4 +71,7 @@ async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) ->
                 given_back=lease.given_back,
             )  # fmt: skip
             return
-    await run_again(connection, flow, lease.rollout_id, lease.epoch, lease.state, reason)
+    await run_again(
+        connection, flow, lease.rollout_id, lease.epoch, lease.state, reason,
+        resumable=resumable, given_back=lease.given_back,
+    )  # fmt: skip

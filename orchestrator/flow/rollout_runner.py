@@ -41,7 +41,7 @@ from orchestrator.flow.blackbox import endpoint_of, run_black
 from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, excess, packed
 from orchestrator.flow.managed import policy_of
-from orchestrator.flow.outcome import Outcome, captured, judged
+from orchestrator.flow.outcome import Outcome, captured, judged, replayed
 from orchestrator.flow.redact import redacted, redacted_files
 from orchestrator.flow.whitebox import run_white
 from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
@@ -240,6 +240,7 @@ class RolloutRunner:
                     sampling=sampling_of(lease),
                     scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
                     auxiliary=scaffold.manifest.auxiliary,
+                    replayable=scaffold.manifest.replayable,
                 )
         except GatewayRefused as error:
             raise InfraFailure(f"gateway: {error}") from error
@@ -255,8 +256,11 @@ class RolloutRunner:
             log.warning("session.unsealed", error=str(error))
             if outcome.infra:
                 return outcome, None
-            return Outcome(FailureClass.INFRA_FAILURE, f"gateway: not sealed: {error}", log=outcome.log), None
-        return judged(outcome, seal), seal
+            reason = f"gateway: not sealed: {error}"
+            return Outcome(FailureClass.INFRA_FAILURE, reason, log=outcome.log, resumable=True), None
+        if record.clocks is not None:
+            record.clocks.replayed(seal.replayed_s)
+        return replayed(judged(outcome, seal), seal), seal
 
     async def _close(self, lease: Lease, record: _Record) -> None:
         """Close the session of an attempt that reports nothing. Best effort: it expires by itself."""
@@ -307,6 +311,9 @@ class RolloutRunner:
             scaffold=lease.scaffold,
             scaffold_version=manifest.version if manifest else "",
             scaffold_sha=manifest.sha if manifest else "",
+            resumable=outcome.resumable and manifest is not None and manifest.replayable,
+            replay=outcome.replay or "",
+            replayed=seal.replayed if seal else 0,
         )
         log.info(
             "rollout.finished",

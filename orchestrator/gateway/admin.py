@@ -38,6 +38,7 @@ class _Open(msgspec.Struct, frozen=True):
     sampling: dict[str, Any] = {}
     scripted: list[dict[str, Any]] | None = None
     auxiliary: list[str] = []
+    replayable: bool = False
 
 
 class _Lease(msgspec.Struct, frozen=True):
@@ -130,6 +131,7 @@ class AdminRoutes:
             sampling=wanted.sampling,
             script=None if wanted.scripted is None else tuple(wanted.scripted),
             auxiliary=tuple(wanted.auxiliary),
+            replayable=wanted.replayable,
         )
         token = await self._book.open(terms)
         path = f"/s/{token}/v1"

@@ -57,6 +57,8 @@ class SessionBook:
                 stored = await self._store.by_lease(terms.rollout, terms.attempt, terms.epoch)
                 assert stored is not None, "it was opened above"
                 session = await self._rebuild(replace(stored, terms=terms))
+                if session.replay is not None and not stored.noted:
+                    await self._store.save_progress(session)  # marks of earlier leases are this session's now
             else:
                 self._forget(session)
                 session.terms = terms
@@ -101,7 +103,10 @@ class SessionBook:
         if session is None:
             return Activity(0, 0, 0.0, self.instance)
         held_s = max((call.flight.held_s for call in session.calls.values()), default=0.0)
-        return Activity(len(session.calls), session.requests, session.queued_s, self.instance, held_s)
+        replayed_s = session.replay.replayed_s if session.replay is not None else 0.0
+        return Activity(
+            len(session.calls), session.requests, session.queued_s, self.instance, held_s, replayed_s
+        )
 
     async def _close(self, session: Session, state: str) -> Seal:
         """Cancel what is in flight; from here on nothing commits."""
@@ -124,12 +129,13 @@ class SessionBook:
         self._metrics.sessions.set(len(self._by_hash))
 
     def _forget(self, session: Session) -> None:
-        digest = self._hash_of.pop(session.key, None)
-        if digest is not None:
-            self._by_hash.pop(digest, None)
+        digest = self._hash_of.get(session.key)
+        # A resume has the same key as the session before it, which may be closed late.
+        if digest is not None and self._by_hash.get(digest) is session:
+            del self._hash_of[session.key], self._by_hash[digest]
         self._metrics.sessions.set(len(self._by_hash))
 
-    async def _forest(self, terms: Terms) -> Forest:
+    async def _forest(self, terms: Terms) -> tuple[Forest, int]:
         return await load_forest(
             self._engine,
             self._run_id,
@@ -139,8 +145,14 @@ class SessionBook:
         )
 
     async def _rebuild(self, stored: StoredSession) -> Session:
-        session = Session(stored.terms, await self._forest(stored.terms), marks=stored.marks)
+        forest, recorded = await self._forest(stored.terms)
+        marks, replayed = stored.marks, stored.replayed if stored.noted else None
+        if recorded and not stored.noted:
+            marks = await self._store.marks_before(stored.terms)
+        session = Session(stored.terms, forest, marks=marks, recorded=recorded, replayed=replayed)
         session.exhausted = stored.exhausted
+        if session.replay is not None:
+            session.replay.parted = stored.parted
         return session
 
     async def _restore(self, stored: StoredSession | None, digest: bytes) -> Session:

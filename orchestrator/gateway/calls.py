@@ -110,6 +110,7 @@ class Calls:
         store: SessionStore,
         sampling: SamplingSection,
         metrics: Metrics,
+        replay_hold_s: float,
     ) -> None:
         self._tasks = tasks
         self._renderer = renderer
@@ -118,6 +119,7 @@ class Calls:
         self._store = store
         self._sampling = sampling
         self._metrics = metrics
+        self._replay_hold_s = replay_hold_s
 
     def begin(self, session: Session, request: CompletionRequest) -> Call:
         """Start, join or replay the call of `request`. Raises Problem before anything was generated (session over, budget)."""
@@ -125,6 +127,13 @@ class Calls:
         if (running := session.calls.get(request.digest)) is not None:
             self._metrics.replays.labels("coalesced").inc()
             return running
+        if (again := self._recorded(session, request)) is not None:
+            self._metrics.replays.labels("resumed").inc()
+            session.requests += 1
+            call = Call(session)
+            timings = StepTimings(generation=again.generation_s)
+            call.finish(_reply(again, timings, self._stopped(request, again), replayed=True))
+            return call
         last = session.newest.get(request.digest)
         if (
             last is not None
@@ -143,6 +152,27 @@ class Calls:
         call = session.calls[request.digest] = Call(session)
         self._tasks.start_soon(self._run, call, request, placement, params, recorded)
         return call
+
+    def _recorded(self, session: Session, request: CompletionRequest) -> Node | None:
+        """The step that an earlier lease recorded for `request`. Raises Problem 409 when its ids are not those."""
+        replay = session.replay
+        if replay is None:
+            return None
+        node = replay.repeated(request)
+        if node is None and replay.open:
+            node = replay.take(request, self._place(session, request))
+            if node is not None or replay.parted is not None:
+                self._tasks.start_soon(self._store.save_progress, session)
+            session.check_open()
+        return node
+
+    async def _after_record(self, session: Session, request: CompletionRequest) -> None:
+        """Hold a request that is not on record until its agent's record is used up. Raises Problem 409 when it came in its place."""
+        if session.replay is not None:
+            await session.replay.used_up(request.agent, self._replay_hold_s)
+            if session.replay.parted is not None:
+                self._tasks.start_soon(self._store.save_progress, session)
+            session.check_open()
 
     def count(self, session: Session, request: CompletionRequest) -> int:
         """Tokens of the state that `request` would send; nothing is generated or recorded."""
@@ -257,6 +287,7 @@ class Calls:
         outcome: Reply | Problem = unavailable("the gateway is stopping; try again")
         try:
             with call.scope:
+                await self._after_record(session, request)
                 outcome = await self._complete(call, request, placement, params, recorded)
             if call.scope.cancelled_caught:
                 outcome = session_over(session.over or "cancelled")
@@ -361,7 +392,15 @@ def _filled(arguments: Mapping[str, Any], seen: str) -> dict[str, Any]:
     }
 
 
-def _reply(node: Node, timings: StepTimings, stopped: str | None) -> Reply:
+def _reply(node: Node, timings: StepTimings, stopped: str | None, *, replayed: bool = False) -> Reply:
     return Reply(
-        node.idx, node.reply, node.finish, node.parse, node.state_len, len(node.action), timings, stopped
+        node.idx,
+        node.reply,
+        node.finish,
+        node.parse,
+        node.state_len,
+        len(node.action),
+        timings,
+        stopped,
+        replayed,
     )

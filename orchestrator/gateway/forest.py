@@ -44,6 +44,7 @@ class Node:
     finish: str  # stop | length | abort
     digest: str
     versions: tuple[int, ...]
+    generation_s: float = 0.0
     marks: tuple[str, ...] = ()  # why it must not train, as it was recorded
     delivered: bool | None = False
     children: "list[Node]" = field(default_factory=list)

@@ -43,6 +43,8 @@ class RecordedStep:
     digest: str
     appended: Sequence[Mapping[str, Any]]
     reply: Mapping[str, Any]
+    generation_s: float
+    epoch: int
     marks: Sequence[str] = ()  # of a step that Postgres does not have yet; else they are in the session's row
 
 
@@ -76,6 +78,7 @@ def build_forest(renderer: Renderer, recorded: Iterable[RecordedStep]) -> Forest
                 finish=step.finish,
                 digest=step.digest,
                 versions=step.versions,
+                generation_s=step.generation_s,
                 marks=tuple(step.marks),
                 delivered=None,
             )
@@ -90,8 +93,9 @@ async def load_forest(
     renderer: Renderer,
     lease: tuple[int, int, int],
     pending: Sequence[Entry],
-) -> Forest:
-    """The forest of (rollout, attempt, epoch). Journal entries of other epochs will be refused by the ingest: they do not count."""
+) -> tuple[Forest, int]:
+    """The forest of (rollout, attempt, epoch), and how many of its steps, the first ones, are of earlier epochs. Journal entries of other
+    epochs will be refused by the ingest: they do not count."""
     rollout, attempt, epoch = lease
 
     async def work(connection: AsyncConnection) -> list[RecordedStep]:
@@ -122,14 +126,15 @@ async def load_forest(
             event = decode(entry.message.body, entry.message.schema, StepRecorded)
             if event.attempt == attempt:
                 found[key.idx] = _from_event(event)
-    return build_forest(renderer, [found[idx] for idx in sorted(found)])
+    forest = build_forest(renderer, [found[idx] for idx in sorted(found)])
+    return forest, sum(found[node.idx].epoch < epoch for node in forest.nodes)
 
 
 def _from_row(row: Any) -> RecordedStep:
     return RecordedStep(
         row.idx, StepKind(row.kind), row.parent_idx, row.root_idx, row.keep_len, row.prompt_ids or b"", row.delta, row.action,
         row.chain_sha, tuple(sorted(set(row.spans[::3]))), row.agent, row.parse, row.finish,
-        row.request_digest.hex() if row.request_digest else "", row.appended, row.said,
+        row.request_digest.hex() if row.request_digest else "", row.appended, row.said, row.t_gen or 0.0, row.epoch,
     )  # fmt: skip
 
 
@@ -137,5 +142,5 @@ def _from_event(event: StepRecorded) -> RecordedStep:
     return RecordedStep(
         event.idx, StepKind(event.kind), event.parent, event.root, event.keep_len, unb64(event.prompt or ""), unb64(event.delta),
         unb64(event.action), bytes.fromhex(event.chain_sha), tuple(sorted({span.version for span in event.spans})), event.agent,
-        event.parse, event.finish, event.request_digest, event.appended, event.reply, event.marks,
+        event.parse, event.finish, event.request_digest, event.appended, event.reply, event.timings.generation, event.epoch, event.marks,
     )  # fmt: skip

@@ -213,6 +213,7 @@ class Recorder:
             finish=generated.finish,
             digest=request.digest,
             versions=tuple(sorted({span.version for span in generated.spans})),
+            generation_s=generated.timings.generation,
         )
         return node, event
 

@@ -16,7 +16,7 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What a harness asks for. `digest` (hex) is over its whole body: equal digests are the same request again.
+    """What a harness asks for. `digest` (hex) is over its whole body: equal digests are the same request again. `wire` is its dialect's name.
 
     `model` is the name that it asks for; `retries` is what its retry header says; `reason` why it rewrote its history, if it says so;
     `left_out` counts the parts and tools that were stripped because they would bypass the sandbox.
@@ -33,11 +33,13 @@ class CompletionRequest:
     retries: int = 0
     reason: str | None = None
     left_out: int = 0
+    wire: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A recorded step as it is served. finish: stop | length | abort. `stopped`: the stop string of the request that ended it."""
+    """A recorded step as it is served. finish: stop | length | abort. `stopped`: the stop string of the request that ended it. `replayed`:
+    served again to a resumed attempt; its timings are those of the first time."""
 
     step: int
     turn: Turn
@@ -47,6 +49,7 @@ class Reply:
     completion_tokens: int
     timings: StepTimings
     stopped: str | None = None
+    replayed: bool = False
 
     @property
     def finish_reason(self) -> str:

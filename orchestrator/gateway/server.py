@@ -140,6 +140,7 @@ class Gateway:
                 store=sessions,
                 sampling=config.sampling,
                 metrics=metrics,
+                replay_hold_s=config.gateway.replay_hold_s,
             )
             sandbox = SandboxRoutes(book, calls, metrics, settings.run)
             admin = AdminRoutes(

@@ -6,7 +6,7 @@ What it holds lives in the process only: the sessions row, the steps in Postgres
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.ids import trajectory_digest
 from orchestrator.gateway.forest import Forest, Node
 from orchestrator.gateway.problems import session_over
+from orchestrator.gateway.replay import Replay
 from orchestrator.gateway_client import Budget, Seal
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def token_hash(token: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a session was opened with. `sampling` overrides the run's parameters; `script` replaces the policy; `auxiliary` are patterns
-    of model names whose calls do not train."""
+    of model names whose calls do not train; `replayable`: another lease may go on from the recorded steps."""
 
     rollout: int
     attempt: int
@@ -48,15 +49,25 @@ class Terms:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     script: tuple[Mapping[str, Any], ...] | None = None
     auxiliary: tuple[str, ...] = ()
+    replayable: bool = False
 
 
 class Session:
-    """An open session and its forest. `over` is None while steps may be committed.
+    """An open session and its forest. `over` is None while steps may be committed. The first `recorded` steps are of earlier leases:
+    `replay` serves them again.
 
     Invariant: the forest only grows under `lock`, and never once `over` is set.
     """
 
-    def __init__(self, terms: Terms, forest: Forest, *, marks: Mapping[int, set[str]] | None = None) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        forest: Forest,
+        *,
+        marks: Mapping[int, set[str]] | None = None,
+        recorded: int = 0,
+        replayed: Collection[int] | None = None,
+    ) -> None:
         self.terms = terms
         self.forest = forest
         self.lock = anyio.Lock(fast_acquire=True)
@@ -76,8 +87,14 @@ class Session:
             self.remember(node)
             for reason in node.marks:
                 self.mark(node, reason)
-            if node.delivered is None and UNDELIVERED in self.marks.get(node.idx, ()):
+            if node.delivered is None and (
+                node.finish == "abort" or UNDELIVERED in self.marks.get(node.idx, ())
+            ):
                 node.delivered = False
+        self.replay: Replay | None = None
+        if recorded:
+            needless = {idx for idx, reasons in self.marks.items() if reasons & {UNDELIVERED, AUXILIARY}}
+            self.replay = Replay(forest.nodes[:recorded], needless, replayed)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -87,6 +104,8 @@ class Session:
         """Raise Problem 409 once the session is sealed, closed or expired."""
         if self.over is not None:
             raise session_over(self.over)
+        if self.replay is not None and self.replay.parted is not None:
+            raise session_over(f"the replay has parted from the record: {self.replay.parted}")
         if time.monotonic() > self.terms.expires:
             raise session_over("expired")
 
@@ -135,4 +154,5 @@ class Session:
             failing=self.failing,
             sampled_tokens=self.sampled_tokens,
             versions=tuple(sorted({version for node in nodes for version in node.versions})),
+            **({} if self.replay is None else self.replay.told()),
         )

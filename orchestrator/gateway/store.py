@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,13 +20,17 @@ from orchestrator.pool.transact import transact
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A sessions row. `marks` and `exhausted` are what an open session had noted; `seal` is set once it is over."""
+    """A sessions row. `marks`, `exhausted`, `replayed` and `parted` are what an open session had noted, `noted` whether it had noted
+    anything; `seal` is set once it is over."""
 
     terms: Terms
     state: str
     marks: dict[int, set[str]]
     exhausted: str | None
     seal: Seal | None
+    replayed: tuple[int, ...] = ()
+    parted: str | None = None
+    noted: bool = False
 
 
 class SessionStore:
@@ -68,6 +73,7 @@ class SessionStore:
                 "token_hash": token_hash,
                 "budget": _budget_json(terms),
                 "expires": func.clock_timestamp() + timedelta(seconds=terms.expires - time.monotonic()),
+                "replayable": terms.replayable,
             }
             known = (
                 await connection.execute(select(sessions.c.session_id, sessions.c.state).where(*mine))
@@ -101,6 +107,26 @@ class SessionStore:
             (sessions.c.rollout_id == rollout) & (sessions.c.attempt == attempt) & (sessions.c.epoch == epoch)
         )
 
+    async def marks_before(self, terms: Terms) -> dict[int, set[str]]:
+        """What the newest earlier session of the attempt had noted of its steps, those of the sessions before it among them."""
+
+        async def work(connection: AsyncConnection) -> Any:
+            return await connection.scalar(
+                select(sessions.c.seal)
+                .where(
+                    sessions.c.run_id == self._run_id,
+                    sessions.c.rollout_id == terms.rollout,
+                    sessions.c.attempt == terms.attempt,
+                    sessions.c.epoch < terms.epoch,
+                    sessions.c.seal.is_not(None),
+                )
+                .order_by(sessions.c.epoch.desc())
+                .limit(1)
+            )
+
+        noted = await transact(self._engine, work, at="gateway.read")
+        return _marks(noted or {})
+
     async def _find(self, condition: Any) -> StoredSession | None:
         async def work(connection: AsyncConnection) -> Any:
             left_s = func.extract("epoch", sessions.c.expires - func.clock_timestamp()).label("left_s")
@@ -123,10 +149,12 @@ class SessionStore:
         await transact(self._engine, work, at="session.end")
 
     async def save_progress(self, session: Session) -> None:
-        """Marks and exhaustion, which no step row tells, so that they outlive this process."""
+        """Marks, exhaustion and the progress of a replay, which no step row tells, so that they outlive this process."""
         async with session.saving:  # else an older state could be written last
             marks = {str(idx): sorted(reasons) for idx, reasons in session.marks.items() if reasons}
-            progress = {"marks": marks, "exhausted": session.exhausted}
+            progress: dict[str, Any] = {"marks": marks, "exhausted": session.exhausted}
+            if (replay := session.replay) is not None:
+                progress |= {"replayed": sorted(replay.replayed), "parted": replay.parted}
 
             async def work(connection: AsyncConnection) -> None:
                 await connection.execute(
@@ -169,11 +197,29 @@ def _stored(row: Any) -> StoredSession:
         sampling=budget["sampling"],
         script=None if budget["script"] is None else tuple(budget["script"]),
         auxiliary=tuple(budget.get("auxiliary", ())),
+        replayable=row.replayable,
     )
     return StoredSession(
         terms,
         row.state,
-        {} if over else {int(idx): set(reasons) for idx, reasons in noted.get("marks", {}).items()},
+        {} if over else _marks(noted),
         noted.get("exhausted"),
-        msgspec.convert(noted, Seal) if over and noted else None,
+        msgspec.convert(noted, Seal) if over and "digest" in noted else None,
+        tuple(noted.get("replayed", ())) if not over else (),
+        noted.get("parted"),
+        bool(noted),
     )
+
+
+def _marks(noted: Mapping[str, Any]) -> dict[int, set[str]]:
+    """Marks by step, from the notes of an open session or of one that was closed by a later one, or from a seal."""
+    found: dict[int, set[str]] = {}
+    marks = noted.get("marks", {})
+    listed = (
+        ((int(idx), reason) for idx, reasons in marks.items() for reason in reasons)
+        if isinstance(marks, dict)
+        else ((mark["idx"], mark["reason"]) for mark in marks)
+    )
+    for idx, reason in listed:
+        found.setdefault(idx, set()).add(reason)
+    return found

@@ -26,7 +26,7 @@ for without end, nor hold locks. A server that is only stopped or busy still ans
 IDLE_S = 10
 """A process that stops in the middle of a transaction holds its locks for no longer than this; it repeats the transaction when it goes on."""
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
 
 

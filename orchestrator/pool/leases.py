@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import FailureClass, RolloutState
-from orchestrator.pool import history
+from orchestrator.pool import history, resumes
 from orchestrator.pool.clean import clean
 from orchestrator.pool.results import ARRIVAL
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
@@ -188,6 +188,7 @@ async def retry(
     attempt = await connection.scalar(select(rollouts.c.attempt).where(rollouts.c.rollout_id == rollout_id))
     assert attempt is not None
     await _end_attempt(connection, rollout_id, attempt - 1, FailureClass.INFRA_FAILURE, reason)
+    await resumes.interrupted(connection, rollout_id)
     return attempt, new_epoch
 
 
@@ -212,6 +213,7 @@ async def lose(
     if moved:
         own = FailureClass.CANCELLED if failure is FailureClass.CANCELLED else FailureClass.INFRA_FAILURE
         await _end_attempt(connection, rollout_id, None, own, reason)
+        await resumes.interrupted(connection, rollout_id)
     return moved
 
 

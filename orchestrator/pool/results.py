@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached
 from orchestrator.contracts.ids import b64, unb64
-from orchestrator.contracts.states import FailureClass, RolloutState
-from orchestrator.pool import history
+from orchestrator.contracts.states import FailureClass, Replay, RolloutState
+from orchestrator.pool import history, resumes
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import (
     artifacts,
@@ -65,10 +65,16 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
             scaffold=event.scaffold or None,
             scaffold_version=event.scaffold_version or None,
             scaffold_sha=event.scaffold_sha or None,
+            resumable=event.resumable,
         )
     )
+    if event.replay:
+        await resumes.told(
+            connection, run_id, event.rollout, event.epoch, Replay(event.replay), event.replayed
+        )
     keys: dict[str, Any] = {"run_id": run_id, "rollout_id": event.rollout, "attempt": event.attempt}
-    if event.marks:
+    # Whether a step reached its harness is not settled while it may be replayed: the result that ends the attempt says it.
+    if event.marks and not event.resumable:
         await connection.execute(
             insert(step_marks).on_conflict_do_nothing(),
             [keys | {"idx": mark.idx, "reason": clean(mark.reason)} for mark in event.marks],
@@ -117,6 +123,7 @@ class Reported:
     purpose: str
     failure_class: FailureClass
     reason: str | None
+    resumable: bool
     announced: int
     arrived: int
     digest_matches: bool  # of all steps together; and each is what its parent, delta and action make it
@@ -134,6 +141,7 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
             groups.c.purpose,
             attempts.c.failure_class,
             attempts.c.reason,
+            attempts.c.resumable,
             attempts.c.steps,
             attempts.c.digest,
         )
@@ -172,7 +180,7 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
         found.append(
             Reported(
                 row.rollout_id, row.group_id, row.attempt, row.lease_epoch, row.purpose,
-                FailureClass(row.failure_class), row.reason, row.steps or 0, arrived.n, matches,
+                FailureClass(row.failure_class), row.reason, row.resumable, row.steps or 0, arrived.n, matches,
             )
         )  # fmt: skip
     return found

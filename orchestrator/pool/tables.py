@@ -32,6 +32,7 @@ from orchestrator.contracts.states import (
     FailureClass,
     GroupState,
     Purpose,
+    Replay,
     RolloutState,
     ServerState,
     StepKind,
@@ -202,10 +203,32 @@ attempts = Table(
     Column("agent_s", REAL),
     Column("queued_s", REAL),
     Column("log", Text),
+    Column("resumable", Boolean, nullable=False, server_default="false"),  # as its runner reported the end
     PrimaryKeyConstraint("rollout_id", "attempt"),
     _one_of("failure_class", FailureClass),
     Index("attempts_ended", "run_id", "ended", postgresql_where=text("ended IS NOT NULL")),
     comment="An infrastructure try of a rollout, 1-based; steps, last_idx and digest are what its sealed session announced.",
+)
+
+resumes = Table(
+    "resumes",
+    metadata,
+    _run(),
+    Column("rollout_id", BigInteger, ForeignKey("rollouts.rollout_id"), nullable=False),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("given_back", Boolean, nullable=False),
+    Column("replay", Text),
+    Column("replayed", Integer),
+    _now("at"),
+    PrimaryKeyConstraint("rollout_id", "epoch"),
+    CheckConstraint("steps > 0", name="steps"),
+    _one_of("replay", Replay),
+    Index("resumes_at", "run_id", "at"),
+    comment="An attempt that goes on under the lease of `epoch`: its `steps` recorded steps are replayed, then generation goes on. "
+    "reason: what ended the lease before; replay and replayed: what became of it (null: under way).",
 )
 
 artifacts = Table(
@@ -235,6 +258,7 @@ sessions = Table(
     Column("expires", DateTime(timezone=True), nullable=False),
     Column("seal", JSONB),
     _now("created"),
+    Column("replayable", Boolean, nullable=False, server_default="false"),  # as its scaffold is declared
     _one_of("state", ["open", "sealed", "closed"]),
     Index(None, "rollout_id", "attempt"),
     comment="Capabilities of harnesses at the gateway; only the sha256 of a token is stored.",

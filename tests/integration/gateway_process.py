@@ -42,9 +42,19 @@ async def gateway_process(
     rig: "Rig", directory: Path
 ) -> AsyncIterator[tuple[GatewayAdmin, "subprocess.Popen[bytes]"]]:
     """A process that answers, killed with the context at the latest; on a `directory` that a gateway left, its successor."""
-    settings = settings_in(rig, directory)
+    async with gateway_at(settings_in(rig, directory), prefix=rig.run) as started:
+        yield started
+
+
+@asynccontextmanager
+async def gateway_at(
+    settings: GatewaySettings, *, prefix: str
+) -> AsyncIterator[tuple[GatewayAdmin, "subprocess.Popen[bytes]"]]:
+    """As `gateway_process`, from whole settings, on the streams that `prefix` names. All its files lie beside its journal."""
+    directory = settings.journal_dir.parent
     given = {
         "run": settings.run,
+        "prefix": prefix,
         "config": settings.config.to_json(),
         "model": str(settings.model_dir),
         "servers": list(settings.server_urls),
@@ -100,7 +110,7 @@ async def serve(given: dict[str, Any]) -> None:
     )
     async with (
         open_engine(given["database_url"], Role.GATEWAY) as engine,
-        NatsBus.connect(given["nats_url"], prefix=given["run"]) as bus,
+        NatsBus.connect(given["nats_url"], prefix=given["prefix"]) as bus,
     ):
         async with engine.connect() as connection:
             run = await get_run(connection, settings.run)

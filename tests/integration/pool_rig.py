@@ -208,6 +208,7 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Run:
         for table, values in {
             tables.sessions: {**key, "epoch": 1, "token_hash": run.name.encode().ljust(32), "budget": {},
                               "expires": func.now()},
+            tables.resumes: {**key, "epoch": 2, "steps": 1, "reason": "why", "given_back": False},
             tables.rollout_servers: {"run_id": run.run_id, "url": "http://127.0.0.1:1"},
             tables.artifacts: {**key, "path": "answer.txt", "mode": 0o644, "body": b"7"},
             tables.tool_calls: {**key, "idx": 0, "call": 0, "name": "bash"},

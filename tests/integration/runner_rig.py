@@ -2,9 +2,11 @@
 
 import json
 import secrets
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from orchestrator.gateway.server import Gateway, GatewaySettings
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.tasks.harbor import Task
+from trainer.checkpoint import Checkpoint
 
 PATIENCE_S = 40.0
 
@@ -67,9 +70,14 @@ class Rig:
     flow: Flow
     settings: RunnerSettings
     tasks: anyio.abc.TaskGroup
+    gateway: GatewaySettings
 
     def start_runner(self) -> None:
         self.tasks.start_soon(serve_rollouts, self.settings)
+
+    def start_another_runner(self) -> None:
+        worker = replace(self.settings.worker, journal=self.settings.worker.journal.with_name("another"), owner="another")  # fmt: skip
+        self.tasks.start_soon(serve_rollouts, replace(self.settings, worker=worker))
 
     def start_verifier(self) -> None:
         worker = self.settings.worker
@@ -155,8 +163,41 @@ class Rig:
         (row,) = await self.rows("SELECT reward FROM verdicts WHERE rollout_id = :id", id=rollout)
         return float(row.reward)
 
+    async def publish(self, checkpoint: Checkpoint) -> None:
+        """Version 0 is what the rollout servers are to serve."""
+        async with self.flow.engine.begin() as connection:
+            await connection.execute(
+                text(
+                    "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, 0, :path, :sha)"
+                ),
+                {
+                    "run": self.flow.run_id,
+                    "path": str(checkpoint.path),
+                    "sha": checkpoint.manifest_sha,
+                },
+            )
+
+    @asynccontextmanager
+    async def runner_process(self, gateway_url: str = "") -> AsyncIterator["subprocess.Popen[bytes]"]:
+        """A runner as a process of its own, killed with the context at the latest."""
+        worker = self.settings.worker
+        arguments = [
+            worker.run, worker.database_url, worker.nats_url, str(worker.journal),
+            gateway_url or self.settings.gateway_url, str(self.settings.gateway_secret), str(self.settings.gateway_socket),
+        ]  # fmt: skip
+        process = _begin(arguments)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
     async def attempts(self, rollout: int) -> Sequence[Any]:
         return await self.rows("SELECT * FROM attempts WHERE rollout_id = :id ORDER BY attempt", id=rollout)
+
+
+def _begin(arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-m", "tests.integration.runner_process", *arguments])
 
 
 @asynccontextmanager
@@ -167,11 +208,14 @@ async def open_rig(
     model: Path,
     *,
     ingest: bool = True,
+    server_url: str = "http://127.0.0.1:9",
+    gateway_apart: bool = False,
     **rollout: Any,
 ) -> AsyncIterator[Rig]:
     """An orchestrator and a gateway on real services, and the settings of a runner. `rollout` goes to that section.
 
-    There is no rollout server: the policy plays scripts. Groups are accepted without the bus.
+    There is no rollout server, nobody listens at the default URL: the policy plays scripts. Groups are accepted without the bus. With
+    `gateway_apart` the test starts the gateway itself, as `rig.gateway` says.
     """
     run = f"r{secrets.token_hex(6)}"
     config = Config.model_validate(
@@ -197,16 +241,21 @@ async def open_rig(
             run=run,
             config=config,
             model_dir=model,
-            server_urls=("http://127.0.0.1:9",),  # nobody listens there
+            server_urls=(server_url,),
             socket_path=directory / "socket" / "gateway.sock",
-            journal_dir=directory / "gateway",
-            admin_secret_file=directory / "secret",
+            journal_dir=directory / "journal",
+            admin_secret_file=directory / "admin-secret",
+            database_url=database_url,
+            nats_url=nats_url,
+            url_file=directory / "url",
         )
-        own = await stack.enter_async_context(open_engine(database_url, Role.GATEWAY))
-        opened = await stack.enter_async_context(Gateway.open(gateway, own, flow.bus, flow.run_id))
+        url = ""
+        if not gateway_apart:
+            own = await stack.enter_async_context(open_engine(database_url, Role.GATEWAY))
+            url = (await stack.enter_async_context(Gateway.open(gateway, own, flow.bus, flow.run_id))).url
         worker = WorkerSettings(run, database_url, nats_url, directory / "runner", "bubblewrap", 4, "runner")
-        settings = RunnerSettings(worker, opened.url, gateway.admin_secret_file, gateway.socket_path)
-        rig = Rig(flow, settings, tasks)
+        settings = RunnerSettings(worker, url, gateway.admin_secret_file, gateway.socket_path)
+        rig = Rig(flow, settings, tasks, gateway)
         if ingest:
             rig.start_ingest()
         yield rig

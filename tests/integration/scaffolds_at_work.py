@@ -1,8 +1,11 @@
 """Scaffolds that exist for the tests."""
 
+import os
+
 import anyio
 from scaffolds.base import Agent, Context, Llm, Message, TaskView
 from scaffolds.declare import scaffold
+from scaffolds.shell import Shell
 
 from sandboxes.base import Sandbox
 
@@ -63,3 +66,59 @@ class Spender:
         await go_on(Agent(llm, ctx), task.instruction, 1)
         while True:
             await go_on(ctx.spawn("helper"), task.instruction, 2)
+
+
+async def turns(agent: Agent, box: Sandbox, instruction: str, number: int, log: str = "log") -> None:
+    """So many turns of an agent that hears what its commands print, from a file that they wrote before."""
+    messages: list[Message] = [{"role": "user", "content": instruction}]
+    for turn in range(number):
+        reply = await agent.llm.complete(messages, max_tokens=12)
+        ended = await box.exec(["bash", "-c", f"echo {turn} >> {log}; cat {log}"])
+        messages += [reply.message(), {"role": "user", "content": ended.stdout.decode()}]
+
+
+@scaffold(name="steady", version="1")
+class Steady:
+    """Ten turns, the same in every run."""
+
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        await turns(Agent(llm, ctx), box, task.instruction, 10)
+        return "done"
+
+
+@scaffold(name="crew", version="1")
+class Crew:
+    """Three agents at the same time."""
+
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        async with anyio.create_task_group() as tasks:
+            for name, number in (("one", 5), ("two", 3), ("three", 2)):
+                tasks.start_soon(turns, ctx.spawn(name), box, task.instruction, number, name)
+        return "done"
+
+
+@scaffold(name="fickle", version="1")
+class Fickle:
+    """Its fourth turn hears the process that it runs in."""
+
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        messages: list[Message] = [{"role": "user", "content": task.instruction}]
+        for turn in range(10):
+            reply = await llm.complete(messages, max_tokens=12)
+            heard = f"I am {os.getpid()}" if turn == 3 else "go on"
+            messages += [reply.message(), {"role": "user", "content": heard}]
+        return "done"
+
+
+@scaffold(name="hasty", version="1", replayable=False)
+class Hasty(Steady):
+    """Says itself that it cannot be replayed."""
+
+
+@scaffold(name="sleeper", version="1")
+class Sleeper(Shell):
+    """Takes its time before it asks for anything."""
+
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        await box.exec(["sleep", "2"])
+        return await super().run(task, llm, box, ctx)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -153,13 +152,29 @@ async def test_what_the_policy_does_wrong_is_a_policy_failure_and_is_still_grade
             assert (attempt.failure_class, attempt.reason) == ("policy_failure", reason)
 
 
-async def test_a_dead_sandbox_is_an_infrastructure_failure_and_runs_again_in_the_same_group(
+async def test_a_dead_sandbox_is_replaced_and_the_attempt_goes_on_from_its_recorded_steps(
     opens: Opens,
 ) -> None:
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        os.kill(await program_running(), signal.SIGKILL)
+        assert await rig.verdict(rollout) == 1.0
+        (attempt,) = await rig.attempts(rollout)
+        assert (attempt.failure_class, attempt.epoch, attempt.steps) == ("completed", 2, 2)
+        (resume,) = await rig.rows("SELECT * FROM resumes WHERE rollout_id = :id", id=rollout)
+        assert resume.reason.startswith("sandbox: ") and (resume.steps, resume.replay) == (1, "continued")
+
+
+async def test_a_dead_sandbox_of_a_scaffold_that_cannot_be_replayed_is_an_infrastructure_failure_and_runs_again_in_the_same_group(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        task = a_task(runs("sleep 1; echo done > out"), says("done"))
+        rollout = await rig.submit(task, scaffold=str(Path(__file__).parent / "looper_scaffold"))
         group = (await rig.state(rollout, "running")).group_id
         os.kill(await program_running(), signal.SIGKILL)
         assert await rig.verdict(rollout) == 1.0
@@ -414,24 +429,14 @@ async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_neve
         assert not await rig.rows("SELECT 1 FROM verdicts UNION ALL SELECT 1 FROM rewards")
 
 
-async def test_a_runner_that_was_killed_starts_again_and_its_rollout_is_done_once_more(
+async def test_a_runner_that_was_killed_before_any_step_starts_again_and_its_rollout_is_done_once_more(
     opens: Opens,
 ) -> None:
     async with opens(lease_ttl_s=1.0) as rig:
-        settings = rig.settings
-        worker = settings.worker
-        arguments = [
-            worker.run, worker.database_url, worker.nats_url, str(worker.journal),
-            settings.gateway_url, str(settings.gateway_secret), str(settings.gateway_socket),
-        ]  # fmt: skip
-        rollout = await rig.submit(a_task(runs("sleep 2; echo done > out"), says("done")))
-        program = [sys.executable, "-m", "tests.integration.runner_process", *arguments]
-        async with await anyio.open_process(program, stdout=None, stderr=None) as process:
-            try:
-                await rig.state(rollout, "running")
-                (sandbox,) = await sandboxes_of(process.pid)
-            finally:
-                process.kill()
+        rollout = await rig.submit(PASSES, scaffold="tests.integration.scaffolds_at_work:Sleeper")
+        async with rig.runner_process() as process:
+            await rig.state(rollout, "running")
+            (sandbox,) = await sandboxes_of(process.pid)
         assert sandbox.exists()
         rig.start_runner()
         rig.start_verifier()

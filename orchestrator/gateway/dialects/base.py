@@ -103,6 +103,7 @@ def request_of(
         retries=retries_of(headers),
         reason=reason,
         left_out=parts_out + spoken.left_out,
+        wire=wire,
     )
 
 

@@ -50,6 +50,7 @@ class NativeDialect:
             "step": reply.step,
             "usage": {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens},
             "timings": msgspec.to_builtins(reply.timings),
+            "replayed": reply.replayed,
         }
 
     def events(self, incoming: Incoming) -> Events:

@@ -1,0 +1,156 @@
+"""Resumes: an attempt that goes on under another lease, from its recorded steps.
+
+A resume keeps the attempt and raises the epoch: what the old holder still says is refused, and the new one's scaffold is served the steps
+that are stored, then goes on after the last of them. Each is a row; how many a rollout may have is bounded, so that one which
+kills its runner every time comes to an end.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import Replay, RolloutState
+from orchestrator.pool import history
+from orchestrator.pool.clean import clean
+from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps
+
+_NOTHING = {
+    "ended": None,
+    "failure_class": None,
+    "reason": None,
+    "steps": None,
+    "last_idx": None,
+    "digest": None,
+    "answer": None,
+    "agent_s": None,
+    "queued_s": None,
+    "log": None,
+    "resumable": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An attempt whose `steps` recorded steps are to be replayed under `epoch`, in `delay_s` at the earliest."""
+
+    attempt: int
+    epoch: int
+    steps: int
+    delay_s: float
+
+
+async def resume(
+    connection: AsyncConnection,
+    rollout_id: int,
+    before: RolloutState,
+    epoch: int,
+    *,
+    reason: str,
+    given_back: bool,
+    most: int,
+    retry_delay_s: float,
+) -> Resumed | None:
+    """Back to QUEUED in the same attempt with a new epoch; `retry_delay_s` doubles with every resume.
+
+    None, and nothing is changed: no step is stored, or one between them is not, the scaffold is not replayable, the rollout was resumed
+    `most` times already (after a stopping runner gave it back it is resumed beyond that, unless `most` is 0), or the race was lost.
+    """
+    row = (
+        await connection.execute(
+            select(rollouts.c.run_id, rollouts.c.attempt).where(rollouts.c.rollout_id == rollout_id)
+        )
+    ).one()
+    stored = (
+        await connection.execute(
+            select(func.count().label("n"), func.max(steps.c.idx).label("last")).where(
+                steps.c.run_id == row.run_id, steps.c.rollout_id == rollout_id, steps.c.attempt == row.attempt
+            )
+        )
+    ).one()
+    recorded = int(stored.n)
+    if (
+        not recorded
+        or stored.last != recorded - 1
+        or not await _replayable(connection, rollout_id, row.attempt)
+    ):
+        return None
+    so_far = await _resumes(connection, rollout_id)
+    if so_far >= most and not (given_back and most):
+        return None
+    delay_s = 0.0 if given_back else retry_delay_s * 2**so_far
+    moved = await history.move_rollout(
+        connection,
+        rollout_id,
+        before,
+        RolloutState.QUEUED,
+        epoch=epoch,
+        reason=f"{reason}; resumed after {recorded} steps",
+        values={
+            "lease_epoch": epoch + 1,
+            "lease_owner": None,
+            "lease_until": None,
+            "not_before": func.clock_timestamp() + timedelta(seconds=delay_s),
+        },
+    )
+    if not moved:
+        return None
+    await interrupted(connection, rollout_id)
+    await connection.execute(
+        update(attempts)
+        .where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == row.attempt)
+        .values(_NOTHING)
+    )
+    await connection.execute(
+        insert(resumes).values(
+            run_id=row.run_id,
+            rollout_id=rollout_id,
+            attempt=row.attempt,
+            epoch=epoch + 1,
+            steps=recorded,
+            reason=clean(reason),
+            given_back=given_back,
+        )
+    )
+    await history.count(connection, row.run_id, "rollouts_resumed")
+    return Resumed(row.attempt, epoch + 1, recorded, delay_s)
+
+
+async def _replayable(connection: AsyncConnection, rollout_id: int, attempt: int) -> bool:
+    """As the scaffold of the newest session of the attempt was declared."""
+    return bool(
+        await connection.scalar(
+            select(sessions.c.replayable)
+            .where(sessions.c.rollout_id == rollout_id, sessions.c.attempt == attempt)
+            .order_by(sessions.c.epoch.desc())
+            .limit(1)
+        )
+    )
+
+
+async def _resumes(connection: AsyncConnection, rollout_id: int) -> int:
+    query = select(func.count()).where(resumes.c.rollout_id == rollout_id, ~resumes.c.given_back)
+    return int(await connection.scalar(query) or 0)
+
+
+async def interrupted(connection: AsyncConnection, rollout_id: int) -> None:
+    """The lease has ended: a resume of which nobody said what became of it did not come to its end."""
+    await connection.execute(
+        update(resumes)
+        .where(resumes.c.rollout_id == rollout_id, resumes.c.replay.is_(None))
+        .values(replay=Replay.INTERRUPTED)
+    )
+
+
+async def told(
+    connection: AsyncConnection, run_id: int, rollout_id: int, epoch: int, replay: Replay, replayed: int
+) -> None:
+    """What became of the resume under `epoch`, as its runner tells it; counted where it diverged."""
+    await connection.execute(
+        update(resumes)
+        .where(resumes.c.rollout_id == rollout_id, resumes.c.epoch == epoch)
+        .values(replay=replay, replayed=replayed)
+    )
+    if replay is Replay.DIVERGED:
+        await history.count(connection, run_id, "resumes_diverged")

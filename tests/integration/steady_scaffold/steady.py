@@ -1,0 +1,31 @@
+"""A program that takes ten turns and hears what its own commands print. Its bodies carry a session id of its own. INSTRUCTION."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+import uuid
+
+SESSION = str(uuid.uuid4())
+
+
+def complete(messages: list) -> dict:
+    body = {"model": "policy", "messages": messages, "max_tokens": 12, "user": SESSION}
+    request = urllib.request.Request(
+        os.environ["BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {os.environ['API_KEY']}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+
+messages = [{"role": "user", "content": sys.argv[1]}]
+for turn in range(10):
+    messages.append(complete(messages))
+    ran = subprocess.run(
+        ["bash", "-c", f"echo {turn} >> log; cat log"], capture_output=True, text=True, check=True
+    )
+    messages.append({"role": "user", "content": ran.stdout})
+print("done")

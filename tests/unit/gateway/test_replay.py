@@ -1,0 +1,226 @@
+"""A resume: which recorded step a request is served, what need not be asked for again, and when it parts from its record."""
+
+import random
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.gateway.forest import Node, Placement
+from orchestrator.gateway.messages import Turn, read_messages
+from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.replay import OWN_WIRE, Replay
+from orchestrator.gateway.requests import CompletionRequest, body_digest
+from orchestrator.gateway.sessions import AUXILIARY, UNDELIVERED, Session, Terms
+from orchestrator.gateway_client import Budget
+from tests.unit.gateway.driver import Driver, Message, respond, saying, user
+
+pytestmark = pytest.mark.anyio
+TERMS = Terms(1, 1, 2, Budget(10, 1000), expires=float("inf"))
+NOW = 0.01
+
+
+class Program:
+    """A conversation that is asked for turn by turn; `run` twice, and it asks for the same."""
+
+    def __init__(self, driver: Driver, *, agent: str = "main", wire: str = "chat") -> None:
+        self.driver, self.agent, self.wire = driver, agent, wire
+        self.messages: list[Message] = [user(f"I am {agent}")]
+        self._calls = count()
+
+    def request(self, **more: Any) -> CompletionRequest:
+        body = {"messages": self.messages, "call": next(self._calls) if self.wire == OWN_WIRE else 0, **more}
+        turns = tuple(read_messages(self.messages)[0])
+        return CompletionRequest(turns, (), body_digest(self.wire, body), self.agent, wire=self.wire)
+
+    def record(self, says: Turn, dice: random.Random) -> Node:
+        """One turn, the first time."""
+        request = self.request()
+        stepped = self.driver.step(self.messages, says)
+        node = stepped.node
+        node.digest, node.agent = request.digest, self.agent
+        self.messages = [*self.messages, stepped.message, *respond(stepped.message, dice)]
+        return node
+
+    def again(self) -> "Program":
+        """The same program from its beginning."""
+        return Program(self.driver, agent=self.agent, wire=self.wire)
+
+    def hear(self, before: "Program") -> None:
+        """The next reply, and what came of it the first time."""
+        end = len(self.messages) + 1
+        while end < len(before.messages) and before.messages[end]["role"] != "assistant":
+            end += 1
+        self.messages = before.messages[:end]
+
+
+def talk(
+    renderer: Renderer, turns: int, *, agent: str = "main", wire: str = "chat", driver: Driver | None = None
+) -> tuple[Program, list[Node]]:
+    """A program that has had so many turns."""
+    dice, program = random.Random(7), Program(driver or Driver(renderer), agent=agent, wire=wire)
+    return program, [program.record(saying(dice), dice) for _ in range(turns)]
+
+
+def placed(program: Program) -> Placement:
+    return program.driver.placing(program.messages)
+
+
+def asked_again(before: Program, replay: Replay, turns: int) -> list[Node | None]:
+    """What the program is served when it runs once more; it hears what it heard before."""
+    program, served = before.again(), []
+    for _ in range(turns):
+        served.append(replay.take(program.request(), placed(program)))
+        program.hear(before)
+    return served
+
+
+@pytest.mark.parametrize("wire", ["chat", OWN_WIRE])
+def test_a_program_that_runs_again_is_served_its_steps_in_their_order_and_each_once(
+    renderer: Renderer, wire: str
+) -> None:
+    program, nodes = talk(renderer, 5, wire=wire)
+    replay = Replay(nodes)
+    assert asked_again(program, replay, 5) == nodes
+    assert replay.missing() == [] and not replay.open and replay.parted is None
+    assert replay.told()["replayed"] == replay.told()["recorded"] == 5
+    assert replay.take(program.again().request(), placed(program.again())) is None, "each once"
+
+
+def test_other_metadata_in_a_body_does_not_matter_where_the_state_is_the_same_but_for_our_own_wire(
+    renderer: Renderer,
+) -> None:
+    for wire, served in (("chat", True), (OWN_WIRE, False)):
+        program, nodes = talk(renderer, 2, wire=wire)
+        replay, again = Replay(nodes), program.again()
+        found = replay.take(again.request(session_id="another"), placed(again))
+        assert found is (nodes[0] if served else None) and replay.parted is None
+
+
+def test_equal_requests_get_their_steps_in_recorded_order_and_a_retry_gets_the_same_once_more(
+    renderer: Renderer,
+) -> None:
+    program = Program(Driver(renderer))
+    request = program.request()
+    nodes = []
+    for word in ("oak", "elm", "oak"):
+        node = program.driver.step(program.messages, Turn("assistant", word)).node
+        node.digest, node.delivered = request.digest, None
+        nodes.append(node)
+    replay = Replay(nodes)
+    assert replay.repeated(request) is None
+    assert replay.take(request, placed(program)) is nodes[0]
+    assert replay.repeated(request) is nodes[0], "its reply did not come through"
+    nodes[0].delivered = True
+    assert replay.repeated(request) is None
+    assert replay.repeated(replace(request, retries=1)) is nodes[0], "it says that it asks again"
+    assert [replay.take(request, placed(program)) for _ in range(3)] == [*nodes[1:], None]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=st.lists(st.integers(1, 4), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_agents_that_work_at_the_same_time_are_served_their_own_steps_in_whatever_order_they_come(
+    qwen: Renderer, turns: list[int], seed: int
+) -> None:
+    dice, driver = random.Random(seed), Driver(qwen)
+    programs = [Program(driver, agent=f"main/{n}", wire=OWN_WIRE) for n in range(len(turns))]
+    record: list[Node] = []
+    said: dict[str, list[Node]] = {}
+    order = [n for n, many in enumerate(turns) for _ in range(many)]
+    dice.shuffle(order)
+    for n in order:
+        node = programs[n].record(saying(dice), dice)
+        record.append(node)
+        said.setdefault(node.agent, []).append(node)
+    replay = Replay(record)
+    runs = [program.again() for program in programs]
+    dice.shuffle(order)
+    for n in order:
+        expected = said[runs[n].agent].pop(0)
+        assert replay.missing(runs[n].agent)[0] == expected.idx
+        assert replay.take(runs[n].request(), placed(runs[n])) is expected
+        runs[n].hear(programs[n])
+    assert replay.missing() == [] and replay.parted is None
+
+
+async def test_another_request_in_the_place_of_a_recorded_one_parts_from_the_record(
+    renderer: Renderer,
+) -> None:
+    program, nodes = talk(renderer, 3)
+    replay, again = Replay(nodes), program.again()
+    assert replay.take(again.request(), placed(again)) is nodes[0]
+    again.messages = [*program.messages[:2], user("something else happened")]
+    assert replay.take(again.request(), placed(again)) is None
+    with anyio.fail_after(5):
+        await replay.used_up("main", NOW)
+    assert replay.parted == "another request came in the place of step 1"
+
+
+async def test_a_new_request_waits_for_its_own_agents_record_and_for_no_other(renderer: Renderer) -> None:
+    program, nodes = talk(renderer, 2, agent="main/one")
+    _, others = talk(renderer, 2, agent="main/two", driver=program.driver)
+    replay, waited = Replay([*nodes, *others]), anyio.Event()
+
+    async def wait() -> None:
+        await replay.used_up("main/one", 60.0)
+        waited.set()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            assert asked_again(program, replay, 1) == nodes[:1] and not waited.is_set()
+            await anyio.wait_all_tasks_blocked()
+            assert not waited.is_set()
+            again = program.again()
+            again.hear(program)
+            assert replay.take(again.request(), placed(again)) is nodes[1]
+            await waited.wait()
+    assert replay.parted is None and replay.missing() == [node.idx for node in others]
+
+
+def test_the_same_body_with_other_ids_parts_from_the_record(renderer: Renderer) -> None:
+    program, nodes = talk(renderer, 2)
+    replay, again = Replay(nodes), program.again()
+    elsewhere = program.driver.placing([user("another beginning")])
+    assert replay.take(again.request(), elsewhere) is None
+    assert replay.parted == "the request of step 0 has other ids than are recorded"
+
+
+def test_given_up_undelivered_and_auxiliary_steps_need_not_be_asked_for_again_and_the_last_two_may(
+    renderer: Renderer,
+) -> None:
+    program, nodes = talk(renderer, 4)
+    nodes[0].finish = "abort"
+    marks = {nodes[1].idx: {UNDELIVERED}, nodes[2].idx: {AUXILIARY}}
+    session = Session(TERMS, program.driver.forest, marks=marks, recorded=4)
+    assert session.replay is not None and session.replay.missing() == [3]
+    assert asked_again(program, session.replay, 4) == [None, *nodes[1:]]
+    assert session.seal().missing == 0
+
+
+def test_the_seal_says_how_many_steps_were_served_again_and_how_many_are_missing(renderer: Renderer) -> None:
+    program, nodes = talk(renderer, 3)
+    for node in nodes:
+        node.generation_s = 2.0
+    session = Session(TERMS, program.driver.forest, recorded=3)
+    assert session.replay is not None
+    asked_again(program, session.replay, 2)
+    seal = session.seal()
+    assert (seal.recorded, seal.replayed, seal.missing, seal.parted) == (3, 2, 1, None)
+    assert seal.replayed_s == 4.0 and seal.steps == 3
+
+
+def test_after_a_restart_of_the_gateway_whoever_goes_on_with_a_reply_has_got_it(renderer: Renderer) -> None:
+    program, nodes = talk(renderer, 4)
+    replay = Replay(nodes, replayed=[0])
+    again = program.again()
+    again.messages = program.messages
+    new = placed(again)
+    assert new.parent is nodes[3]
+    assert replay.take(again.request(), new) is None
+    assert replay.missing() == [] and replay.told()["replayed"] == 4
