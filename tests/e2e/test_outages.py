@@ -3,9 +3,11 @@
 PENSTOCK_OUTAGE_S says for how long; with 600 it is the outage of ten minutes that a release must survive, at the real times to live.
 """
 
+import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -214,7 +216,15 @@ async def test_while_a_service_is_away_attempts_go_on_into_a_bounded_spool_and_a
                 await anyio.sleep(OUTAGE_S)
             spooled, during = await run.spooled(), run.memory()
             assert 0 < spooled <= SPOOL_MB * 2**20 + ROLLOUTS * WORST_STEP
+            meanwhile = await run.recorded() - recorded
+        back = time.monotonic()
         await run.until_stored()
+        said = {"away": service, "s": OUTAGE_S, "steps_meanwhile": meanwhile, "spool_bytes": spooled}
+        print(
+            json.dumps(
+                said | {"caught_up_s": round(time.monotonic() - back, 1), "before": before, "during": during}
+            )
+        )
         await run.until_more(await run.recorded() + 3 * ROLLOUTS)
         await run.until_stored()
         assert await run.attempts() == attempts, "the same attempts under the same leases"
