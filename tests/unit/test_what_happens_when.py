@@ -12,8 +12,9 @@ PAGE = REPOSITORY / "ops/guides/what-happens-when.md"
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row of the tables."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    """The cells of every row of the tables of faults."""
+    faults, _, _ = PAGE.read_text().partition("## Measured")
+    lines = [line for line in faults.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
