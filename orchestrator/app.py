@@ -31,6 +31,7 @@ from functools import partial
 import anyio
 
 from orchestrator.bus.nats import NatsBus
+from orchestrator.clock import clock
 from orchestrator.config import Config, differences
 from orchestrator.flow.context import Flow
 from orchestrator.flow.dispatcher import dispatcher
@@ -43,7 +44,7 @@ from orchestrator.flow.rebuild import REBUILT, rebuild
 from orchestrator.flow.relay import relay
 from orchestrator.log import bind, get
 from orchestrator.plugins import names
-from orchestrator.pool.engine import PATIENCE_S, check_revision, open_engine
+from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import transact
@@ -58,7 +59,9 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
     """The orchestrator's context on configured services: the run exists, the streams exist."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(config.services.database_url, name="penstock-orchestrator", patience_s=PATIENCE_S)
+            open_engine(
+                config.services.database_url, name="penstock-orchestrator", patience_s=clock().pool_start_s
+            )
         )
         async with engine.connect() as connection:
             await check_revision(connection)

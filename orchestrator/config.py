@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
+from orchestrator.clock import SCALED, Clock, Seconds, Wait
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
 
 FILE = "penstock.toml"
 
@@ -65,7 +65,7 @@ class QueueSection(_Section):
     # The circuit breaker: nothing is dispatched while this share of the attempts that ended lately failed for the platform's sake.
     breaker_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     breaker_attempts: Positive = 50  # fewer say nothing
-    breaker_window_s: Annotated[float, Field(gt=0)] = 60.0
+    breaker_window_s: Seconds = 60.0
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -179,7 +179,7 @@ class RolloutSection(_Section):
     lease_ttl_s: Seconds = 30.0
     timeout_s: Seconds = 300.0
     stall_s: Seconds = 60.0
-    retry_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    retry_delay_s: Wait = 1.0
     remind_s: Seconds = 300.0  # an assignment that nobody took for so long is owed again
     max_resumes: Annotated[int, Field(ge=0)] = 3  # of one rollout; 0: a lost runner costs the attempt
     train_timeouts: bool = False  # an agent's own timeout: trained as a failure, else filtered
@@ -333,7 +333,14 @@ class Config(_Section):
     processes: ProcessesSection = ProcessesSection()
     reward: RewardSection = RewardSection()
     trainer: TrainerSection = TrainerSection()
+    clock: Clock = Clock()
     watchdog: WatchdogSection = WatchdogSection()
+
+    def faster(self, scale: float) -> "Config":
+        """Every time to live, watchdog, back-off and limit divided by `scale`, all together; counts and shares stay."""
+        return self.model_copy(
+            update={name: _faster(getattr(self, name), scale) for name in type(self).model_fields}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What `runs.config` keeps: every key, without the URLs of services (they hold passwords)."""
@@ -344,6 +351,16 @@ class Config(_Section):
         """The inverse of `to_json`."""
         queue = {key: value for key, value in stored["queue"].items() if key != "window"}
         return cls.model_validate({**stored, "queue": queue})
+
+
+def _faster(section: BaseModel, scale: float) -> BaseModel:
+    """A section with its durations divided."""
+    update = {
+        name: getattr(section, name) / scale
+        for name, key in type(section).model_fields.items()
+        if SCALED in key.metadata
+    }
+    return section.model_copy(update=update)
 
 
 def differences(one: Config, other: Config) -> list[str]:

@@ -19,6 +19,7 @@ import aiohttp
 import anyio
 import msgspec
 
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.events import StepMark, StepTimings
 
@@ -27,7 +28,7 @@ RETRY_HEADER = "x-stainless-retry-count"
 SAMPLING_KEYS = frozenset(
     {"temperature", "top_p", "top_k", "max_new_tokens", "seed"}
 )  # what a session may override
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+FIRST_WAIT_S = 0.1
 
 
 class GatewayRefused(PenstockError):
@@ -206,7 +207,7 @@ class _Client:
                     f"the gateway at {self._url} does not answer ({problem}); is it running?"
                 ) from None
             await anyio.sleep(wait)
-            wait, retries = min(LONGEST_WAIT_S, wait * 2), retries + 1
+            wait, retries = min(clock().gateway_retry_s, wait * 2), retries + 1
 
 
 def _answer(status: int, raw: bytes) -> dict[str, Any]:

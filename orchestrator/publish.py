@@ -9,10 +9,10 @@ import msgspec
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
+from orchestrator.clock import clock
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import sha256
 
-RESEND_S = 5.0
 KNOWN_RESEND_S = 0.2
 WINDOW = 256
 FULL_WAIT_S = 0.2
@@ -76,7 +76,7 @@ async def _until_answered(
             refused, known = await _publish(bus, pending, done)
             if refused is None:
                 # The stream had some of them: their answer may have been given before we listened.
-                with anyio.move_on_after(KNOWN_RESEND_S if known else RESEND_S):
+                with anyio.move_on_after(KNOWN_RESEND_S if known else clock().resend_s):
                     await done.wait()
             if refused is not None or done.is_set():
                 group.cancel_scope.cancel()

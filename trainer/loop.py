@@ -14,10 +14,11 @@ from pathlib import Path
 import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from orchestrator.clock import clock, ticking
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.log import bind, get
-from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
+from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.pool.transact import transact
@@ -55,13 +56,19 @@ async def run_trainer(settings: TrainerSettings) -> None:
         stack.enter_context(bind(run=settings.run))
         engine = await stack.enter_async_context(
             open_engine(
-                settings.database_url, Role.TRAINER, size=2, name="penstock-trainer", patience_s=PATIENCE_S
+                settings.database_url,
+                Role.TRAINER,
+                size=2,
+                name="penstock-trainer",
+                patience_s=clock().pool_start_s,
             )
         )
         async with engine.connect() as connection:
             await check_revision(connection)
         run = await wait_for_run(engine, settings.run)
-        check_config(Config.from_json(run.config))
+        config = Config.from_json(run.config)
+        check_config(config)
+        stack.enter_context(ticking(config.clock))
         root = settings.policies / run.name
         stack.enter_context(only_trainer(root))
         trainer = Trainer(engine, run, root, settings.subject)

@@ -21,6 +21,7 @@ import anyio.to_thread
 from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.clock import clock
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState
@@ -47,7 +48,6 @@ from trainer.learner import Learner, save_first
 log = get(__name__)
 T = TypeVar("T")
 
-DISK_RETRY_S = 5.0
 SAVE_S = 600.0  # a large model is written for minutes
 
 
@@ -181,9 +181,11 @@ class Trainer:
                     lambda: self.learner.save(self.root, version, batch.batch_no, digest)
                 )
             except (OSError, SafetensorError) as error:
-                log.error("checkpoint.failed", version=version, detail=str(error), wait_s=DISK_RETRY_S)
+                log.error(
+                    "checkpoint.failed", version=version, detail=str(error), wait_s=clock().disk_retry_s
+                )
                 current().within = 0.0
-                await anyio.sleep(DISK_RETRY_S)
+                await anyio.sleep(clock().disk_retry_s)
                 continue
             log.info("checkpoint.saved", version=version, path=str(saved.path))
             return new_version(saved, parent=parent)

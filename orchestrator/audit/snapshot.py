@@ -22,7 +22,8 @@ from orchestrator.contracts.states import (
     RolloutState,
 )
 from orchestrator.pool.runs import get_run
-from orchestrator.pool.transact import LONGEST_WAIT_S
+
+RECONNECTS = 2  # tries of a transaction: by then whoever waited for Postgres has found it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Snapshot:
             "moves": _moves(),
             "ttl": self.config.rollout.lease_ttl_s,
             "server_ttl": self.config.servers.lease_ttl_s,
-            "reconnect": 2 * LONGEST_WAIT_S,  # by then whoever waited for Postgres has found it again
+            "reconnect": RECONNECTS * self.config.clock.pool_retry_s,
         }
 
 

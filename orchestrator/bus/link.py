@@ -23,13 +23,12 @@ from nats.js.errors import ServiceUnavailableError
 
 from orchestrator.bus.base import BusUnavailable, UnfitServer
 from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
+from orchestrator.clock import clock
 
 log = structlog.get_logger(__name__)
 
 OLDEST_SERVER = (2, 10)  # older ones silently ignore parts of the configuration
-_REQUEST_TIMEOUT_S = 5.0
 _LOOK_AT_CLIENT_S = 0.2
-_PING_INTERVAL_S = 10  # two unanswered pings end a half-open connection
 
 
 class LinkLost(Exception):
@@ -138,7 +137,7 @@ class Link:
 
     async def _dial(self) -> None:
         client = nats.NATS()
-        connection = Connection(client, client.jetstream(timeout=_REQUEST_TIMEOUT_S), 0)
+        connection = Connection(client, client.jetstream(timeout=clock().bus_request_s), 0)
 
         async def closed() -> None:
             connection.lose()
@@ -154,7 +153,7 @@ class Link:
                 max_reconnect_attempts=1,  # of one call; the waiting in between is ours
                 reconnect_time_wait=0,
                 connect_timeout=2,
-                ping_interval=_PING_INTERVAL_S,
+                ping_interval=clock().bus_ping_s,
                 closed_cb=closed,
                 error_cb=failed,
             )

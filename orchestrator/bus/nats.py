@@ -35,6 +35,7 @@ from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
+from orchestrator.clock import clock
 from orchestrator.failpoints import boundary
 from orchestrator.progress import waiting_for
 
@@ -85,7 +86,7 @@ class NatsBus:
         """
         if prefix:
             subjects.check_name("prefix", prefix)
-        bus = cls(url, name=name, prefix=prefix, timing=timing or Timing(), streams=streams)
+        bus = cls(url, name=name, prefix=prefix, timing=timing or Timing.of(clock()), streams=streams)
         await bus._link.open(patience_s)
         try:
             async with beside(bus._run):

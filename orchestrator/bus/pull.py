@@ -26,6 +26,7 @@ from orchestrator.bus.letters import conflict, undeliverable
 from orchestrator.bus.link import Connection, Link, LinkLost, delays
 from orchestrator.bus.subjects import Consumer
 from orchestrator.bus.watch import StreamWatch
+from orchestrator.clock import Clock
 from orchestrator.failpoints import boundary
 
 log = structlog.get_logger(__name__)
@@ -38,9 +39,13 @@ _PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer whose rea
 class Timing:
     """Seconds. A request is asked for anew when it expires; two heartbeats missed and the inbox is given up."""
 
-    expires_s: float = 30.0
-    heartbeat_s: float = 5.0
-    look_s: float = 5.0  # how often to look whether a stream is new
+    expires_s: float
+    heartbeat_s: float
+    look_s: float  # how often to look whether a stream is new
+
+    @classmethod
+    def of(cls, settings: Clock) -> "Timing":
+        return cls(settings.bus_fetch_s, settings.bus_heartbeat_s, settings.bus_look_s)
 
 
 class Lapsed(Exception):

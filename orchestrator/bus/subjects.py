@@ -18,8 +18,10 @@ stream prefix: an adapter adds its own on the wire and removes it again.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from orchestrator.clock import clock
 
 POOL_DEFAULT = "default"
 POOL_EVAL = "eval"  # reserved for evaluation, which runs a pinned policy version
@@ -35,7 +37,6 @@ HEADER_DEAD_MSG_ID = "Penstock-Dead-Msg-Id"
 INLINE_LIMIT_BYTES = 512 * 1024  # above this a payload travels as `blob: sha256`, never inline
 MIN_MAX_PAYLOAD_BYTES = 1024 * 1024  # what a server must accept at least
 DEDUP_WINDOW_S = 120.0  # a convenience: correctness rests on unique keys in the data pool
-ACK_WAIT_S = 30.0
 MAX_DELIVER = 20  # deliveries without an ack before a message is dead-lettered by its consumer
 
 _MIB = 1024 * 1024
@@ -80,7 +81,7 @@ class Consumer:
     durable: str | None
     filter: str
     max_ack_pending: int
-    ack_wait_s: float = ACK_WAIT_S
+    ack_wait_s: float = field(default_factory=lambda: clock().bus_ack_wait_s)
     max_deliver: int = MAX_DELIVER
 
 

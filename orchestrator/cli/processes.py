@@ -13,6 +13,7 @@ import typer
 
 from orchestrator.bus import subjects
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
+from orchestrator.clock import ticking
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.home import Home
@@ -46,12 +47,22 @@ def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> Non
     anyio.run(until_told, backend_options={"use_uvloop": True})
 
 
+def _by_clock(home: Home, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """`work`, by the configured clock."""
+
+    async def timed() -> None:
+        with ticking(home.config().clock):
+            await work()
+
+    return timed
+
+
 def orchestrator(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
     """The orchestrator: intake, admission, ingest, rewards, relay, reaper."""
     from orchestrator.app import orchestrate
 
     home = Home.at(config, tuple(overrides or ()))
-    _serve("orchestrator", home, lambda: orchestrate(home.connected()))
+    _serve("orchestrator", home, _by_clock(home, lambda: orchestrate(home.connected())))
 
 
 def gateway(
@@ -79,7 +90,7 @@ def gateway(
         url_file=home.gateway_url_file,
         config=resolved,
     )
-    _serve("gateway", home, lambda: serve(settings))
+    _serve("gateway", home, _by_clock(home, lambda: serve(settings)))
 
 
 def runner(
@@ -101,7 +112,7 @@ def runner(
         gateway_secret=home.gateway_secret,
         gateway_socket=gateway_socket or home.gateway_socket,
     )
-    _serve(name, home, lambda: serve_rollouts(settings))
+    _serve(name, home, _by_clock(home, lambda: serve_rollouts(settings)))
 
 
 def verifier(
@@ -116,7 +127,7 @@ def verifier(
 
     home = Home.at(config, tuple(overrides or ()))
     settings = _worker(home, name, lambda resolved: resolved.rollout.verify_slots)
-    _serve(name, home, lambda: serve_verifications(settings))
+    _serve(name, home, _by_clock(home, lambda: serve_verifications(settings)))
 
 
 def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSettings":

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.bus.journal import JournalFull
-from orchestrator.bus.subjects import ACK_WAIT_S, Consumer
+from orchestrator.bus.subjects import Consumer
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
 from orchestrator.contracts.states import RolloutState
@@ -90,7 +91,7 @@ class Assignments:
     async def _slot(self, delivery: Delivery) -> None:
         """Wait for a slot; it is gone only if another pool has taken the last one meanwhile."""
         while True:
-            with anyio.move_on_after(ACK_WAIT_S / 3):
+            with anyio.move_on_after(clock().bus_ack_wait_s / 3):
                 current().rests(SLOT)
                 await self._slots.acquire()
                 current().works("an assignment")

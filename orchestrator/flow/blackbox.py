@@ -10,6 +10,7 @@ import anyio
 from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskView
 
 from orchestrator.bus.feed import beside
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.clocks import Clocks
@@ -21,11 +22,6 @@ from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
 
 log = get(__name__)
 
-ABORT_S = 5.0
-GRUDGE_S = (
-    60.0  # a program may give up this long after the gateway failed it, and it is still the platform's fault
-)
-SILENT_S = 10.0  # without an answer for so long, the gateway hangs
 IN_TIME = 0.9  # of its time limit: a program that says earlier that its time ended is not believed
 ASK_S = 1.0  # between two questions to the gateway, and the longest wait for an answer
 HOST = "http://gateway"  # any name: the socket decides where requests go
@@ -64,7 +60,7 @@ async def run_black(
             # Without a limit of its own: the clocks know how much of its time was the platform's.
             ended = await clocks.run(partial(_run, WatchedBox(box, clocks), launch, math.inf))
     except BaseException:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(ABORT_S):
+        with anyio.CancelScope(shield=True), anyio.move_on_after(clock().abort_s):
             await scaffold.on_abort(box)
         raise
     answer = await scaffold.harvest(box, ended)
@@ -79,7 +75,12 @@ async def run_black(
     if failure is FailureClass.INFRA_FAILURE:
         sight.looked(await activity())  # a gateway that is away for good raises here
     return Outcome(
-        failure, fault.reason, answer, _tail(ended), own_word=True, platform=sight.failed(GRUDGE_S)
+        failure,
+        fault.reason,
+        answer,
+        _tail(ended),
+        own_word=True,
+        platform=sight.failed(clock().gateway_grudge_s),
     )
 
 
@@ -96,7 +97,7 @@ class Sight:
         """Another look; None: no answer in time."""
         now = time.monotonic()
         if seen is None:
-            if now - self.seen_at > SILENT_S:
+            if now - self.seen_at > clock().gateway_silent_s:
                 self.failed_at, self.how = now, "it was silent while the program ran"
             return
         if self.instance and seen.instance != self.instance:

@@ -16,15 +16,15 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.journal import Journal
+from orchestrator.clock import clock
 from orchestrator.log import get
 from orchestrator.pool import leases
 from orchestrator.pool.confirm import MessageKey
-from orchestrator.pool.transact import LONGEST_WAIT_S, transact
+from orchestrator.pool.transact import transact
 from orchestrator.progress import pause
 
 log = get(__name__)
 
-GIVE_BACK_S = 2.0
 TRIES_PER_TTL = 6  # of a beat that Postgres does not answer
 
 
@@ -54,13 +54,13 @@ class Heart:
                 del self._held[rollout_id, epoch]
 
     async def give_back(self) -> None:
-        """The worker stops: what it leaves unfinished need not wait for its lease to run out. Best effort, within GIVE_BACK_S."""
+        """The worker stops: what it leaves unfinished need not wait for its lease to run out. Best effort, within `clock.give_back_s`."""
 
         async def work(connection: AsyncConnection) -> int:
             return await leases.give_back(connection, self._owner, self._left)
 
         if self._left:
-            with anyio.move_on_after(GIVE_BACK_S, shield=True):
+            with anyio.move_on_after(clock().give_back_s, shield=True):
                 log.info("leases.given_back", leases=await transact(self._engine, work, at="lease.ended"))
 
     async def run(self) -> None:
@@ -82,7 +82,7 @@ class Heart:
         if not epochs:
             return
         # After an outage the reaper gives one full time to live: this must be heard within it.
-        patience = min(LONGEST_WAIT_S, self._ttl_s / TRIES_PER_TTL)
+        patience = min(clock().pool_retry_s, self._ttl_s / TRIES_PER_TTL)
         held = await transact(self._engine, renew, at="lease.renewed", longest_wait_s=patience)
         for (rollout_id, epoch), scope in asked.items():
             if rollout_id not in held or epochs[rollout_id] != epoch:

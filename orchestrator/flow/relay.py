@@ -5,13 +5,14 @@
 | published messages, deleted rows | outbox rows; NATS | any committed state change; NATS |
 
 A page of rows is taken in one transaction, published in none, deleted in another: however long NATS is away, Postgres holds nothing open
-for it. Taken rows are nobody else's for `TAKEN_S`; a relay that died or slept for longer has them published twice, which is a no-op.
+for it. Taken rows are nobody else's for `clock.outbox_taken_s`; a relay that died or slept for longer has them published twice, which is a no-op.
 What the bus refuses (a full stream) is tried again later and holds nothing else up.
 """
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.clock import clock
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
 from orchestrator.pool.outbox import postpone, settle, take_due
@@ -22,7 +23,6 @@ log = get(__name__)
 
 PERIOD_S = 0.1
 PAGE = 256
-TAKEN_S = 10.0
 REFUSED_AGAIN_S = 1.0
 
 
@@ -38,7 +38,7 @@ async def relay_page(flow: Flow, refusals: Loop | None = None) -> int:
     """Publish the oldest page of rows; returns how many rows there were. `refusals` is told what the bus goes on refusing."""
     owed = await transact(
         flow.engine,
-        lambda connection: take_due(connection, flow.run_id, PAGE, taken_s=TAKEN_S),
+        lambda connection: take_due(connection, flow.run_id, PAGE, taken_s=clock().outbox_taken_s),
         at="relay.take",
     )
     if not owed:

@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import InfraFailure, PenstockError, ServiceError
 from orchestrator.contracts.events import (
     ArtifactFile,
@@ -59,9 +60,6 @@ log = get(__name__)
 
 SCRIPT = "record/script.json"
 TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy told; the attempt's own clocks come before that
-SECRET_PATIENCE_S = 60.0
-HELD_S = 5.0  # how long the gateway may take to say whether it holds a completion
-CLOSE_S = 5.0  # how long an attempt that reports nothing tries to close its session
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ async def serve_rollouts(settings: RunnerSettings) -> None:
 
 async def _secret(file: Path) -> str:
     """The gateway's admin secret, which its first start makes: runner and gateway start in any order. ServiceError when it does not come."""
-    deadline = anyio.current_time() + SECRET_PATIENCE_S
+    deadline = anyio.current_time() + clock().gateway_start_s
     while True:
         try:
             if secret := file.read_text(encoding="utf-8").strip():
@@ -267,14 +265,14 @@ class RolloutRunner:
         if not record.opened:
             return
         try:
-            with anyio.move_on_after(CLOSE_S):
+            with anyio.move_on_after(clock().gateway_close_s):
                 await self._admin.abort(**key_of(lease))
         except PenstockError as error:
             log.info("session.left_open", error=str(error))
 
     async def _held(self, lease: Lease) -> float:
         """Seconds for which the gateway has held the attempt's completions in flight; 0 where it does not say."""
-        with anyio.move_on_after(HELD_S):
+        with anyio.move_on_after(clock().gateway_held_s):
             try:
                 return (await self._admin.activity(**key_of(lease))).held_s
             except PenstockError as error:

@@ -20,6 +20,7 @@ from orchestrator.bus.courier import Courier
 from orchestrator.bus.feed import beside
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
+from orchestrator.clock import clock
 from orchestrator.config import Config, SandboxSection
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.flow.heartbeat import Heart
@@ -27,7 +28,7 @@ from orchestrator.flow.oversize import failed_instead
 from orchestrator.flow.tidy import tidy
 from orchestrator.log import bind, get
 from orchestrator.pool.confirm import MessageKey, settled
-from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
+from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
@@ -73,7 +74,9 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
     """Connect and recover. Raises ServiceError, ConfigurationError or BusError, one sentence each, when something is missing."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(settings.database_url, Role.RUNNER, size=4, name=name, patience_s=PATIENCE_S)
+            open_engine(
+                settings.database_url, Role.RUNNER, size=4, name=name, patience_s=clock().pool_start_s
+            )
         )
         async with engine.connect() as connection:
             await check_revision(connection)

@@ -25,6 +25,7 @@ from orchestrator.bus.base import Bus
 from orchestrator.bus.courier import Confirm, Courier, Unsendable
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.nats import NatsBus
+from orchestrator.clock import clock
 from orchestrator.collector import keep_loaded
 from orchestrator.config import Config
 from orchestrator.failpoints import boundary_sync
@@ -46,13 +47,11 @@ from orchestrator.gateway.watch import Watch
 from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.dead import keep_unsendable
-from orchestrator.pool.engine import PATIENCE_S, Role, check_revision, open_engine
+from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 
 log = get(__name__)
-
-RELEASE_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ async def serve(settings: GatewaySettings) -> None:
     """The gateway as a process: connects, serves until cancelled. ConfigurationError or ServiceError name what is missing."""
     async with (
         open_engine(
-            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=PATIENCE_S
+            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=clock().pool_start_s
         ) as engine,
         NatsBus.connect(settings.nats_url, name=f"gateway-{settings.run}") as bus,
     ):
@@ -204,7 +203,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 async def _release(leases: Sequence[ServerLease]) -> None:
     """Another gateway need not wait until the leases run out; if the data pool is away, it does."""
-    with anyio.move_on_after(RELEASE_PATIENCE_S, shield=True):
+    with anyio.move_on_after(clock().server_release_s, shield=True):
         for lease in leases:
             await lease.release()
 

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus
+from orchestrator.clock import clock
 from orchestrator.config import ServersSection
 from orchestrator.contracts.states import ServerState
 from orchestrator.gateway.leases import LeaseLost, ServerLease
@@ -38,7 +39,6 @@ from orchestrator.pool.transact import transact
 log = get(__name__)
 
 FIRST_WAIT_S = 0.2  # after a sync that failed
-ROW_PATIENCE_S = 2.0  # for rows that only inform: a server that comes back does not wait for the data pool
 
 
 class SyncFailed(Exception):
@@ -183,7 +183,7 @@ class Keeper:
         """A row that only informs."""
         if self._lease.epoch is not None:
             with (
-                anyio.move_on_after(ROW_PATIENCE_S),
+                anyio.move_on_after(clock().server_row_s),
                 suppress(LeaseLost),
             ):  # lost: it is for the new owner to say
                 await self._lease.write(state, self._server.version, detail)

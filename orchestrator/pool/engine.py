@@ -13,18 +13,12 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.transact import passing
 
 CLOSE_S = 5.0
-PATIENCE_S = 10.0
-"""How long a process that serves waits at its start for a Postgres that is away: a restart in the middle of an outage is no reason to give up."""
 LOOK_S = 0.5
-SILENCE_S = 25
-"""After so many seconds without a sign of life from the other machine a connection is broken, on both sides: a partition must not be waited
-for without end, nor hold locks. A server that is only stopped or busy still answers."""
-IDLE_S = 10
-"""A process that stops in the middle of a transaction holds its locks for no longer than this; it repeats the transaction when it goes on."""
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 REVISION = "0006"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
@@ -63,17 +57,17 @@ async def open_engine(
     refuses."""
     settings = {
         "application_name": name,
-        "tcp_keepalives_idle": str(SILENCE_S - 15),
-        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_idle": str(_keep_alive()[0]),
+        "tcp_keepalives_interval": str(_keep_alive()[1]),
         "tcp_keepalives_count": "3",
-        "tcp_user_timeout": str(SILENCE_S * 1000),
+        "tcp_user_timeout": str(int(clock().pool_silence_s * 1000)),
     }
     if role is not Role.OWNER:
         settings["role"] = role.value
     if role is Role.READER:
         settings["default_transaction_read_only"] = "on"
     else:
-        settings["idle_in_transaction_session_timeout"] = str(IDLE_S * 1000)
+        settings["idle_in_transaction_session_timeout"] = str(int(clock().pool_idle_s * 1000))
     engine = create_async_engine(
         sqlalchemy_url(url),
         pool_size=size,
@@ -112,18 +106,27 @@ async def _answers(engine: AsyncEngine, url: str, patience_s: float) -> None:
         await anyio.sleep(LOOK_S)
 
 
+def _keep_alive() -> tuple[int, int]:
+    """(seconds of silence before the first probe, between two), so that the third is missed after `clock.pool_silence_s`.
+
+    A partition must not be waited for without end, nor hold locks; a server that is only stopped or busy still answers probes.
+    """
+    between = max(1, round(clock().pool_silence_s / 5))
+    return max(1, round(clock().pool_silence_s) - 3 * between), between
+
+
 def _break_when_silent(connection: Any, _record: object) -> None:
-    """Our side of SILENCE_S; a Unix socket needs none."""
+    """Our side of `clock.pool_silence_s`; a Unix socket needs none."""
     transport = connection.driver_connection._transport  # asyncpg has no option for it
     found = transport.get_extra_info("socket")
     if found is None or found.family == socket.AF_UNIX:
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
-        (socket.TCP_KEEPIDLE, SILENCE_S - 15),
-        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPIDLE, _keep_alive()[0]),
+        (socket.TCP_KEEPINTVL, _keep_alive()[1]),
         (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+        (socket.TCP_USER_TIMEOUT, int(clock().pool_silence_s * 1000)),
     ):
         found.setsockopt(socket.IPPROTO_TCP, option, value)
 

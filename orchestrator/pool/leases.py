@@ -12,10 +12,10 @@ from sqlalchemy import case, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.clock import clock
 from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.pool import history, resumes
 from orchestrator.pool.clean import clean
-from orchestrator.pool.results import ARRIVAL
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
 
 LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
@@ -280,7 +280,9 @@ async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
     """
     full = timedelta(seconds=ttl_s)
     reported = rollouts.c.state == RolloutState.REPORTED
-    until = func.clock_timestamp() + case((reported, max(full, ARRIVAL)), else_=full)
+    until = func.clock_timestamp() + case(
+        (reported, max(full, timedelta(seconds=clock().arrival_s))), else_=full
+    )
     short = (
         select(rollouts.c.rollout_id)
         .where(

@@ -12,6 +12,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.clock import clock
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached
 from orchestrator.contracts.ids import b64, unb64
 from orchestrator.contracts.states import FailureClass, Replay, RolloutState
@@ -28,8 +29,6 @@ from orchestrator.pool.tables import (
     verdicts,
 )
 
-ARRIVAL = timedelta(seconds=60)  # how long announced steps may take to arrive after the result
-
 
 async def report(connection: AsyncConnection, run_id: int, event: RolloutFinished) -> bool:
     """RUNNING → REPORTED with everything that the runner announced; False (counted) for a stale epoch or a repeat."""
@@ -43,7 +42,10 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         epoch=event.epoch,
         reason=event.failure_class,
         # The lease of a reported rollout is the orchestrator's: it expires when the announced steps never arrive.
-        values={"lease_owner": None, "lease_until": func.clock_timestamp() + ARRIVAL},
+        values={
+            "lease_owner": None,
+            "lease_until": func.clock_timestamp() + timedelta(seconds=clock().arrival_s),
+        },
     )
     if not moved:
         await history.count(connection, run_id, "results_stale")

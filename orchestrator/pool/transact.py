@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator import failpoints
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.log import get
 from orchestrator.progress import waiting_for
@@ -19,7 +20,6 @@ log = get(__name__)
 T = TypeVar("T")
 
 FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 5.0
 # SQLSTATE classes that say "try again": connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
 # connections), operator intervention (shutdown, starting up), system (input or output error).
 PASSING = ("08", "40", "53", "57", "58")
@@ -82,7 +82,7 @@ async def transact(
     work: Callable[[AsyncConnection], Awaitable[T]],
     *,
     at: str,
-    longest_wait_s: float = LONGEST_WAIT_S,
+    longest_wait_s: float | None = None,
 ) -> T:
     """As `once`, repeated while Postgres is away. Bounded by the caller's cancel scope only.
 
@@ -94,9 +94,12 @@ async def transact(
 
 
 async def _until_committed(
-    engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], at: str, longest_wait_s: float
+    engine: AsyncEngine,
+    work: Callable[[AsyncConnection], Awaitable[T]],
+    at: str,
+    longest_wait_s: float | None,
 ) -> T:
-    wait = FIRST_WAIT_S
+    wait, longest = FIRST_WAIT_S, longest_wait_s or clock().pool_retry_s
     while True:
         try:
             return await _attempt(engine, work, at)
@@ -110,4 +113,4 @@ async def _until_committed(
                 wait_s=round(wait, 2),
             )
         await anyio.sleep(wait * random.uniform(0.5, 1.5))
-        wait = min(longest_wait_s, wait * 2)
+        wait = min(longest, wait * 2)

@@ -60,7 +60,7 @@ def reading(url: str):  # type: ignore[no-untyped-def]
 @pytest.fixture
 def postgres_has_been_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' Postgres has just started, which excuses leases that ran out."""
-    monkeypatch.setattr("orchestrator.audit.snapshot.LONGEST_WAIT_S", -TTL_S)
+    monkeypatch.setattr("orchestrator.audit.snapshot.RECONNECTS", -2 * TTL_S / 5.0)
 
 
 def copied(databases, healthy: Healthy, template: str, tmp_path: Path) -> Iterator[Place]:  # type: ignore[no-untyped-def]

@@ -3,7 +3,8 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
+from orchestrator.clock import Clock, ticking
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import TaskSubmitted
@@ -147,13 +149,19 @@ async def _finished(engine: AsyncEngine, rollout_id: int) -> bool:
     return bool((await rollout_row(engine, rollout_id)).state == "finished")
 
 
+@asynccontextmanager
+async def soon_broken(url: str) -> AsyncIterator[AsyncEngine]:
+    with ticking(Clock(pool_idle_s=1.0)):
+        async with open_engine(url) as engine:
+            yield engine
+
+
 async def test_a_process_that_stops_in_the_middle_of_a_transaction_holds_its_locks_for_a_bounded_time(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
     """As SIGSTOP or a starved loop does. The transaction is repeated when the process goes on."""
-    monkeypatch.setattr("orchestrator.pool.engine.IDLE_S", 1)
     tries = 0
-    async with open_engine(database_url) as stopping, open_engine(database_url) as other:
+    async with soon_broken(database_url) as stopping, open_engine(database_url) as other:
         run = await make_run(other, Config())
         seen = anyio.Event()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from orchestrator.clock import Clock, ticking
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.flow import rollout_runner
 from orchestrator.flow.rollout_runner import _secret
 
 pytestmark = pytest.mark.anyio
@@ -29,9 +29,7 @@ async def test_a_secret_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     assert found == ["s3cret"]
 
 
-async def test_one_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_runner, "SECRET_PATIENCE_S", 0.2)
-    with pytest.raises(
-        ServiceError, match=r"admin secret .*/none cannot be read \(No such file or directory\)"
-    ):
+async def test_one_that_never_comes_is_named(tmp_path: Path) -> None:
+    never = r"admin secret .*/none cannot be read \(No such file or directory\)"
+    with ticking(Clock(gateway_start_s=0.2)), pytest.raises(ServiceError, match=never):
         await _secret(tmp_path / "none")

@@ -2,7 +2,7 @@
 
 import time
 
-from orchestrator.flow import blackbox
+from orchestrator.clock import Clock
 from orchestrator.flow.blackbox import Sight
 from orchestrator.gateway_client import Activity
 
@@ -26,6 +26,6 @@ def test_a_gateway_that_was_started_anew_has_failed_for_a_while() -> None:
 
 
 def test_a_gateway_that_answers_nothing_for_long_has_failed() -> None:
-    sight = Sight(seen_at=time.monotonic() - blackbox.SILENT_S - 1)
+    sight = Sight(seen_at=time.monotonic() - Clock().gateway_silent_s - 1)
     sight.looked(None)
     assert sight.failed(60.0) == "it was silent while the program ran"

@@ -1,0 +1,120 @@
+"""No duration is hidden in a module: times to live, back-offs, patience and periods are settings, or say here why they are none."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PRODUCT = ("orchestrator", "trainer", "sandboxes", "agents")
+# Not the product: they measure it, show it, or hurt it.
+BESIDE = (
+    "orchestrator/benchmarks", "orchestrator/chaos", "orchestrator/demo", "orchestrator/scaffold_check",
+    "trainer/benchmarks", "sandboxes/conformance", "agents/scaffolds/examples",
+)  # fmt: skip
+NAMED = re.compile(r"_?[A-Z][A-Z0-9_]*_(S|MS)")
+
+POLL = "a period that is shorter than any scaled time to live"
+FIRST = "the first of waits that grow up to a setting"
+PEOPLE = "how long a command waits before it tells a person"
+START = "how long a program may take to load; nothing is lost by waiting"
+WIRE = "a promise to a client or server of a protocol, which no scale changes"
+NOISE = "a measure of what is too little to count"
+STOP = "how long a process that ends already cleans up"
+EXEMPT = {
+    "agents/scaffolds/mini_swe/inside/penstock_model.py:LONGEST_PAUSE_S": "an agent program of others: its own patience",
+    "agents/scaffolds/mini_swe/inside/penstock_model.py:PATIENCE_S": "an agent program of others: its own patience",
+    "agents/scaffolds/mini_swe/inside/penstock_model.py:REPLY_S": "an agent program of others: its own patience",
+    "orchestrator/audit/leases.py:SLACK_S": "what an audit forgives a clock that it reads later",
+    "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
+    "orchestrator/bus/link.py:_LOOK_AT_CLIENT_S": POLL,
+    "orchestrator/bus/pull.py:_PRIVATE_KEPT_S": "private consumers are of tests and viewers, not of the flow",
+    "orchestrator/bus/subjects.py:DEDUP_WINDOW_S": "kept in the stream; a convenience, correctness rests on unique keys",
+    "orchestrator/cli/audit.py:SETTLED_S": PEOPLE,
+    "orchestrator/cli/dead.py:ANSWER_S": PEOPLE,
+    "orchestrator/cli/scaffold.py:SILENCE_S": PEOPLE,
+    "orchestrator/cli/scaffold.py:TIMEOUT_S": PEOPLE,
+    "orchestrator/embedded/supervised.py:_READY_POLL_S": POLL,
+    "orchestrator/embedded/supervisor.py:REWRITE_S": POLL,
+    "orchestrator/flow/blackbox.py:ASK_S": "at most; a quarter of rollout.stall_s where that is less",
+    "orchestrator/flow/clocks.py:CPU_NOISE_S": NOISE,
+    "orchestrator/flow/clocks.py:LOOK_S": "at most; a quarter of rollout.stall_s where that is less",
+    "orchestrator/flow/dispatcher.py:LOOK_S": "how often a breaker is looked at whose window is a setting",
+    "orchestrator/flow/dispatcher.py:PERIOD_S": POLL,
+    "orchestrator/flow/ender.py:PERIOD_S": POLL,
+    "orchestrator/flow/relay.py:PERIOD_S": POLL,
+    "orchestrator/flow/relay.py:REFUSED_AGAIN_S": POLL,
+    "orchestrator/flow/rollout_runner.py:TOOL_TIMEOUT_S": "what an agent may do: part of the task, as its turns are",
+    "orchestrator/gateway/dialects/base.py:KEEP_ALIVE_S": WIRE,
+    "orchestrator/gateway/servers.py:BARREN_WAIT_S": FIRST,
+    "orchestrator/gateway/sync.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/gateway/upstream/client.py:KEEP_ALIVE_S": WIRE,
+    "orchestrator/gateway/upstream/client.py:QUICK_S": WIRE,
+    "orchestrator/gateway_client.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/pool/engine.py:CLOSE_S": STOP,
+    "orchestrator/pool/engine.py:LOOK_S": POLL,
+    "orchestrator/pool/presence.py:FORGOTTEN_S": "a day: how long a name is shown",
+    "orchestrator/pool/presence.py:LEAVE_S": STOP,
+    "orchestrator/pool/prune.py:PATIENCE_S": PEOPLE,
+    "orchestrator/pool/transact.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/publish.py:FULL_WAIT_S": POLL,
+    "orchestrator/publish.py:KNOWN_RESEND_S": POLL,
+    "orchestrator/recording.py:LOOK_S": PEOPLE,
+    "orchestrator/recording.py:STUCK_S": PEOPLE,
+    "orchestrator/rewards/speed.py:SHORTEST_S": NOISE,
+    "orchestrator/stack.py:COMMAND_START_S": START,
+    "orchestrator/stack.py:NATS_PATIENCE_S": PEOPLE,
+    "orchestrator/stack.py:SERVER_STOP_S": STOP,
+    "orchestrator/watchdog.py:LONGEST_LOOK_S": POLL,
+    "sandboxes/bubblewrap_program.py:_DIE_S": "the kernel's time to end processes",
+    "sandboxes/local.py:_DIE_S": "the kernel's time to end processes",
+    "sandboxes/program.py:LOOK_S": POLL,
+    "trainer/loop.py:LOAD_S": START,
+    "trainer/loop.py:POLL_S": POLL,
+    "trainer/phases.py:SAVE_S": START,
+    "trainer/serving/__main__.py:SHUTDOWN_S": STOP,
+}
+
+
+def constants(path: Path) -> Iterator[str]:
+    """Names at module level that hold a duration: by their name, or because they are a timedelta."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
+        if not targets or node.value is None:
+            continue
+        names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        timedelta = isinstance(called, ast.Name) and called.id == "timedelta"
+        yield from (name for name in names if timedelta or NAMED.fullmatch(name))
+
+
+def test_every_duration_of_the_product_is_a_setting_or_says_why_it_is_none() -> None:
+    found = {
+        f"{path.relative_to(REPOSITORY).as_posix()}:{name}"
+        for root in PRODUCT
+        for path in sorted((REPOSITORY / root).rglob("*.py"))
+        if not path.relative_to(REPOSITORY).as_posix().startswith(BESIDE)
+        for name in constants(path)
+    }
+    assert sorted(found - set(EXEMPT)) == [], (
+        "make it a key of orchestrator.clock.Clock, or say here why it is none"
+    )
+    files = {entry.partition(":")[0] for entry in EXEMPT}
+    assert (
+        sorted(file for file in files - {"orchestrator/pool/prune.py"} if not (REPOSITORY / file).exists())
+        == []
+    ), "gone"
+
+
+def test_a_duration_is_found_however_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "A_S = 1\nB_S, _C_MS = 1, 2\nD: float = 3\nE_S: float = 3.0\nLATER = timedelta(seconds=1)\nSIZE = 1\n"
+    )
+    assert list(constants(file)) == ["A_S", "B_S", "_C_MS", "E_S", "LATER"]
