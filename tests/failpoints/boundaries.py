@@ -9,7 +9,6 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import RolloutFinished, encode
 from orchestrator.failpoints import BOUNDARIES, Kind
-from tests.e2e.observer import PATIENCE_S
 from tests.failpoints.world import World
 
 Provoke = Callable[[World], Awaitable[None]]
@@ -17,7 +16,8 @@ Provoke = Callable[[World], Awaitable[None]]
 ACTIONS = ("raise", "delay", "exit", "duplicate")
 DELAY_S = 0.3
 LONGER_THAN_A_LEASE_S = 3.5
-BROKEN = "select count(*) from groups where run_id = :run and not done and scaffold like '%:Broken'"
+LONG_S = 240.0  # for one more rollout, while others hurt other processes
+BROKEN = "select count(*) from groups where run_id = :run and not done and scaffold like '%Broken'"
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
     "instruction.md": "Say something.\n",
@@ -74,12 +74,12 @@ async def _restart(world: World, *, process: str, how: signal.Signals = signal.S
 
 
 async def _restart_at_work(world: World, *, process: str, how: signal.Signals = signal.SIGKILL) -> None:
-    await world.progress(PATIENCE_S)
+    await world.progress(LONG_S)
     await world.end(process, how)
 
 
 async def _freeze_the_runner(world: World) -> None:
-    await world.progress(PATIENCE_S)
+    await world.progress(LONG_S)
     await world.freeze("runner", LONGER_THAN_A_LEASE_S)
 
 
@@ -95,7 +95,7 @@ async def _a_late_step(world: World) -> None:
 async def _a_full_buffer(world: World) -> None:
     """While a batch of steps is not committed, others arrive behind it; then the consumer stops."""
     world.arm({"steps.commit.before": ["delay 1.0"]})
-    await world.progress(PATIENCE_S)
+    await world.progress(LONG_S)
     await world.end("orchestrator", signal.SIGTERM)
 
 
