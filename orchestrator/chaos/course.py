@@ -4,7 +4,7 @@ the auditor has the word.
 | produces | waits for | unblocked by |
 |---|---|---|
 | faults, lines of the ledger | 20 steps or a commit since the last one; work in the victim's hands | the stack at work |
-| a problem | PATIENCE_S without what it waits for | never: that is what it is for |
+| a problem | `patience_s` without what it waits for | never: that is what it is for |
 """
 
 import time
@@ -35,7 +35,6 @@ from orchestrator.pool.runs import close_intake, get_run
 from orchestrator.stack import up
 
 STEPS = 20  # between two faults, unless there is a commit
-PATIENCE_S = 180.0  # whatever takes longer hangs
 AT_WORK_S = 10.0  # a victim without work is hurt anyway after this
 LOOK_S = 0.02
 # Of attempts that were given up: what they had lived, from their start to their last recorded step, is lived again.
@@ -88,6 +87,7 @@ class Course:
     injector: Injector
     faults: Sequence[Fault]
     shown: Callable[[Outcome], None]
+    patience_s: float
     results: Results = field(default_factory=Results)
     interrupted: bool = True
     _up: anyio.Event = field(default_factory=anyio.Event)
@@ -181,12 +181,16 @@ class Course:
         self.shown(outcome)
 
     async def _recovery(self, fault: Fault, watch: Watch, healed: float) -> float:
-        def moves() -> bool:
-            return watch.progress(fault.victim) > healed
+        found: float | None = None
 
-        what = f"new progress of {fault.victim} after fault {fault.index} ({fault.title})"
-        await self._wait(moves, what)
-        return max(0.0, watch.progress(fault.victim) - healed)
+        def moves() -> bool:
+            nonlocal found
+            found = watch.progress(fault.victim, healed)
+            return found is not None
+
+        await self._wait(moves, f"new progress of {fault.victim} after fault {fault.index} ({fault.title})")
+        assert found is not None
+        return found - healed
 
     async def _drain(self, watch: Watch, run_id: int) -> None:
         url = self.home.connected().services.database_url
@@ -212,7 +216,7 @@ class Course:
         await self._until(until, what)
 
     async def _until(self, happens: Callable[[], object], what: str) -> None:
-        with anyio.move_on_after(PATIENCE_S) as limit:
+        with anyio.move_on_after(self.patience_s) as limit:
             await happens()  # type: ignore[misc]
         if limit.cancelled_caught:
-            raise Hangs(f"within {PATIENCE_S:g} s there was not: {what}")
+            raise Hangs(f"within {self.patience_s:g} s there was not: {what}")

@@ -41,7 +41,7 @@ def chosen(seed: int, kills: int, only: str) -> list[Fault]:
 
 
 async def _run(
-    console: Console, directory: Path, faults: list[Fault], scale: float, small_disk: bool
+    console: Console, directory: Path, faults: list[Fault], scale: float, patience_s: float, small_disk: bool
 ) -> tuple[Results, bool]:
     total = faults[-1].index + 1 if faults else 0
     clocks = set_clocks(directory)
@@ -62,6 +62,7 @@ async def _run(
                 Injector(home, links, clocks, scale),
                 left,
                 lambda outcome: table.show_one(console, outcome, total),
+                patience_s,
             )
             return await course.run(), course.interrupted
 
@@ -74,6 +75,7 @@ def main(
     ] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one final line of JSON on stdout.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds after which what must happen hangs.")] = 180.0,
     faults: Annotated[str, typer.Option(help="Only these of the seed's faults, like 17-23: a replay.")] = "",
 ) -> None:
     """Kill and hurt a real run at random, and show that nothing is lost and nothing trained twice."""
@@ -96,7 +98,7 @@ def main(
         left_out = [] if small_disk else ["disk: a small disk cannot be mounted here, which takes root"]
         for sentence in left_out:
             console.print(f"left out: {sentence}", highlight=False)
-        results, interrupted = anyio.run(_run, console, directory, todo, time_scale, small_disk)
+        results, interrupted = anyio.run(_run, console, directory, todo, time_scale, patience, small_disk)
         (directory / remains.DRIVER).unlink(missing_ok=True)
     except* (PenstockError, BusError, ValueError) as group:
         for error in leaves(group):

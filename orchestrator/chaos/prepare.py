@@ -1,60 +1,58 @@
 """The policy and the configuration of a chaos run: a small random policy, short rollouts, and every duration divided by the time scale."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Final
 
-from orchestrator.config import FILE
+from orchestrator.config import FILE, Config
 from orchestrator.contracts.errors import PenstockError
 
 HARNESS = Path(__file__).parent / "harness"
 CLOCK = Path(__file__).parent / "clock"
-CONFIG = """\
-# Written by ops/chaos, for time scale {scale:g}.
-[run]
-name = "chaos"
-seed = {seed}
-
-[policy]
-model = "{model}"
-
-[queue]
-batch_groups = 2
-group_size = 2
-max_staleness = 2
-capacity = 8
-max_attempts = 10
-
-[stage]
-max_turns = 5
-max_context = 1024
-
-[sampling]
-max_new_tokens = 16
-
-[rollout]
-slots = 6
-verify_slots = 2
-scaffolds = {{ "{harness}" = 0.8, shell = 0.2 }}
-lease_ttl_s = {lease_ttl_s}
-retry_delay_s = {retry_delay_s}
-"""
+SETTINGS: Final[dict[str, Any]] = {
+    "queue": {"batch_groups": 2, "group_size": 2, "max_staleness": 2, "capacity": 8, "max_attempts": 10},
+    "stage": {"max_turns": 5, "max_context": 1024},
+    "sampling": {"max_new_tokens": 16},
+    "rollout": {"slots": 6, "verify_slots": 2},
+}
+"""Small groups and short rollouts, so that everything happens often; attempts enough that a rollout survives several kills."""
 
 
 def write_run(directory: Path, *, seed: int, scale: float, model: Path) -> None:
-    """Write the configuration of a new run."""
+    """Write the configuration of a new run: the defaults but for `SETTINGS`, every duration divided by `scale`."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)
-    text = CONFIG.format(
-        seed=seed,
-        scale=scale,
-        model=model,
-        harness=HARNESS.resolve(),
-        lease_ttl_s=30.0 / scale,
-        retry_delay_s=1.0 / scale,
-    )
+    scaffolds = {str(HARNESS.resolve()): 0.8, "shell": 0.2}
+    config = Config.model_validate(
+        {
+            **SETTINGS,
+            "run": {"name": "chaos", "seed": seed},
+            "policy": {"model": str(model)},
+            "rollout": {**SETTINGS["rollout"], "scaffolds": scaffolds},
+        }
+    ).faster(scale)
+    text = f"# Written by ops/chaos, for time scale {scale:g}.\n" + toml(config)
     (directory / FILE).write_text(text, encoding="utf-8")
+
+
+def toml(config: Config) -> str:
+    """Every key of a configuration, as `load` reads it."""
+    lines = []
+    for section, keys in config.to_json().items():
+        lines.append(f"\n[{section}]")
+        lines += [
+            f"{key} = {_value(value)}" for key, value in keys.items() if (section, key) != ("queue", "window")
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
 
 
 def make_policy(directory: Path, seed: int) -> Path:

@@ -22,13 +22,15 @@ _HOP = {"connection", "content-length", "transfer-encoding", "keep-alive", "host
 
 
 class Proxy:
-    """Made by `proxying`. `began` and `delivered`: Unix seconds of the newest completion asked for, and of the newest delivered."""
+    """Made by `proxying`. `began`: Unix seconds of the newest completion that was asked for; `delivered`: (when it was asked for, when it was
+    delivered) of the newest."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.to = ""
         self.port = 0
         self.in_flight = 0
-        self.began = self.delivered = 0.0
+        self.began = 0.0
+        self.delivered = (0.0, 0.0)
         self._ledger = ledger
         self._session: aiohttp.ClientSession | None = None
 
@@ -39,15 +41,16 @@ class Proxy:
         body = await request.read()
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP}
         self.in_flight += completion
+        began = time.time()
         if completion:
-            self.began = time.time()
+            self.began = began
         try:
             async with self._session.request(
                 request.method, self.to + request.path_qs, data=body or None, headers=headers
             ) as answer:
                 raw = await answer.read()
                 if completion and answer.status == 200:
-                    self._write(raw)
+                    self._write(raw, began)
                 kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
                 return web.Response(status=answer.status, body=raw, headers=kept)
         except (aiohttp.ClientError, OSError):
@@ -58,13 +61,13 @@ class Proxy:
         finally:
             self.in_flight -= completion
 
-    def _write(self, raw: bytes) -> None:
+    def _write(self, raw: bytes, began: float) -> None:
         try:
             ids = msgspec.json.decode(raw)["output_ids"]
         except (msgspec.DecodeError, KeyError, TypeError):
             return  # an error's body, or several completions at once, which the gateway does not ask for
         self._ledger.generated(ids)
-        self.delivered = time.time()
+        self.delivered = (began, time.time())
 
 
 @asynccontextmanager

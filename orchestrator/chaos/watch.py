@@ -106,18 +106,19 @@ class Watch:
                 self._answers, self.answered_at = self.ledger.answers, time.time()
             await anyio.sleep(LOOK_S)
 
-    def progress(self, component: str) -> float:
-        """When it last did something new."""
+    def progress(self, component: str, since: float) -> float | None:
+        """When it has done something new after `since`; None: not yet. A completion counts that was asked for after that, too."""
         match component:
             case "gateway":
-                return self.proxy.began
+                at = self.proxy.began
             case "rollout-server":
-                return self.proxy.delivered
+                began, delivered = self.proxy.delivered
+                at = delivered if began > since else 0.0
             case "harness":
-                return self.answered_at
-            case "sandbox":
-                return self.seen.get("runner", 0.0)
-        return self.seen.get(component, 0.0)
+                at = self.answered_at
+            case _:
+                at = self.seen.get("runner" if component == "sandbox" else component, 0.0)
+        return at if at > since else None
 
     async def work(self) -> Work | None:
         """What is under way now; None while Postgres does not say."""
