@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from orchestrator.cli import terminal
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.home import Home
@@ -93,7 +94,7 @@ def _show(report: "Report") -> None:
         for violation in check.violations:
             rows = ", ".join(f"{key}={plain(value)}" for key, value in violation.rows.items())
             console.print(
-                f"[red]{violation.invariant}[/red] {escape(violation.what)}  [dim]{escape(rows)}[/dim]",
+                f"[red]{violation.invariant}[/red] {escape(terminal.plain(violation.what))}  [dim]{escape(terminal.plain(rows))}[/dim]",
                 highlight=False,
             )
         if check.found > len(check.violations):

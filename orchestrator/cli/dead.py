@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.terminal import cell
 from orchestrator.config import Config
 from orchestrator.home import Home
 
@@ -92,7 +93,7 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
     table = Table("id", "at", "what", "reason")
     for row in rows:
         reason = row["reason"] if len(row["reason"]) <= SHOWN else row["reason"][: SHOWN - 1] + "…"
-        table.add_row(row["id"], row["at"][:19], row["what"], reason)
+        table.add_row(row["id"], row["at"][:19], cell(row["what"]), cell(reason))
     Console(width=None if Console().is_terminal else 160).print(table)
 
 

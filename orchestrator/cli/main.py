@@ -19,6 +19,7 @@ from orchestrator.cli import (
     status,
     tasks,
 )
+from orchestrator.cli.terminal import plain
 from orchestrator.collector import collect_seldom
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
@@ -47,7 +48,7 @@ app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajector
 
 
 def _ended(error: BaseException) -> SystemExit:
-    print(f"penstock: {error}", file=sys.stderr)
+    print(plain(f"penstock: {error}"), file=sys.stderr)
     return SystemExit(1)
 
 

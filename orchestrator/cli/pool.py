@@ -1,20 +1,17 @@
 """Commands that read the data pool: sql."""
 
 import json
-import re
 from typing import Annotated, Any
 
 import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from orchestrator.cli import terminal
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.home import Home
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and line feed
 
 
 async def query(url: str, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -52,11 +49,6 @@ def show(value: Any) -> str:
             return str(value)
 
 
-def cell(value: Any) -> Text:
-    """`show` for a terminal: what a policy wrote is neither markup nor a control sequence."""
-    return Text(CONTROL.sub(lambda found: repr(found[0])[1:-1], show(value)))
-
-
 def sql(
     statement: Annotated[str, typer.Argument(help="One SELECT.")],
     config: ConfigOption = HERE,
@@ -74,13 +66,13 @@ def sql(
         for row in rows:
             upright = Table("column", "value")
             for column, value in zip(columns, row, strict=True):
-                upright.add_row(column, cell(value))
+                upright.add_row(column, terminal.cell(show(value)))
             console.print(upright)
         console.print(f"{len(rows)} row{'s' * (len(rows) != 1)}", highlight=False)
         return
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(cell(value) for value in row))
+        table.add_row(*(terminal.cell(show(value)) for value in row))
     console.print(table)
 
 

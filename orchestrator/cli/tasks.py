@@ -9,6 +9,7 @@ import anyio
 import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.cli.terminal import plain
 from orchestrator.config import SandboxSection
 from orchestrator.contracts.states import Purpose
 from orchestrator.home import Home
@@ -104,7 +105,7 @@ def publish(
             f"{len(answers) - len(rejected)} accepted, {len(rejected)} rejected, {unanswered} unanswered"
         )
         for submission, reason in rejected.items():
-            typer.echo(f"  {submission}: {reason}", err=True)
+            typer.echo(plain(f"  {submission}: {reason}"), err=True)
     if rejected or unanswered:
         raise typer.Exit(1)
 

@@ -97,6 +97,13 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         newer, broken = await listed(home)
         assert "unknown schema 'Hovercraft/1'" in newer["reason"] and subject in newer["what"]
         assert newer["id"] in (await dead(home, "list")).stdout
+        # A stranger's words move no cursor.
+        async with engine.begin() as connection:
+            await connection.execute(
+                text("UPDATE dead_letters SET reason = E'\\x1b[2J[bold]\\x07' || reason")
+            )
+        said = (await dead(home, "list")).stdout
+        assert "\\x1b[2J[bold]\\x07" in said and "\x1b" not in said and "\x07" not in said
         shown = json.loads((await dead(home, "show", newer["id"])).stdout)
         assert (shown["msg_id"], shown["body"]["submission"]) == ("new-kind", "later")
         assert json.loads((await dead(home, "show", broken["id"])).stdout)["body"] == "\\xff{not json"

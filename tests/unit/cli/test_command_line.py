@@ -181,3 +181,9 @@ def test_a_row_that_is_too_wide_for_a_table_stands_upright(
     monkeypatch.setenv("COLUMNS", "80")
     said = penstock("sql", "-c", str(directory), "select 1").out
     assert "a_long_column_8" in said and said.endswith("1 row\n")
+
+
+def test_what_somebody_else_named_moves_no_cursor(penstock: Penstock, tmp_path: Path) -> None:
+    said = penstock("tasks", "check", str(tmp_path / "\x1b]0;owned\x07\x1b[2Jtask")).err
+    assert said.startswith("penstock: ") and "\\x1b]0;owned\\x07\\x1b[2Jtask does not exist" in said
+    assert not {"\x1b", "\x07"} & set(said)
