@@ -11,6 +11,7 @@ An alarm rings when a stage has the same culprit on two looks, so that what is j
 same questions.
 """
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ log = get(__name__)
 
 LOOKS = 12  # per no_progress_s
 WINDOW_EVERY = 12  # looks
+ASSIGNED = ("lease", "verify")  # stages whose items are assigned by messages
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Overseer:
         self._no_progress_s = dog.settings.no_progress_s if dog else flow.config.watchdog.no_progress_s
         self._alarms: dict[str, _Alarm] = {}
         self._looks = 0
+        self._reminded = -math.inf
         self._warned: str | None = None
         registry = dog.registry if dog else CollectorRegistry()
         self._open = Gauge("penstock_stage_open", "unfinished items of a stage", ["stage"], registry=registry)
@@ -89,7 +92,11 @@ class Overseer:
             if self._alarms.pop(name).said is not None:
                 log.info("stage.moves", stage=name)
         ringing = {name: culprit for name, culprit in named.items() if self._rings(name, culprit)}
-        if any(ringing[name].reaches_nobody for name in ringing.keys() & {"lease", "verify"}):
+        if any(
+            culprit.loop and culprit.stage.late_s
+            for culprit in ringing.values()
+            if culprit.stage.name in ASSIGNED
+        ):
             await self._remind()
         if self._looks % WINDOW_EVERY == 0:
             await self._look_at_window()
@@ -122,8 +129,11 @@ class Overseer:
         return True
 
     async def _remind(self) -> None:
-        """Harmless: an assignment too many is one of a stale epoch."""
-        flow = self._flow
+        """Whatever became of an assignment that nobody took: one too many is one of a stale epoch, and a no-op."""
+        flow, now = self._flow, time.monotonic()
+        if now - self._reminded < self._no_progress_s:
+            return
+        self._reminded = now
         owed = await transact(
             flow.engine,
             lambda connection: remind(connection, flow, after_s=self._no_progress_s),

@@ -45,7 +45,6 @@ class Culprit:
     waits_for: str
     seconds: float
     sentence: str
-    reaches_nobody: bool = False  # those who should take it on live and rest
 
 
 def culprits(
@@ -121,13 +120,12 @@ def _culprit(stage: Stage, processes: Sequence[ProcessReport], no_progress_s: fl
         )
     process, loop = loops[0]
     waits = f"waits for {loop.waits_for}" if loop.waits_for else f"works on {loop.item or 'something else'}"
-    lost = named(
+    return named(
         process.process,
         loop,
         stage.late_s,
         f"the {process.process} lives and its loop {loop.name} {waits}: {stage.item} never reached it",
     )
-    return replace(lost, reaches_nobody=True, item=stage.item)
 
 
 def said(process: ProcessReport, loop: LoopReport) -> str:

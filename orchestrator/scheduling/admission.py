@@ -12,7 +12,7 @@ All are counted from rows, so a restart changes nothing.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -62,7 +62,8 @@ class QueueCounts:
 
 
 def dispatchable(counts: QueueCounts, settings: QueueSettings) -> int:
-    """How many groups of the run's usual size may be dispatched now. Where groups have sizes of their own, ask `fitting` too.
+    """How many groups of the run's usual size may be dispatched now. Whoever dispatches groups with sizes of their own stops at
+    the first that exceeds the bound for running rollouts, so that small ones cannot starve a large one.
 
     N = 8, P = 4, S = 1, G = 4, 64 running rollouts. At the start all 8 places are free, and (1+1+0)·4 = 8 groups fit the
     staleness bound. With 6 dispatched and one of them resolved, 3 more:
@@ -78,24 +79,6 @@ def dispatchable(counts: QueueCounts, settings: QueueSettings) -> int:
     fresh -= counts.dispatched - counts.resolved
     slots = (settings.running_rollouts - counts.running_rollouts) // settings.group_size
     return max(0, min(places, fresh, slots))
-
-
-def fitting(sizes: Sequence[int], running_rollouts: int, settings: QueueSettings) -> int:
-    """How many of the groups chosen for dispatch, of these sizes and in this order, fit under the bound for running rollouts.
-
-    The first that does not fit holds back the others, so that small groups cannot starve a large one. A group larger than the
-    bound would wait for ever: it must be refused when it is submitted.
-
-    >>> fitting([4, 16, 4], 44, QueueSettings(8, 4, 4, 1, running_rollouts=64))
-    2
-    """
-    count, used = 0, running_rollouts
-    for size in sizes:
-        used += size
-        if used > settings.running_rollouts:
-            break
-        count += 1
-    return count
 
 
 def next_domain(

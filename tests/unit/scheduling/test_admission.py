@@ -14,7 +14,6 @@ from orchestrator.scheduling.admission import (
     check_shares,
     choose_domains,
     dispatchable,
-    fitting,
     idle_warning,
     next_domain,
     window_reach,
@@ -53,13 +52,6 @@ def test_groups_resolved_without_training_make_room_for_others() -> None:
 
 def test_what_is_over_a_bound_is_no_negative_number_of_groups() -> None:
     assert dispatchable(QueueCounts(dispatched=40, running_rollouts=100), BASE) == 0
-
-
-def test_a_large_group_waits_for_room_and_is_not_overtaken() -> None:
-    assert fitting([8, 8], 48, BASE) == 2
-    assert fitting([8, 16, 1], 48, BASE) == 1
-    assert fitting([65], 0, BASE) == 0
-    assert fitting([], 0, BASE) == 0
 
 
 def test_the_first_domains_of_a_stage_follow_the_shares_exactly() -> None:
