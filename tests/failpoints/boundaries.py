@@ -30,6 +30,7 @@ AT_THE_START = {
     "file.rename",
     "log.rename",
     "cluster.rename",
+    "gateway.refused",
 }
 """Not of a stack that is up: test_starts.py."""
 

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from orchestrator.config import Config
 from orchestrator.failpoints import BOUNDARIES, HITS
 from orchestrator.pool.engine import open_engine
-from orchestrator.pool.tables import groups, policy_versions
+from orchestrator.pool.tables import dead_letters, groups, policy_versions
 from tests.builders import Author, make_run, ready_groups
 from tests.e2e.stack_rig import Stack, until
 from tests.failpoints.boundaries import ACTIONS, AT_THE_START, points_of
@@ -27,6 +27,20 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
 PATIENCE_S = 120.0
 STARTS = 20  # of one boundary: more means that an action is never reached
 SUPERVISOR = ("file.sync", "file.rename", "log.rename", "cluster.rename", "run.create")
+UNSENDABLE = "gateway.refused"  # no step of an embedded stack can grow so large: its context ends long before
+KEEP = """
+import sys, anyio
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.journal import Entry
+from orchestrator.gateway.server import _unsendable
+from orchestrator.pool.engine import Role, open_engine
+
+async def keep(url, run):
+    async with open_engine(url, Role.GATEWAY, size=1) as engine:
+        await _unsendable(engine, int(run))(Entry(1, Outgoing("steps.large.1", "1:1:0:step", "StepRecorded/1", b"{}")), "too large")
+
+anyio.run(keep, *sys.argv[1:])
+"""
 LONG_LOG = 51 * 1024 * 1024
 
 
@@ -172,6 +186,29 @@ async def trained(url: str, run: str, policies: Path) -> int:
     return process.returncode
 
 
+async def test_the_gateway_keeps_a_step_that_no_stream_takes_after_each_failure(
+    armed: Path, database_url: str, chosen: tuple[list[str] | None, list[str] | None]
+) -> None:
+    skipped(UNSENDABLE, chosen)
+    async with open_engine(database_url) as engine:
+        run = await make_run(engine, Config.model_validate({"run": {"name": "large"}}))
+        left = arm(armed, UNSENDABLE, tuple(chosen[1] or ACTIONS))
+        for _ in range(STARTS):
+            ended = await anyio.run_process(
+                [sys.executable, "-c", KEEP, database_url, str(run.run_id)], check=False, stderr=None
+            )
+            assert ended.returncode in (0, -signal.SIGKILL)
+            if not left():
+                break
+        assert left() == [], (
+            f"{UNSENDABLE}: replay it alone: ./ops/test --tier failpoints --failpoint {UNSENDABLE}"
+        )
+        async with engine.connect() as connection:
+            kept = set(await connection.scalars(select(dead_letters.c.msg_id)))
+    assert kept == {"1:1:0:step"}
+
+
 def test_every_boundary_is_exercised_here_or_on_the_stack() -> None:
-    assert set(SUPERVISOR) | {"trainer.first", "trainer.quarantine"} == AT_THE_START | {"run.create"}
+    trainer = {"trainer.first", "trainer.quarantine"}
+    assert {*SUPERVISOR, *trainer, UNSENDABLE} == AT_THE_START | {"run.create"}
     assert set(BOUNDARIES) >= AT_THE_START
