@@ -112,7 +112,8 @@ def _moves() -> list[str]:
         for before, afters in table.items()
         for after in afters
     ]
-    return [*listed, *(f"{kind}:>{state}" for kind, state in births.items())]
+    gone = ("message:>dropped", "message:>retried")  # dead messages, by a person
+    return [*listed, *(f"{kind}:>{state}" for kind, state in births.items()), *gone]
 
 
 @asynccontextmanager

@@ -1,6 +1,9 @@
 """penstock dead: list, show, retry, drop. `m7` is a message that could not be used, `g7` a group whose attempts are used up."""
 
+import getpass
 import json
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -24,6 +27,8 @@ T = TypeVar("T")
 SHOWN = 60  # characters of a reason in the list
 ANSWER_S = 30.0
 
+NO_REASON = "no reason given"
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
 IdArgument = Annotated[str, typer.Argument(help="As `penstock dead list` shows it: m7 or g7.")]
 
 
@@ -41,6 +46,15 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]")
             return await once(engine, asked, at="person.commit")
 
     return anyio.run(run)
+
+
+def _whoever() -> str:
+    """Who is at the keyboard, as far as this machine knows."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 def _parse(identifier: str) -> tuple[str, int]:
@@ -117,27 +131,28 @@ def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
 
 
 @app.command()
-def retry(identifier: IdArgument, config: ConfigOption = HERE) -> None:
+def retry(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOption = NO_REASON) -> None:
     """Try again: publish the message once more, or submit the group's task anew under a name of its own."""
     from orchestrator.pool.dead import DeadGroup, DeadMessage, next_retry
 
     resolved = Home.at(config).connected()
 
-    async def work(connection: "AsyncConnection", run_id: int) -> tuple["DeadMessage | DeadGroup", str]:
+    async def work(connection: "AsyncConnection", run_id: int) -> tuple["DeadMessage | DeadGroup", str, int]:
         found = await _find(connection, run_id, identifier)
         again = await next_retry(connection, run_id, found.submission) if isinstance(found, DeadGroup) else ""
-        return found, again
+        return found, again, run_id
 
-    found, again = _ask(resolved, work)
+    found, again, run_id = _ask(resolved, work)
     if isinstance(found, DeadMessage):
-        typer.echo(anyio.run(_publish_again, resolved, found))
+        typer.echo(anyio.run(_publish_again, resolved, found, run_id, reason))
     else:
         typer.echo(anyio.run(_submit_again, resolved, found, again))
 
 
 @app.command()
-def drop(identifier: IdArgument, config: ConfigOption = HERE) -> None:
-    """Forget a message for good. A group stays: it is what became of its submission."""
+def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOption = NO_REASON) -> None:
+    """Forget a message for good; that it was there, who dropped it and why stays in the history (`transitions`). A group stays: it is what
+    became of its submission."""
     from orchestrator.pool.dead import drop_message
 
     kind, number = _parse(identifier)
@@ -146,13 +161,13 @@ def drop(identifier: IdArgument, config: ConfigOption = HERE) -> None:
 
     async def work(connection: "AsyncConnection", run_id: int) -> None:
         await _find(connection, run_id, identifier)
-        await drop_message(connection, number)
+        await drop_message(connection, run_id, number, "dropped", _whoever(), reason)
 
     _ask(Home.at(config).connected(), work)
     typer.echo(f"{identifier} is dropped")
 
 
-async def _publish_again(config: Config, message: "DeadMessage") -> str:
+async def _publish_again(config: Config, message: "DeadMessage", run_id: int, reason: str) -> str:
     """Published first, dropped then: in between it is twice there, and ingest takes what it has as a no-op."""
     from orchestrator.bus.base import Outgoing
     from orchestrator.bus.nats import NatsBus
@@ -165,7 +180,13 @@ async def _publish_again(config: Config, message: "DeadMessage") -> str:
         name = f"{message.msg_id or 'dead'}:again:{message.number}"
         await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))
     async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
-        await once(engine, lambda connection: drop_message(connection, message.number), at="person.commit")
+        await once(
+            engine,
+            lambda connection: drop_message(
+                connection, run_id, message.number, "retried", _whoever(), reason
+            ),
+            at="person.commit",
+        )
     return f"m{message.number} is published again to {message.subject}"
 
 

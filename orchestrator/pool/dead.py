@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import delete, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState
+from orchestrator.pool import history
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import attempts, dead_letters, groups, rollouts, submissions, tasks
 
@@ -128,7 +129,25 @@ async def keep_unsendable(
     )  # fmt: skip
 
 
-async def drop_message(connection: AsyncConnection, number: int) -> bool:
-    """Delete a dead message. False when there is none of that number."""
-    done = await connection.execute(delete(dead_letters).where(dead_letters.c.dead_letter_id == number))
-    return bool(done.rowcount)
+async def drop_message(
+    connection: AsyncConnection,
+    run_id: int,
+    number: int,
+    what: Literal["dropped", "retried"],
+    by: str,
+    why: str,
+) -> bool:
+    """Delete a dead message, and leave in the history of the run what it was, and who did that and why. False when there is none of that number."""
+    table = dead_letters.c
+    gone = (
+        await connection.execute(
+            delete(dead_letters)
+            .where(table.dead_letter_id == number)
+            .returning(table.subject, table.msg_id, table.reason)
+        )
+    ).first()
+    if gone is None:
+        return False
+    reason = f"{what} by {by}: {why}; it was {gone.subject} {gone.msg_id or '(no id)'}: {gone.reason}"
+    await history.born(connection, run_id, "message", number, what, reason=reason)
+    return True

@@ -564,7 +564,7 @@ transitions = Table(
     Column("epoch", Integer),
     Column("reason", Text),
     _now("at"),
-    _one_of("kind", ["group", "rollout", "batch", "run"]),
+    _one_of("kind", ["group", "rollout", "batch", "run", "message"]),
     Index(None, "kind", "entity_id"),
     comment="The history of every state change, written in the transaction that made it.",
 )

@@ -1,10 +1,13 @@
 """`penstock dead`: what could not be used is listed, shown whole, tried again and, where it is a message, dropped."""
 
+import getpass
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
+from orchestrator.audit import audit
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.nats import NatsBus
@@ -67,6 +71,13 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
             await anyio.sleep(0.05)
 
 
+async def traces(engine: AsyncEngine) -> Sequence[Any]:
+    """What the history says of messages."""
+    query = "SELECT * FROM transitions WHERE kind = 'message' ORDER BY transition_id"
+    async with engine.connect() as connection:
+        return (await connection.execute(text(query))).all()
+
+
 async def count(engine: AsyncEngine, query: str) -> int:
     async with engine.connect() as connection:
         return int(await connection.scalar(text(query)) or 0)
@@ -108,8 +119,16 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         assert (shown["msg_id"], shown["body"]["submission"]) == ("new-kind", "later")
         assert json.loads((await dead(home, "show", broken["id"])).stdout)["body"] == "\\xff{not json"
 
-        done = await dead(home, "drop", broken["id"])
+        done = await dead(home, "drop", broken["id"], "--reason", "a typo of mine")
         assert (done.exit_code, done.stdout) == (0, f"{broken['id']} is dropped\n")
+        (trace,) = await traces(engine)
+        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        assert (trace.entity_id, trace.to_state, trace.run_id) == (
+            int(broken["id"][1:]),
+            "dropped",
+            run.run_id,
+        )
+        assert trace.reason.startswith(f"dropped by {who}: a typo of mine; it was {subject} broken: ")
         # It is still of an unknown kind, so it comes back as another dead letter: nothing is lost by trying.
         assert (await dead(home, "retry", newer["id"])).exit_code == 0
 
@@ -128,6 +147,8 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
 
         await until(taken)
         assert await listed(home) == []
+        assert [trace.to_state for trace in await traces(engine)] == ["dropped", "retried", "retried"]
+        assert (await audit(engine, run.name)).violations == 0
         group.cancel_scope.cancel()
 
 
