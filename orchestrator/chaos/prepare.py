@@ -20,9 +20,22 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 """Small groups and short rollouts, so that everything happens often; attempts enough that a rollout survives several kills."""
 
+FLOORS: Final = {
+    "rollout": {"lease_ttl_s": 3.0, "timeout_s": 60.0, "stall_s": 10.0},
+    "servers": {"probe_s": 0.1, "silence_s": 1.0, "lease_ttl_s": 3.0, "look_s": 0.2, "drain_s": 1.0, "update_s": 60.0},
+    "watchdog": {"no_progress_s": 30.0, "lag_s": 5.0},
+    "clock": {
+        "bus_request_s": 2.0, "bus_ping_s": 2.0, "bus_ack_wait_s": 3.0, "bus_fetch_s": 5.0, "bus_heartbeat_s": 1.0, "bus_look_s": 1.0,
+        "outbox_taken_s": 2.0, "pool_start_s": 10.0, "pool_silence_s": 5.0, "pool_idle_s": 5.0, "arrival_s": 6.0,
+        "gateway_start_s": 60.0, "gateway_held_s": 2.0, "gateway_close_s": 2.0, "gateway_silent_s": 3.0,
+        "abort_s": 1.0, "give_back_s": 1.0, "server_row_s": 1.0, "server_release_s": 0.5,
+    },
+}  # fmt: skip
+"""What no scale makes shorter: a busy machine answers when it can, and silence that is only slowness must not count as death."""
+
 
 def write_run(directory: Path, *, seed: int, scale: float, model: Path) -> None:
-    """Write the configuration of a new run: the defaults but for `SETTINGS`, every duration divided by `scale`."""
+    """Write the configuration of a new run: the defaults but for `SETTINGS`, every duration divided by `scale` down to `FLOORS`."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)
     scaffolds = {str(HARNESS.resolve()): 0.8, "shell": 0.2}
@@ -33,9 +46,22 @@ def write_run(directory: Path, *, seed: int, scale: float, model: Path) -> None:
             "policy": {"model": str(model)},
             "rollout": {**SETTINGS["rollout"], "scaffolds": scaffolds},
         }
-    ).faster(scale)
-    text = f"# Written by ops/chaos, for time scale {scale:g}.\n" + toml(config)
+    )
+    text = f"# Written by ops/chaos, for time scale {scale:g}.\n" + toml(scaled(config, scale))
     (directory / FILE).write_text(text, encoding="utf-8")
+
+
+def scaled(config: Config, scale: float) -> Config:
+    """`config.faster(scale)`, but for what would be shorter than its floor."""
+    faster = config.faster(scale)
+    update: dict[str, Any] = {}
+    for section, floors in FLOORS.items():
+        was, now = getattr(config, section), getattr(faster, section)
+        bounded = {
+            key: max(getattr(now, key), min(floor, getattr(was, key))) for key, floor in floors.items()
+        }
+        update[section] = now.model_copy(update=bounded)
+    return faster.model_copy(update=update)
 
 
 def toml(config: Config) -> str:

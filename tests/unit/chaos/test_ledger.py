@@ -11,7 +11,7 @@ from orchestrator.chaos import tally
 from orchestrator.chaos.ledger import FAULTS, SUBMISSIONS, Ledger, faults_of, lines
 from orchestrator.chaos.load import event_of
 from orchestrator.chaos.plan import Kind, take
-from orchestrator.chaos.prepare import HARNESS, write_run
+from orchestrator.chaos.prepare import FLOORS, HARNESS, scaled, write_run
 from orchestrator.chaos.tally import Outcome, Spread
 from orchestrator.config import FILE, Config, load
 from orchestrator.contracts.events import encode
@@ -88,12 +88,14 @@ def test_the_agent_program_and_the_auditor_digest_a_message_alike(monkeypatch: p
     assert agent.digest_of({"role": "assistant", "content": None}) == digest_of("", None, [])
 
 
-def test_the_configuration_that_is_written_is_the_one_that_is_read_with_every_duration_divided(
+def test_the_configuration_that_is_written_is_the_one_that_is_read_with_durations_divided_down_to_their_floors(
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path, seed=3, scale=20.0, model=tmp_path / 'a "model"')
     found, defaults = load(tmp_path / FILE), Config()
     assert (found.run.seed, found.policy.model, found.queue.group_size) == (3, str(tmp_path / 'a "model"'), 2)
-    assert found.clock == defaults.faster(20.0).clock and found.servers == defaults.faster(20.0).servers
-    assert found.rollout.lease_ttl_s == defaults.rollout.lease_ttl_s / 20.0
+    assert found.clock.resend_s == defaults.clock.resend_s / 20.0
+    assert found.servers.retry_s == defaults.servers.retry_s / 20.0
+    assert found.rollout.lease_ttl_s == FLOORS["rollout"]["lease_ttl_s"] > defaults.rollout.lease_ttl_s / 20.0
+    assert scaled(defaults, 1.0) == defaults and scaled(defaults, 2.0).rollout.lease_ttl_s == 15.0
     assert found.rollout.scaffolds == {str(HARNESS.resolve()): 0.8, "shell": 0.2}

@@ -1,0 +1,49 @@
+"""The last line is what machines read, and whatever went wrong is a violation."""
+
+import io
+import json
+
+from rich.console import Console
+
+from orchestrator.audit import Checked, Report, Violation
+from orchestrator.chaos import table
+from orchestrator.chaos.course import Figures, Results
+from orchestrator.chaos.plan import Kind
+from orchestrator.chaos.tally import Outcome
+
+DONE = [
+    Outcome(0, Kind.KILL, "gateway", "kill gateway", 1.0, True, 25, 0, 2.0, ""),
+    Outcome(1, Kind.STALL, "runner", "stall runner-nats", 2.0, False, 20, 1, 0.5, ""),
+    Outcome(2, Kind.WIPE, "nats", "wipe nats", 3.0, True, 0, 1, 4.0, ""),
+]
+
+
+def results(found: int = 0, problems: tuple[str, ...] = ()) -> Results:
+    named = [Violation("I2", f"group {n} is in two batches", {"group_id": n}) for n in range(found)]
+    checked = Checked("I2", "groups are trained once", 7, found, named)
+    return Results(list(problems), Report("chaos", "ended", [checked], 0.1), Figures(90, 12, 6, 8.0))
+
+
+def test_the_last_line_has_what_a_gate_needs() -> None:
+    line = table.final_line(seed=7, scale=20.0, seconds=61.0, done=DONE, results=results(), left_out=[])
+    said = json.loads(line)
+    assert "\n" not in line
+    assert (said["seed"], said["kills"], said["faults"], said["violations"]) == (7, 2, 3, 0)
+    assert said["recovery_p95_s"] == {"gateway": 2.0, "nats": 4.0, "runner": 0.5}
+    assert (said["regenerated_trajectory_s"], said["regenerated_per_kill_s"]) == (8.0, 4.0)
+    assert said["in_flight_share"] == 0.667 and said["by_kind"] == {"kill": 1, "stall": 1, "wipe": 1}
+
+
+def test_what_the_audit_finds_and_what_hangs_are_violations_and_so_is_a_run_that_was_never_audited() -> None:
+    assert results().violations == 0
+    assert results(2, ("there was not: a commit",)).violations == 3
+    assert Results().violations == 1
+
+
+def test_every_violation_is_named_with_its_rows() -> None:
+    out = io.StringIO()
+    table.show(Console(file=out, width=160), DONE, results(1, ("the trainer was given up",)))
+    said = out.getvalue()
+    assert "I2: group 0 is in two batches  (group_id=0)" in said and "the trainer was given up" in said
+    assert "3 faults (1 kill, 1 stall, 1 wipe), 2 kills; 67 % hit work in flight" in said
+    assert "trajectory-seconds lived again: 8.0 (4.00 per kill)" in said
