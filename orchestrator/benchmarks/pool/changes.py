@@ -19,8 +19,9 @@ from orchestrator.pool.transact import transact
 IN_FLIGHT = 1024  # rollouts
 PAGE = 64
 BEATS = 3  # renewals of a lease: 30 s of an attempt with the usual settings
-TABLES = ("rollouts", "outbox", "queue")
-LEAST_HOT, MOST_BYTES = 0.4, 2048.0
+TABLES = ("rollouts", "outbox")
+LEAST_HOT = 0.4
+MOST_BYTES = 64.0  # per change; a row version with its index entries that is never reclaimed takes 110
 
 # An attempt's life, over and over: leased, renewed, taken back under the next epoch. As the product's own statements, but for 64 at a time.
 _LEASED = """UPDATE rollouts SET state = 'running', changed = clock_timestamp(), lease_owner = 'bench', lease_until = now() + interval '1 minute'
@@ -32,7 +33,7 @@ _HISTORY = """INSERT INTO transitions (run_id, kind, entity_id, from_state, to_s
 
 
 async def measure(rig: Rig, changes: int, table: Report) -> list[Bar]:
-    """Share of HOT updates, and bytes of tables and indexes per live row at the end."""
+    """Share of HOT updates, and bytes that table and indexes grew by per state change."""
     run, _ = await rig.make_run("changes")
     ids = await make_rollouts(rig, run.run_id, IN_FLIGHT)
     async with rig.engine.begin() as connection:
@@ -58,8 +59,8 @@ async def measure(rig: Rig, changes: int, table: Report) -> list[Bar]:
             bars.append(at_least("rollouts_hot_share", hot / updates, "share of the updates", LEAST_HOT))
             bars.append(
                 at_most(
-                    "rollouts_growth_per_row",
-                    (size - before[name][2]) / IN_FLIGHT,
+                    "rollouts_growth_per_change",
+                    (size - before[name][2]) / done,
                     "bytes, indexes too",
                     MOST_BYTES,
                 )
