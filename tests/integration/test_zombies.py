@@ -20,15 +20,23 @@ from orchestrator.pool.engine import Role, open_engine
 from sandboxes import procfs
 from sandboxes.owner import records
 from sandboxes.reap import default_root
-from tests.integration.runner_rig import PATIENCE_S, Rig, a_task, open_rig, runs, says
+from tests.integration import runner_rig
+from tests.integration.runner_rig import Rig, a_task, open_rig, runs, says
 from trainer.policy.init import make_policy
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
 
 TTL_S = 1.5
+PATIENCE_S = 150.0
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 PASSES = a_task(runs("echo done > out"), says("done"))
 WAITS = a_task(runs("while [ ! -e go ]; do sleep 0.05; done; echo done > out"), says("done"))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that runs out and a message that comes again after its ack wait take their time, the more so on a busy machine."""
+    monkeypatch.setattr(runner_rig, "PATIENCE_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +98,7 @@ async def sandbox_of(pid: int) -> Path:
 async def held_by(rig: Rig, rollout: int, owner: str) -> None:
     """Wait until `owner` has the lease. What was assigned to a stopped runner is assigned again once the bus has waited for its ack."""
     query = "SELECT 1 FROM rollouts WHERE rollout_id = :id AND lease_owner = :owner"
-    with anyio.fail_after(3 * PATIENCE_S):
+    with anyio.fail_after(PATIENCE_S):
         while not await rig.rows(query, id=rollout, owner=owner):
             await anyio.sleep(0.02)
 
