@@ -144,6 +144,13 @@ def discard(path: Path) -> None:
     boundary_sync("checkpoint.discarded", lambda: path.rename(path.with_name(f"{_DISCARDED}{path.name}")))
 
 
+def bring_back(path: Path) -> None:
+    """Undo `discard`, if `path` was discarded. Raises OSError."""
+    discarded = path.with_name(f"{_DISCARDED}{path.name}")
+    if discarded.is_dir() and not path.exists():
+        boundary_sync("checkpoint.discarded", lambda: discarded.rename(path))
+
+
 def remove_discarded(root: Path) -> None:
     """Delete what was discarded, now or before a crash. Raises OSError."""
     for path in root.glob(f"{_DISCARDED}*"):

@@ -42,7 +42,7 @@ from orchestrator.pool.transact import transact
 from orchestrator.progress import current
 from orchestrator.scheduling.policies import queue_policy
 from trainer.batch import Part, read_parts
-from trainer.checkpoint import Checkpoint, discard, list_checkpoints, remove_discarded
+from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
 from trainer.learner import Learner, save_first
 
 log = get(__name__)
@@ -89,6 +89,7 @@ class Trainer:
         )
         section = self.config.trainer
         if found is not None:
+            bring_back(Path(found.path))
             try:
                 self._learner = await _in_thread(
                     lambda: Learner.resume(Path(found.path), found.manifest_sha, section, found.version)
@@ -229,6 +230,8 @@ class Trainer:
         async def set_aside(connection: AsyncConnection) -> None:
             await lock_run(connection, self.run_id)  # a rewind may be about to need one of them
             needed = await needed_checkpoints(connection, self.run_id, keep)
+            for name in needed:  # discarded by a look that lost its lock before it was over
+                bring_back(self.root / name)
             for path in list_checkpoints(self.root):
                 if int(path.name.rpartition("-")[2]) > stands or path.name in needed:
                     continue

@@ -25,7 +25,7 @@ from orchestrator.pool.runs import Run
 from orchestrator.pool.tables import batches, groups, policy_versions, train_steps
 from tests.builders import Author, ready_groups
 from tests.integration.trainer_rig import SUBJECT, Pool, model, pool, start_trainer, until
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import discard, list_checkpoints
 from trainer.loop import train_batches
 from trainer.phases import Nothing, Trainer
 
@@ -134,6 +134,19 @@ async def test_weights_that_were_published_again_are_not_pruned(pool: Pool) -> N
     await train_batches(await pool.trainer(run), 1)
     assert kept() == [0, 5, 6] and not list(trainer.root.glob(".discarded-*"))
     assert await violations(pool, run) == []
+
+
+async def test_what_a_stopped_trainer_discarded_while_a_rewind_chose_it_comes_back(pool: Pool) -> None:
+    run = await prepared(pool, "abcdef", trainer={"keep_checkpoints": 2, "parts": 1})
+    trainer = await pool.trainer(run)
+    await train_batches(trainer, 2)
+    await undo(pool, run, 0)
+    for version in (0, 1):  # decided before the rewind, done after it
+        discard(await checkpoint(pool, version))
+    await (again := await pool.trainer(run)).prune()
+    assert sorted(path.name for path in again.root.glob("*version*")) == ["version-000000", "version-000001"]
+    await train_batches(again, 2)
+    assert (await pool.newest(run)).batch_no == 2 and await violations(pool, run) == []
 
 
 async def test_a_damaged_checkpoint_stops_the_trainer_with_the_file_and_the_way_out(pool: Pool) -> None:
