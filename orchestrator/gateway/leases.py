@@ -18,6 +18,7 @@ from orchestrator.contracts.states import ServerState
 from orchestrator.log import get
 from orchestrator.pool.tables import rollout_servers
 from orchestrator.pool.transact import transact
+from orchestrator.progress import pause
 
 log = get(__name__)
 
@@ -149,7 +150,7 @@ class ServerLease:
         """Claim it as soon as it is free, and keep it."""
         while True:
             await self.turn()
-            await anyio.sleep(self._rows.ttl_s / 3)
+            await pause(self._rows.ttl_s / 3)
 
     async def turn(self) -> None:
         """Renew or claim; given up for this time when the data pool does not answer."""

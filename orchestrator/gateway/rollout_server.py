@@ -74,6 +74,7 @@ class RolloutServer:
         self.capacity: int | None = None  # tokens of the longest prompt that it takes; None: it does not say
         self.answers = True
         self.flights: dict[str, anyio.CancelScope] = {}  # by request id
+        self._landed = anyio.Event()  # set, and replaced, when a call has left it
         self.load = Load()
         self.attention = anyio.Event()  # set: the keeper should look
         self.silence_s = silence_s
@@ -148,7 +149,7 @@ class RolloutServer:
     async def drained(self) -> None:
         """Wait until nothing is in flight."""
         while self.flights:
-            await anyio.sleep(0.005)
+            await self._landed.wait()
 
     async def send(self, ids: Ids, params: SamplingParams, rid: str, key: str) -> Generation | None:
         """One segment; None when it was lost on the way, or cut off: send it again."""
@@ -163,6 +164,8 @@ class RolloutServer:
                 await self._doubt(error)
             finally:
                 del self.flights[rid]
+                self._landed.set()
+                self._landed = anyio.Event()
         return None
 
     async def _doubt(self, error: RolloutServerError) -> None:

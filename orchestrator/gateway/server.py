@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -48,8 +49,11 @@ from orchestrator.log import get
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.dead import keep_unsendable
 from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
+from orchestrator.progress import looping, restartable
+from orchestrator.watchdog import on_watch
 
 log = get(__name__)
 
@@ -152,8 +156,11 @@ class Gateway:
                 socket_path=settings.socket_path,
             )
             tasks.start_soon(courier.run)
-            tasks.start_soon(versions.follow, bus, settings.run)
-            tasks.start_soon(versions.watch)
+            await stack.enter_async_context(announced(engine, run_id))
+            if (dog := on_watch()) is not None:
+                metrics.registry.register(dog.registry)
+            tasks.start_soon(restartable, "versions.bus", partial(versions.follow, bus, settings.run))
+            tasks.start_soon(restartable, "versions.look", versions.watch)
             for server, lease in zip(servers, leases, strict=True):
                 watch = Watch(server, metrics, probe_s=config.servers.probe_s)
                 keeper = Keeper(
@@ -164,8 +171,9 @@ class Gateway:
                     config.servers,
                     tolerance=config.gateway.canary_tolerance,
                 )
-                for loop in (lease.run, watch.run, keeper.run):
-                    tasks.start_soon(loop)
+                tasks.start_soon(restartable, f"lease {server.url}", lease.run)
+                tasks.start_soon(restartable, f"watch {server.url}", watch.run)
+                tasks.start_soon(_keep, f"keeper {server.url}", keeper)
 
             limit = config.gateway.body_limit_mb * 1024 * 1024
             inside = _app(sandbox.routes(), limit)
@@ -199,6 +207,12 @@ async def serve(settings: GatewaySettings) -> None:
         async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
             keep_loaded(seldom=True)
             await anyio.sleep_forever()
+
+
+async def _keep(name: str, keeper: Keeper) -> None:
+    """Not to be begun anew: a sync that is cut off in the middle holds every call."""
+    with looping(name):
+        await keeper.run()
 
 
 async def _release(leases: Sequence[ServerLease]) -> None:

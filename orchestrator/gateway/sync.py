@@ -35,6 +35,7 @@ from orchestrator.gateway.upstream import RolloutServerError, WeightUpdateRefuse
 from orchestrator.log import get
 from orchestrator.pool.policies import PolicyVersion, newest_version
 from orchestrator.pool.transact import transact
+from orchestrator.progress import Loop, current, pause, reporting
 
 log = get(__name__)
 
@@ -116,15 +117,17 @@ class PublishedVersions:
         """Refresh on every PolicyPublished, until cancelled."""
         async with bus.subscribe(subjects.consume_policy(run)) as published:
             while True:
+                current().rests("POLICY")
                 for delivery in await published.take(64):
                     await delivery.ack()
+                current().works("a published version")
                 await self.refresh()
 
     async def watch(self) -> None:
         """Refresh every `look_s` seconds, until cancelled: a bus that was wiped must not keep old weights serving."""
         while True:
             await self.refresh()
-            await anyio.sleep(self._look_s)
+            await pause(self._look_s)
 
 
 class Keeper:
@@ -153,8 +156,22 @@ class Keeper:
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
+        with reporting(f"sync {self._server.url}") as line:
+            await self._keep(line)
+
+    def _tell(self, line: Loop, target: PolicyVersion | None) -> None:
+        """`line`: since when the server does not serve what it should, however often that is tried."""
+        current().rests("a version, the server or its lease")
+        ours = self._lease.epoch is not None
+        if target is None or not ours or (self._server.version == target.version and self._server.ready):
+            line.rests("a version")
+        elif line.resting:
+            line.works(f"version {target.version}", on="rollout server")
+
+    async def _keep(self, line: Loop) -> None:
         server, wait = self._server, FIRST_WAIT_S
         while True:
+            self._tell(line, self._targets.newest)
             target, moved, leased = self._targets.newest, self._targets.moved, self._lease.moved
             attention = server.attention = anyio.Event()
             if not server.answers:
@@ -168,12 +185,16 @@ class Keeper:
             elif server.version == target.version and server.ready:
                 await first_of(moved, attention, leased, within=None)
             else:
+                line.within = self._settings.update_s
+                current().works(f"version {target.version}", on="rollout server", within=line.within)
                 try:
                     await self.sync(target)
                     wait = FIRST_WAIT_S
                 except LeaseLost:
                     continue
                 except (SyncFailed, RolloutServerError) as error:
+                    line.within = 0.0
+                    self._tell(line, target)
                     log.warning("sync.failed", server=server.url, version=target.version, error=str(error))
                     await self._say(ServerState.READY if server.ready else ServerState.FAILED, str(error))
                     await first_of(moved, attention, leased, within=wait)

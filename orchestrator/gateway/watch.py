@@ -8,12 +8,11 @@ A server whose process is gone refuses the connection: that is noticed at the ne
 looks in a row without an answer, `silence_s` in all. A pause changes neither, for /model_info answers through it (/health does not).
 """
 
-import anyio
-
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.upstream import RequestRefused, RolloutServerError, RolloutServerSilent
 from orchestrator.log import get
+from orchestrator.progress import pause
 
 log = get(__name__)
 
@@ -31,7 +30,7 @@ class Watch:
         """Look after the server."""
         while True:
             await self.look()
-            await anyio.sleep(self._probe_s)
+            await pause(self._probe_s)
 
     async def look(self) -> None:
         """One look."""

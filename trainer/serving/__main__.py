@@ -22,6 +22,7 @@ import uvloop
 
 from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.log import configure as configure_log
+from orchestrator.watchdog import WatchdogSettings, watching
 from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import Settings, parse_arguments
 
@@ -103,7 +104,8 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
         start_s=round(time.monotonic() - started, 2),
     )
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(service.crashed.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    with watching("rollout-server", WatchdogSettings()):
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     if not service.crashed.is_set():
