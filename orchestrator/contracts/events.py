@@ -263,3 +263,5 @@ def decode(body: bytes, schema: str | None, expected: type[E]) -> E:
         return msgspec.json.decode(body, type=expected)
     except msgspec.MsgspecError as error:
         raise MessageError(f"{expected.__name__}: {error}") from error
+    except RecursionError:
+        raise MessageError(f"{expected.__name__}: its content is nested too deeply") from None

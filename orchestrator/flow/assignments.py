@@ -22,6 +22,7 @@ from orchestrator.clock import clock
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
 from orchestrator.contracts.states import RolloutState
+from orchestrator.flow.plausible import check_assignment
 from orchestrator.flow.worker import Worker
 from orchestrator.log import bind, get
 from orchestrator.pool import history
@@ -73,6 +74,7 @@ class Assignments:
                 current().works("an assignment")
                 try:
                     event = decode(delivery.body, delivery.schema, self._expected)
+                    check_assignment(event, self._worker.run)
                 except MessageError as error:
                     await self._worker.bus.dead_letter(delivery, str(error))
                     continue

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import RolloutFinished, VerdictReached
+from orchestrator.contracts.events import RolloutAssigned, RolloutFinished, VerdictReached, VerifyAssigned
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES
@@ -29,6 +29,15 @@ def check_verdict(event: VerdictReached) -> None:
     """Raise MessageError for what no verification comes to."""
     for flaw in _of_verdict(event):
         raise MessageError(f"VerdictReached: {flaw}")
+
+
+def check_assignment(event: RolloutAssigned | VerifyAssigned, run: str) -> None:
+    """Raise MessageError for work that is not this run's, or nobody's."""
+    name = type(event).__name__
+    if event.run != run:
+        raise MessageError(f"{name}: it is work of the run {event.run!r:.80}, on the subject of {run!r}")
+    for flaw in _of_lease(event):
+        raise MessageError(f"{name}: {flaw}")
 
 
 def _of_result(event: RolloutFinished) -> Iterator[str]:
@@ -79,7 +88,7 @@ def _of_verdict(event: VerdictReached) -> Iterator[str]:
     yield from _seconds("verify_s", event.verify_s)
 
 
-def _of_lease(event: RolloutFinished | VerdictReached) -> Iterator[str]:
+def _of_lease(event: RolloutFinished | VerdictReached | RolloutAssigned | VerifyAssigned) -> Iterator[str]:
     if not (0 < event.rollout < 2**63 and 0 < event.attempt <= SMALL and 0 < event.epoch <= INTEGER):
         yield f"there is no rollout {event.rollout}, attempt {event.attempt}, epoch {event.epoch}"
 

@@ -177,7 +177,7 @@ class _Conversation:
                     f"{where} refers to a stored item, and nothing is stored here: send the item itself (store: false)",
                     "input",
                 )
-            case _ if kind in _PROVIDER_ITEMS:
+            case str() if kind in _PROVIDER_ITEMS:
                 self.left_out += 1
             case _:
                 raise bad_request(f"{where} is of the unknown type {kind!r}", "input")
@@ -229,6 +229,5 @@ class _Conversation:
 
 def _texts(parts: Any) -> list[Any]:
     """The text parts of a reasoning item."""
-    return [
-        part["text"] for part in parts or () if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
+    found = parts if isinstance(parts, list) else []
+    return [part["text"] for part in found if isinstance(part, dict) and isinstance(part.get("text"), str)]
