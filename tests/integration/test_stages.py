@@ -7,12 +7,14 @@ import anyio
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.config import Config
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.dispatcher import queue_settings
+from orchestrator.flow.overseer import WINDOW_EVERY, Overseer
 from orchestrator.home import write_template
 from orchestrator.pool.culprits import SLOT, culprits, eased, stuck
 from orchestrator.pool.engine import open_engine
@@ -22,7 +24,7 @@ from orchestrator.pool.stages import _STAGES, NAMES, Stage, group_seconds, stage
 from orchestrator.progress import boarding, looping
 from orchestrator.watchdog import Watchdog, WatchdogSettings
 from tests import builders
-from tests.integration.pool_rig import engine, running, small
+from tests.integration.pool_rig import engine, flow_of, running, small
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -157,6 +159,31 @@ async def test_nobody_looks_through_what_is_done(engine: AsyncEngine) -> None:
     async with engine.connect() as connection:
         assert (await states(connection, run.run_id)) == {"filtered": 20000, "dispatched": 1}
         assert await group_seconds(connection, run.run_id) is None
+
+
+@pytest.mark.parametrize(("longest", "warnings"), [(100, 1), (1, 0)])
+async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
+    engine: AsyncEngine, longest: int, warnings: int
+) -> None:
+    run = await builders.make_run(engine, small())
+    await builders.accepted(engine, run, ["a"], size=2)
+    await change(
+        engine,
+        "INSERT INTO groups (run_id, submission, task_id, domain, scaffold, size, seq, state, dispatched, ready)"
+        " SELECT :run, 'done ' || n, (SELECT min(task_id) FROM tasks), 'coding', 'shell', 2, n, 'trained', now(),"
+        " now() + make_interval(secs => CASE n WHEN 7 THEN :longest ELSE 1 END) FROM generate_series(0, 19) n",
+        run=run.run_id,
+        longest=longest,
+    )
+    await change(engine, "UPDATE queue SET next_seq = 20")
+    overseer = Overseer(flow_of(engine, run))
+    with capture_logs() as logs:
+        for _ in range(2 * WINDOW_EVERY):
+            await overseer.look()
+    found = [line["warning"] for line in logs if line["event"] == "window.idles_the_trainer"]
+    assert len(found) == warnings and all(
+        "raise queue.capacity or queue.window_fraction" in line for line in found
+    )
 
 
 async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) -> None:
