@@ -9,13 +9,12 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import RolloutFinished, encode
 from orchestrator.failpoints import BOUNDARIES, Kind
+from tests.failpoints.conftest import ACTIONS
 from tests.failpoints.world import World
 
 Provoke = Callable[[World], Awaitable[None]]
 
-ACTIONS = ("raise", "delay", "exit", "duplicate")
 DELAY_S = 0.3
-LONGER_THAN_A_LEASE_S = 3.5
 LONG_S = 240.0  # for one more rollout, while others hurt other processes
 BROKEN = "select count(*) from groups where run_id = :run and not done and scaffold like '%Broken'"
 FILES = {
@@ -81,7 +80,7 @@ async def _restart_at_work(world: World, *, process: str, how: signal.Signals = 
 
 async def _freeze_the_runner(world: World) -> None:
     await world.progress(LONG_S)
-    await world.freeze("runner", LONGER_THAN_A_LEASE_S)
+    await world.freeze("runner", LONG_S)
 
 
 async def _a_broken_scaffold(world: World) -> None:

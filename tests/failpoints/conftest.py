@@ -4,8 +4,10 @@ import os
 
 import pytest
 
+from orchestrator.failpoints import BOUNDARIES
 from tests.e2e.conftest import model, pytest_runtest_makereport, stack
 
+ACTIONS = ("raise", "delay", "exit", "duplicate")
 __all__ = ["model", "pytest_runtest_makereport", "stack"]
 
 collect_ignore_glob = [] if os.environ.get("PENSTOCK_TIER") == "failpoints" else ["test_*.py"]
@@ -16,9 +18,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--failpoint", action="append", help="only these boundaries, by name: to replay a failure alone"
     )
     parser.addoption("--action", action="append", help="only these: exit, raise, delay, duplicate")
+    parser.addoption(
+        "--rotation", default="0/1", help="I/N: part I of N of the boundaries of a running stack"
+    )
+
+
+@pytest.fixture
+def rotation(pytestconfig: pytest.Config) -> tuple[int, int]:
+    """Part I of N; all of them are 0/1."""
+    part, _, parts = str(pytestconfig.getoption("--rotation")).partition("/")
+    assert 0 <= int(part) < int(parts), "--rotation is I/N with 0 <= I < N"
+    return int(part), int(parts)
 
 
 @pytest.fixture
 def chosen(pytestconfig: pytest.Config) -> tuple[list[str] | None, list[str] | None]:
     """What the command line asks for: boundaries and actions, None = all."""
-    return pytestconfig.getoption("--failpoint"), pytestconfig.getoption("--action")
+    names, actions = pytestconfig.getoption("--failpoint"), pytestconfig.getoption("--action")
+    unknown = [*({*(names or ())} - {*BOUNDARIES}), *({*(actions or ())} - {*ACTIONS})]
+    assert not unknown, (
+        f"there is no {unknown[0]}: see BOUNDARIES in orchestrator/failpoints.py; actions are {', '.join(ACTIONS)}"
+    )
+    return names, actions

@@ -28,16 +28,19 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
     chosen: tuple[list[str] | None, list[str] | None],
+    rotation: tuple[int, int],
 ) -> None:
-    wanted = cases(*chosen)
-    assert wanted, f"no such failpoint: {chosen[0]}"
+    part, parts = rotation
+    wanted = cases(*chosen)[part::parts]
+    if not wanted:
+        pytest.skip("another failpoint was asked for")
     async with at_work(stack, model, monkeypatch) as world:
         failed = await exercised(world, wanted)
-        assert not failed, "\n".join(failed)
         await ended_whole(world)
     assert stack.signalled(signal.SIGTERM) == 0
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{len(wanted)} boundaries: {spent.ru_utime + spent.ru_stime:.0f} s of CPU time")
+    assert not failed, "\n".join(failed)
     assert stack.tracebacks() == []
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
 
@@ -45,7 +48,7 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
 async def ended_whole(world: World) -> None:
     """The run is ended by a person; then every submission is in one terminal state, and the auditor finds nothing."""
     world.loading.cancel()
-    said = world.stack.penstock("run", "end")
+    said = world.stack.penstock("run", "end", timeout_s=PATIENCE_S)
     assert said.returncode == 0, said
     await world.seen.until_ended(PATIENCE_S)
     await world.seen.nothing_lost()

@@ -76,6 +76,7 @@ AT_WORK = {
     "verifier": b'"verifier.ready"',
 }
 VERIFIED = "select count(*) from transitions where run_id = :run and kind = 'rollout' and to_state in ('verified', 'lost')"
+RAN_OUT = "select count(*) from transitions where run_id = :run and reason like '%lease ran out%'"
 WAITING = "select count(*) from groups where run_id = :run and state in ('accepted', 'dispatched') and purpose = :purpose"
 
 
@@ -157,13 +158,17 @@ class World:
         os.kill(found.pid, how)
         await until(at_work, f"{process} is at work again", PATIENCE_S)
 
-    async def freeze(self, process: str, seconds: float) -> None:
-        """Stop one process for longer than its leases live."""
-        pid = self.stack.of(process).pid
+    async def freeze(self, process: str, patience_s: float) -> None:
+        """Stop one process until a lease of its has run out."""
+        pid, before = self.stack.of(process).pid, await self.seen.value(RAN_OUT)
         assert pid is not None
+
+        async def ran_out() -> bool:
+            return bool(await self.seen.value(RAN_OUT) > before)
+
         os.kill(pid, signal.SIGSTOP)
         try:
-            await anyio.sleep(seconds)
+            await until(ran_out, f"a lease of the {process} runs out", patience_s)
         finally:
             os.kill(pid, signal.SIGCONT)
 
