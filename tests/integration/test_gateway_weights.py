@@ -9,10 +9,17 @@ import anyio
 import numpy as np
 import pytest
 
+from orchestrator.bus import subjects
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.relay import relay
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway_client import NativeLlm, OpenSession
-from orchestrator.pool.batches import BatchRollout
+from orchestrator.pool import batches
+from orchestrator.pool.batches import BatchRollout, NewVersion
+from orchestrator.pool.rewind import FIRST, rewind
+from orchestrator.pool.runs import Run
+from orchestrator.scheduling.policies import queue_policy
+from tests.builders import Author, ready_groups
 from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
 from trainer.batch import make_parts
@@ -129,6 +136,58 @@ async def test_a_stop_string_that_a_pause_cut_in_two_ends_the_action(rig: Rig, p
     assert step.action.tolist() == said[:20] and step.spans == ((0, 0, 20),)
     (row,) = await rig.rows("SELECT finish FROM steps WHERE rollout_id = :rollout", rollout=rollout)
     assert row.finish == "stop"
+
+
+async def trained_to_version_1(rig: Rig, policies: Policies) -> None:
+    """What a trainer commits: a batch, and with it version 1."""
+    run = Run(rig.run_id, rig.run, "active", {})
+    await ready_groups(rig.engine, run, ["a"], Author(turns=1))
+    async with rig.engine.begin() as connection:
+        batch = await batches.take(connection, rig.run_id, queue_policy("greedy", 1, 1.0), 1, 1)
+        assert batch is not None
+        made = policies.versions[1]
+        new = NewVersion(1, 0, str(made.path), made.manifest_sha)
+        assert await batches.commit(
+            connection, rig.run_id, rig.run, batch, new, [{}], subjects.policy(rig.run)
+        )
+
+
+async def test_a_rewind_brings_older_weights_back_under_a_newer_version_token_by_token(
+    rig: Rig, policies: Policies
+) -> None:
+    server = rig.gateway.pool.servers[0]
+    seed = await seed_of_a_long_action(rig)
+    async with anyio.create_task_group() as relaying:
+        relaying.start_soon(relay, rig.flow)
+        await trained_to_version_1(rig, policies)
+        rig.flow.signals.outbox.set()
+        await until(lambda: server.version == 1)
+        rollout, session = await rig.open(sampling={"temperature": 1.0, "seed": seed})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await rig.proxy.sampling(5)
+            async with rig.engine.begin() as connection:
+                done = await rewind(
+                    connection, rig.run_id, FIRST, subjects.policy(rig.run), "test", lambda version: True
+                )
+            rig.flow.signals.outbox.set()
+        relaying.cancel_scope.cancel()
+    assert (done.superseded, done.version) == ((1,), 2)
+    (step,) = await rig.stored(rollout, 1)
+    cut, end = step.spans[0][2], len(step.action)
+    assert step.spans == ((1, 0, cut), (2, cut, end)) and 0 < cut < end
+    (row,) = await rig.rows("SELECT version, state FROM rollout_servers")
+    assert (row.version, row.state) == (2, "ready")
+    chosen = BatchRollout(1, 0, "general", rollout, 1, 0, 1.0, 1.0, advantages=[0.5], weights=[1])
+    (part,) = make_parts([chosen], {rollout: [step]}, 1)
+    off = []
+    for checkpoint in policies.versions:
+        (logprobs,) = recompute_logprobs(load_model(checkpoint.path), part.samples, UpdateSettings())
+        off.append(np.abs(logprobs - part.samples[0].behavior_logprobs))
+    first, second = off
+    assert max(second[:cut].max(), first[cut:].max()) < 0.001, "version 2 is what version 0 was"
+    assert min(np.median(first[:cut]), np.median(second[cut:])) > 0.002, "and the other one is another policy"
+    assert (await rig.seal(rollout)).marks == (), "a newer number is nothing to be suspicious of"
 
 
 async def test_every_sync_is_proven_by_a_canary_before_calls_are_let_in(rig: Rig) -> None:
