@@ -14,7 +14,7 @@ from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES
 
-LONGEST_S = 366 * 86400.0
+YEAR = 366 * 86400.0
 SMALL, INTEGER = 2**15 - 1, 2**31 - 1
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
@@ -94,5 +94,5 @@ def _of_lease(event: RolloutFinished | VerdictReached | RolloutAssigned | Verify
 
 
 def _seconds(name: str, value: float) -> Iterator[str]:
-    if not (math.isfinite(value) and 0.0 <= value <= LONGEST_S):
+    if not (math.isfinite(value) and 0.0 <= value <= YEAR):
         yield f"{name} is {value}, it must be seconds from 0 on"
