@@ -34,6 +34,7 @@ EXEMPT = {
     "orchestrator/cli/dead.py:ANSWER_S": PEOPLE,
     "orchestrator/cli/scaffold.py:SILENCE_S": PEOPLE,
     "orchestrator/cli/scaffold.py:TIMEOUT_S": PEOPLE,
+    "orchestrator/cli/status.py:PATIENCE_S": PEOPLE,
     "orchestrator/embedded/supervised.py:_READY_POLL_S": POLL,
     "orchestrator/embedded/supervisor.py:REWRITE_S": POLL,
     "orchestrator/flow/blackbox.py:ASK_S": "at most; a quarter of rollout.stall_s where that is less",
