@@ -13,6 +13,7 @@ from orchestrator.audit.findings import Checked, Report
 from orchestrator.audit.leases import LEASES, sandboxes
 from orchestrator.audit.queue import QUEUE, takes
 from orchestrator.audit.records import RECORDS
+from orchestrator.audit.resumes import RESUMES
 from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
 from orchestrator.audit.statement import all_of
 from orchestrator.audit.steps import announced, sample_of, sampling_digests, step_digests
@@ -62,6 +63,7 @@ async def _checks(snapshot: Snapshot) -> list[Checked]:
         *await all_of(snapshot, QUEUE),
         await takes(snapshot),
         *await all_of(snapshot, LEASES),
+        *await all_of(snapshot, RESUMES),
         await sandboxes(snapshot),
         *await all_of(snapshot, VERSIONS),
         await weights(snapshot),

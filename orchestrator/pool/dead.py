@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import delete, func, insert, or_, select
+from sqlalchemy import delete, func, insert, literal_column, or_, select, text
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import attempts, dead_letters, groups, rollouts, submissions, tasks
+from orchestrator.pool.tables import attempts, dead_letters, groups, resumes, rollouts, submissions, tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class DeadMessage:
 
 @dataclass(frozen=True, slots=True)
 class DeadAttempt:
-    """One attempt of a dead group, with the end of its log."""
+    """One attempt of a dead group, with the end of its log. `resumes`: how often it went on from its recorded steps, why and to what end."""
 
     rollout_id: int
     attempt: int
@@ -41,6 +42,7 @@ class DeadAttempt:
     runner: str | None
     steps: int | None
     log: str | None
+    resumes: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,21 @@ async def dead_groups(connection: AsyncConnection, run_id: int, number: int | No
 
 async def attempts_of(connection: AsyncConnection, group_id: int) -> Sequence[DeadAttempt]:
     """Every attempt of a group's rollouts, in order."""
-    table = attempts.c
+    table, resume = attempts.c, resumes.c
+    shown = [resume.epoch, resume.reason, resume.steps, resume.replayed, resume.replay]
+    pairs: list[Any] = []
+    for column in shown:
+        pairs += [literal_column(f"'{column.name}'"), column]
+    in_order = func.jsonb_agg(aggregate_order_by(func.jsonb_build_object(*pairs), resume.epoch))
+    resumed = (
+        select(func.coalesce(in_order, text("'[]'"), type_=JSONB))
+        .where(resume.rollout_id == table.rollout_id, resume.attempt == table.attempt)
+        .scalar_subquery()
+    )  # fmt: skip
     query = (
-        select(table.rollout_id, table.attempt, table.failure_class, table.reason, table.runner, table.steps, table.log)
+        select(
+            table.rollout_id, table.attempt, table.failure_class, table.reason, table.runner, table.steps, table.log, resumed
+        )
         .join(rollouts, rollouts.c.rollout_id == table.rollout_id)
         .where(rollouts.c.group_id == group_id)
         .order_by(table.rollout_id, table.attempt)

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.pool import history
-from orchestrator.pool.tables import attempts, batches, groups, queue, rollouts
+from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -82,7 +82,8 @@ async def view_queue(connection: AsyncConnection, run_id: int) -> QueueView:
 
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
-    """(attempts that ended within the last `window_s` seconds, infrastructure failures among them)."""
+    """(attempts that ended within the last `window_s` seconds, infrastructure failures among them). One that was resumed after such a failure
+    counts as both."""
     lately = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
     failed = func.count().filter(attempts.c.failure_class == FailureClass.INFRA_FAILURE)
     row = (
@@ -90,7 +91,11 @@ async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float
             select(func.count(), failed).where(attempts.c.run_id == run_id, attempts.c.ended > lately)
         )
     ).one()
-    return int(row[0]), int(row[1])
+    lost = select(func.count()).where(
+        resumes.c.run_id == run_id, resumes.c.at > lately, ~resumes.c.given_back
+    )
+    resumed = int(await connection.scalar(lost) or 0)
+    return int(row[0]) + resumed, int(row[1]) + resumed
 
 
 async def dispatch_train(

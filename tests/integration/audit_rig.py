@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import func, insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.config import Config
 from orchestrator.contracts.states import BatchState, FailureClass, Purpose, RolloutState
 from orchestrator.flow.complete import conclude_group
-from orchestrator.pool import batches, ending, leases, submissions, tables
+from orchestrator.pool import batches, ending, leases, resumes, submissions, tables
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.engine import open_engine
@@ -98,7 +99,8 @@ async def _lose(engine: AsyncEngine, run: Run, group_id: int, failure: FailureCl
 async def _fail_once_and_run_on(
     engine: AsyncEngine, run: Run, group_id: int, author: builders.Author
 ) -> None:
-    """The first rollout records a partial attempt, fails with its sandbox, and runs again; the others run."""
+    """The first rollout records a partial attempt, fails with its sandbox, and runs again; the second one loses its runner and goes on from
+    two recorded steps; the others run."""
     flow = flow_of(engine, run)
     async with engine.begin() as connection:
         held = [
@@ -112,6 +114,23 @@ async def _fail_once_and_run_on(
     assert await report(flow, ended(run.name, lease, written, failure_class=FailureClass.INFRA_FAILURE))
     async with engine.begin() as connection:
         assert await leases.lease(connection, lease.rollout_id, 2, "runner", TTL_S)
+    other = held[1]
+    assert other is not None
+    written = author.trajectory(other, run.name, author.ids(8, 9))
+    await record(engine, run, written[:2])
+    async with engine.begin() as connection:
+        key = {"run_id": run.run_id, "rollout_id": other.rollout_id, "attempt": 1, "epoch": 1}
+        await connection.execute(
+            insert(tables.sessions).values(
+                **key, token_hash=b"busy", budget={}, expires=func.now(), replayable=True
+            )
+        )
+        assert await resumes.resume(
+            connection, other.rollout_id, RolloutState.RUNNING, 1,
+            reason="the runner's lease ran out", given_back=False, most=3, retry_delay_s=0.0,
+        )  # fmt: skip
+        assert await leases.lease(connection, other.rollout_id, 2, "runner", TTL_S)
+    await record(engine, run, [msgspec.structs.replace(written[2], epoch=2)])
 
 
 async def _evaluate(engine: AsyncEngine, run: Run, author: builders.Author) -> None:

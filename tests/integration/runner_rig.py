@@ -30,7 +30,7 @@ from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.tasks.harbor import Task
 from trainer.checkpoint import Checkpoint
 
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0  # a machine may be busy with other things
 
 
 def a_task(

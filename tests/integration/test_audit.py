@@ -141,8 +141,8 @@ async def test_a_healthy_run_has_no_violation_while_it_lives(live: Place) -> Non
     assert (report.violations, spelled_out(report)) == (0, [])
     assert report.state == "active"
     examined = {check.name: check.examined for check in report.checks if not check.skipped}
-    assert examined["digests of steps"] == 3 * 4 * 7 + 3 * 2 + 2, (
-        "7 finished groups, an evaluation, a partial attempt"
+    assert examined["digests of steps"] == 3 * 4 * 7 + 3 * 2 + 2 + 3, (
+        "7 finished groups, an evaluation, a partial attempt, a resumed one"
     )
     assert examined["digests of batches"] == 3 and examined["takes lie inside the window"] == 7
     assert examined[WEIGHTS] == 3

@@ -181,10 +181,18 @@ async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_na
                     " SELECT run_id, rollout_id, 1, 1, 'infra_failure', 'the sandbox died', 'bwrap: killed' FROM rollouts LIMIT 1"
                 )
             )
+            await connection.execute(
+                text(
+                    "INSERT INTO resumes (run_id, rollout_id, attempt, epoch, steps, reason, given_back, replay, replayed)"
+                    " SELECT run_id, rollout_id, 1, 2, 7, 'the runner died', false, 'continued', 7 FROM attempts"
+                )
+            )
         (letter,) = await listed(home)
         assert letter["reason"] == "its attempts are used up" and "group one" in letter["what"]
         shown = json.loads((await dead(home, "show", letter["id"])).stdout)
-        assert [each["log"] for each in shown["attempts"]] == ["bwrap: killed"]
+        (attempt,) = shown["attempts"]
+        resumed = {"epoch": 2, "reason": "the runner died", "steps": 7, "replayed": 7, "replay": "continued"}
+        assert (attempt["log"], attempt["resumes"]) == ("bwrap: killed", [resumed])
         for n in (1, 2):
             done = await dead(home, "retry", letter["id"])
             assert (done.exit_code, done.stdout) == (

@@ -17,7 +17,7 @@ from tests.integration.gateway_process import gateway_at
 from tests.integration.gateway_rig import Policies, Proxy, make_policies, running_proxy
 from tests.integration.runner_rig import Rig, open_rig
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(900)]
 
 Opens = Callable[..., AbstractAsyncContextManager[tuple[Rig, Proxy]]]
 HERE = "tests.integration.scaffolds_at_work"
@@ -67,7 +67,7 @@ def opens(
                 policies.model,
                 server_url=proxy.url,
                 gateway_apart=gateway_apart,
-                **{"lease_ttl_s": 2.0, **rollout},
+                **{"lease_ttl_s": 5.0, **rollout},
             ) as rig,
         ):
             await rig.publish(policies.versions[0])
@@ -91,6 +91,12 @@ async def killed_after(rig: Rig, proxy: Proxy, rollout: int, steps: int, gateway
     async with rig.runner_process(gateway_url):
         await recorded(rig, rollout, steps)
     proxy.most = None
+
+
+def url_of(rig: Rig) -> str:
+    """Where the gateway listens, which keeps its port over restarts."""
+    assert rig.gateway.url_file is not None
+    return rig.gateway.url_file.read_text().strip()
 
 
 async def resumes_of(rig: Rig, rollout: int) -> Sequence[Any]:
@@ -178,12 +184,12 @@ async def test_a_scaffold_that_is_declared_not_replayable_gets_a_new_attempt(ope
 async def test_a_gateway_that_dies_together_with_the_runner_serves_the_recorded_steps_when_both_are_back(
     opens: Opens,
 ) -> None:
-    async with opens(gateway_apart=True, lease_ttl_s=3.0) as (rig, proxy):
+    async with opens(gateway_apart=True) as (rig, proxy):
         rollout = await rig.submit(TASK, scaffold=f"{HERE}:Steady")
-        async with gateway_at(rig.gateway, prefix="") as (admin, gateway):
-            await killed_after(rig, proxy, rollout, 7, admin.url)
+        async with gateway_at(rig.gateway, prefix="") as (_, gateway):
+            await killed_after(rig, proxy, rollout, 7, url_of(rig))
             gateway.kill()
-        async with gateway_at(rig.gateway, prefix="") as (admin, _), rig.runner_process(admin.url):
+        async with gateway_at(rig.gateway, prefix=""), rig.runner_process(url_of(rig)):
             await rig.state(rollout, "finished")
         assert len(proxy.asked) == 10
         (resume,) = await resumes_of(rig, rollout)
@@ -191,13 +197,11 @@ async def test_a_gateway_that_dies_together_with_the_runner_serves_the_recorded_
 
 
 async def test_a_gateway_that_dies_in_the_middle_of_a_replay_goes_on_with_it(opens: Opens) -> None:
-    async with opens(gateway_apart=True, lease_ttl_s=3.0) as (rig, proxy):
+    async with opens(gateway_apart=True) as (rig, proxy):
         rollout = await rig.submit(TASK, scaffold=f"{HERE}:Steady")
-        async with gateway_at(rig.gateway, prefix="") as (admin, _):
-            url = admin.url
-            await killed_after(rig, proxy, rollout, 7, url)
-        async with gateway_at(rig.gateway, prefix="") as (admin, gateway):
-            async with rig.runner_process(url):
+        async with gateway_at(rig.gateway, prefix="") as (_, gateway):
+            await killed_after(rig, proxy, rollout, 7, url_of(rig))
+            async with rig.runner_process(url_of(rig)):
                 await rig.until(
                     "SELECT jsonb_array_length(seal -> 'replayed') AS n FROM sessions WHERE epoch = 2",
                     lambda row: (row.n or 0) >= 1,
