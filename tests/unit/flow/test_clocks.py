@@ -176,3 +176,17 @@ async def test_a_completion_that_the_gateway_holds_is_waited_for_and_one_that_ha
         with anyio.fail_after(10), pytest.raises(InfraFailure, match="a completion has been open"):
             await watch.run(work)
     assert asked > 8 and anyio.current_time() - began > 0.5
+
+
+async def test_what_replayed_completions_had_taken_is_the_agent_s_time_each_once() -> None:
+    own = clocks(timeout_s=30.0)
+
+    async def work() -> None:
+        own.replayed(20.0)
+        own.replayed(20.0)
+        own.replayed(31.0)
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(20), pytest.raises(AgentTimeout):
+        await own.run(work)
+    assert 31.0 <= own.elapsed_s < 51.0

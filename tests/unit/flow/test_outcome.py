@@ -7,9 +7,9 @@ from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PolicyFailure, ServiceError
 from orchestrator.contracts.events import StepMark
-from orchestrator.contracts.states import FailureClass
-from orchestrator.flow.outcome import Outcome, captured, judged
-from orchestrator.gateway_client import BudgetExhausted, GatewayRefused, Seal
+from orchestrator.contracts.states import FailureClass, Replay
+from orchestrator.flow.outcome import Outcome, captured, judged, replayed
+from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayRefused, Seal
 from sandboxes.base import SandboxError
 
 pytestmark = pytest.mark.anyio
@@ -93,3 +93,39 @@ def test_once_a_program_had_a_completion_its_early_end_is_the_policys_unless_the
 ) -> None:
     found = judged(outcome, seal)
     assert (found.failure, found.reason) == (failure, reason)
+
+
+RESUMED = Seal(
+    9, 8, "", (), 0.0, 9, None, 100, recorded=7, replayed=7, replayed_s=3.0
+)  # seven steps served again, two new ones
+
+
+@pytest.mark.parametrize(
+    ("ended", "seal", "failure", "replay", "resumable"),
+    [
+        (Outcome(FailureClass.COMPLETED), RESUMED, FailureClass.COMPLETED, Replay.CONTINUED, False),
+        (Outcome(POLICY, "turns"), RESUMED, POLICY, Replay.CONTINUED, False),
+        (Outcome(FailureClass.COMPLETED), replace(RESUMED, missing=2), INFRA, Replay.DIVERGED, False),
+        (Outcome(FailureClass.TIMEOUT), replace(RESUMED, missing=2), INFRA, Replay.DIVERGED, False),
+        (Outcome(INFRA, "sandbox: gone", resumable=True), replace(RESUMED, missing=2), INFRA, Replay.INTERRUPTED, True),
+        (Outcome(INFRA, "sandbox: gone", resumable=True), replace(RESUMED, parted="so"), INFRA, Replay.DIVERGED, False),
+        (Outcome(FailureClass.COMPLETED), replace(RESUMED, parted="so"), INFRA, Replay.DIVERGED, False),
+        (Outcome(FailureClass.COMPLETED), replace(RESUMED, recorded=0), FailureClass.COMPLETED, None, False),
+    ],
+    ids=["went on", "used up", "ended early", "out of time", "lost again", "parted, lost", "parted", "no resume"],
+)  # fmt: skip
+def test_an_end_counts_only_if_the_recorded_steps_were_gone_through_again(
+    ended: Outcome, seal: Seal, failure: FailureClass, replay: Replay | None, resumable: bool
+) -> None:
+    found = replayed(ended, seal)
+    assert (found.failure, found.replay, found.resumable) == (failure, replay, resumable)
+    assert (found.reason.startswith("replay: ")) is (replay is Replay.DIVERGED)
+
+
+async def test_a_dead_sandbox_and_an_absent_gateway_can_be_resumed_and_a_fault_of_the_scaffold_cannot() -> (
+    None
+):
+    assert (await outcome(SandboxError("gone"))).resumable
+    assert (await outcome(GatewayAway("nobody answers"))).resumable
+    assert not (await outcome(KeyError("x"))).resumable
+    assert not (await outcome(InfraFailure("task: no such image"))).resumable

@@ -144,3 +144,17 @@ def test_a_directory_stands_for_its_toml_or_its_only_python_file(tmp_path: Path)
         find.find(f"{tmp_path}/")
     (tmp_path / "scaffold.toml").write_text(MINIMAL)
     assert find.find(f"{tmp_path}/").manifest.name == "echo"
+
+
+def test_a_white_box_is_replayable_unless_it_says_no_and_a_program_only_if_it_says_so(tmp_path: Path) -> None:
+    declared = [
+        find.scaffold_of(scaffold(name="w", version="1")(type("One", (White,), {}))),
+        find.scaffold_of(scaffold(name="w", version="1", replayable=False)(type("Two", (White,), {}))),
+        find.scaffold_of(scaffold(name="b", version="1", wire="chat")(type("Three", (Black,), {}))),
+        find.scaffold_of(
+            scaffold(name="b", version="1", wire="chat", replayable=True)(type("Four", (Black,), {}))
+        ),
+        from_toml(written(tmp_path, MINIMAL)),
+        from_toml(written(tmp_path, "replayable = true\n" + MINIMAL)),
+    ]
+    assert [found.manifest.replayable for found in declared] == [True, False, False, True, False, True]
