@@ -41,8 +41,19 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{len(wanted)} boundaries: {spent.ru_utime + spent.ru_stime:.0f} s of CPU time")
     assert not failed, "\n".join(failed)
-    assert stack.tracebacks() == []
+    assert complaints(stack) == []
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
+
+
+def complaints(stack: Stack) -> list[str]:
+    """Lines of logs in which a process met what nobody thought of; the broken scaffold's own do not count."""
+    logs = [stack.log, *sorted(stack.home.layout.logs.glob("*.log"))]
+    return [
+        f"{log.name}: {line[:300]}"
+        for log in logs
+        for line in log.read_text(errors="replace").splitlines()
+        if "Traceback" in line and "this scaffold is broken" not in line
+    ]
 
 
 async def ended_whole(world: World) -> None:
