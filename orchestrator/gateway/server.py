@@ -29,6 +29,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.clock import clock
 from orchestrator.collector import keep_loaded
 from orchestrator.config import Config
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.failpoints import boundary_sync
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
@@ -274,7 +275,12 @@ def _last_port(url_file: Path | None) -> int:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
-    boundary_sync("gateway.url", lambda: os.replace(temporary, path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        boundary_sync("gateway.url", lambda: os.replace(temporary, path))
+    except OSError as error:
+        raise ServiceError(
+            f"the gateway cannot say in {path} where it listens: {error}; make room there"
+        ) from error
