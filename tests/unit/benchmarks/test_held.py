@@ -25,8 +25,12 @@ def test_a_missed_ratio_fails_and_is_named(capsys: pytest.CaptureFixture[str]) -
     assert said.err == "MISSED: ours_over_copy is 12 ratio, the target is 10\n"
 
 
-def test_missed_cpu_time_fails_and_missed_wall_time_does_not() -> None:
-    assert main(ended(bar("claim_cpu", 80, "CPU-ms", 50))) == 1
+def test_cpu_time_fails_at_twice_its_target_and_wall_time_never() -> None:
+    assert main(ended(bar("claim_cpu", 80, "CPU-ms", 50))) == 0
+    assert main(ended(bar("claim_cpu", 101, "CPU-ms", 50))) == 1
+    slow = {"name": "calls", "value": 240, "unit": "1/CPU-s", "target": 500, "holds": False}
+    assert main(ended(slow)) == 1
+    assert main(ended({**slow, "value": 260})) == 0
     assert main(ended(bar("claim_p95", 80, "ms", 50), bar("reconcile", 40, "s", 30))) == 0
 
 
