@@ -59,7 +59,7 @@ remind_s = 1.0
 probe_s = 0.2
 silence_s = 2.0
 lease_ttl_s = 2.0
-drain_s = 0.2
+drain_s = 0.05
 retry_s = 0.5
 look_s = 0.5
 
