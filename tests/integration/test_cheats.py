@@ -118,7 +118,7 @@ HARNESSES = (
     | {f"program: {name}": program(source) for name, source in PROGRAMS.items()}
     | {f"program: {name}": program(PLANTED, file) for name, file in PLANTS.items()}
 )
-FOOL_A_NAIVE_JUDGE = ("writes the reward while it is judged", "forks and writes the reward until the end")
+FOOL_A_NAIVE_JUDGE = ("writes the reward while it is judged",)
 ORACLES = {"word: oracle": word(f"echo {WORD} > out"), "program: oracle": program(HONEST)}
 
 

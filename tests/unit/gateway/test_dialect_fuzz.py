@@ -23,7 +23,7 @@ from orchestrator.gateway.render import Renderer
 from tests.unit.gateway.conftest import _directory
 from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire, call, reply_of
 
-EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "25"))
 hurried = settings(
     deadline=None,
     max_examples=EXAMPLES,
