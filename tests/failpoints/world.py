@@ -50,7 +50,7 @@ max_new_tokens = 32
 slots = 6
 verify_slots = 2
 scaffolds = {{ "{agent}:Asking" = 1.0, "{agent}:Broken" = 0.0 }}
-lease_ttl_s = 2.0
+lease_ttl_s = 4.0
 retry_delay_s = 0.1
 timeout_s = 30.0
 remind_s = 1.0
