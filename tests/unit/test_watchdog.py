@@ -10,8 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from structlog.testing import capture_logs
 
+from orchestrator.pool.transact import transact
 from orchestrator.progress import boarding, looping, restartable, waiting_for
 from orchestrator.watchdog import HANGS, Watchdog, WatchdogSettings, watching
 
@@ -147,3 +149,30 @@ async def test_the_metrics_are_written_as_text_for_collectors_of_files(tmp_path:
                 await anyio.sleep(0.01)
     line = 'penstock_loop_stuck{loop="rollouts default",process="runner",waits_for="assignments"} 0.0'
     assert line in file.read_text()
+
+
+async def test_while_postgres_is_away_it_is_named_in_log_and_metrics() -> None:
+    engine = create_async_engine("postgresql+asyncpg://nobody@127.0.0.1:9/none")  # nobody listens there
+
+    async def read(connection: AsyncConnection) -> None:
+        raise AssertionError("it is not reached")
+
+    async def work() -> None:
+        with looping("dispatcher") as loop:
+            loop.works("its turn")
+            await transact(engine, read, at="orchestrator.read")
+
+    with dog() as (watchdog, _), capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            with anyio.fail_after(20):
+                while not any(line["event"] == "pool.retry" for line in logs):
+                    await anyio.sleep(0.01)
+            (loop,) = watchdog.board.loops().values()
+            loop.since -= 61
+            watchdog.look()
+            tasks.cancel_scope.cancel()
+        (line,) = [line for line in logs if line["event"] == "watchdog.stuck"]
+        assert (line["loop"], line["waits_for"]) == ("dispatcher", "postgres")
+        assert value(watchdog, "penstock_loop_stuck", loop="dispatcher", waits_for="postgres") == 1
+    await engine.dispose()
