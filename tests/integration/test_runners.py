@@ -159,6 +159,7 @@ async def test_a_dead_sandbox_is_replaced_and_the_attempt_goes_on_from_its_recor
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        await rig.state(rollout, "running")
         os.kill(await program_running(), signal.SIGKILL)
         assert await rig.verdict(rollout) == 1.0
         (attempt,) = await rig.attempts(rollout)
