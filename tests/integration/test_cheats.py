@@ -131,7 +131,11 @@ async def test_every_cheat_scores_0_and_the_oracle_scores_1(
         rig.start_verifier()
         rollouts = {name: await rig.submit(task) for name, task in {**HARNESSES, **ORACLES}.items()}
         fooled = [await rig.submit(program(PROGRAMS[name], judge=NAIVE)) for name in FOOL_A_NAIVE_JUDGE]
-        scores = {name: await rig.verdict(rollout) for name, rollout in rollouts.items()}
+        ends = {name: await rig.state(rollout, "verified", "lost") for name, rollout in rollouts.items()}
+        # All memory gone is the end of the whole sandbox, its judge included: no verdict, and never a reward.
+        lost = {name for name, row in ends.items() if row.state == "lost"}
+        assert lost <= {"program: eats all memory"}
+        scores = {n: 0.0 if n in lost else await rig.verdict(rollout) for n, rollout in rollouts.items()}
         assert {name: score for name, score in scores.items() if score != float("oracle" in name)} == {}
         assert [await rig.verdict(rollout) for rollout in fooled] == [1.0] * len(fooled), (
             "these cheats are none"
