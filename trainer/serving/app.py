@@ -102,7 +102,8 @@ class Routes:
                 flush=body.get("flush_cache", True) is not False,
                 abort_all=body.get("abort_all_requests") is True,
             )
-        except (ValueError, OSError) as error:  # a disk that does not give them is no reason to stop serving the old ones
+        # A disk that does not give them is no reason to stop serving the old ones.
+        except (ValueError, OSError) as error:
             failed = {"success": False, "message": f"{error}.", "num_paused_requests": 0}
             return _json(failed, status=400)
         message = "Succeeded to update model weights."
