@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -84,7 +85,7 @@ async def ingest_results(flow: Flow) -> None:
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         await history.lock_run(connection, flow.run_id)
         refused: dict[int, str] = {}
-        moved = []
+        events: list[RolloutFinished] = []
         for i, delivery in enumerate(deliveries):
             try:
                 event = _read(flow, delivery, RolloutFinished)
@@ -96,13 +97,13 @@ async def ingest_results(flow: Flow) -> None:
                     )
                 if event.resumable and failure is not FailureClass.INFRA_FAILURE:
                     raise MessageError(f"resumable is said of {failure}: only an infra_failure is resumed")
+                events.append(event)
             except MessageError as error:
                 refused[i] = str(error)
-                continue
-            if await results.report(connection, flow.run_id, event):
-                moved.append(event.rollout)
+        events.sort(key=attrgetter("rollout"))  # rows are locked in the order in which heartbeats lock them
+        moved = [event.rollout for event in events if await results.report(connection, flow.run_id, event)]
         if moved:
-            await complete_reported(connection, flow, sorted(moved))
+            await complete_reported(connection, flow, moved)
         return refused
 
     await consume(flow, subjects.consume_results_rollout(flow.run), handle, batch=16, at="results.commit")

@@ -1,10 +1,14 @@
-"""The reaper: leases that ran out. After the database, the bus or the reaper itself was away, every lease first gets one full TTL.
+"""The reaper: leases that ran out. After the database, the bus or the reaper itself was away, every lease first gets one full TTL, once:
+on a machine so busy that every look is late, dead holders are found nevertheless.
 
 | produces | waits for | unblocked by |
 |---|---|---|
 | resumes, new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
 | assignments that nobody took, once more | `rollout.remind_s` | time |
 """
+
+from collections import deque
+from datetime import datetime
 
 import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,6 +23,8 @@ from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
 from orchestrator.progress import pause
 
+GIVEN = 64
+
 
 async def reaper(flow: Flow) -> None:
     """Reap until cancelled."""
@@ -26,15 +32,17 @@ async def reaper(flow: Flow) -> None:
     reminded = anyio.current_time()
     last: float | None = None  # when a look was committed
     away = False  # the bus, at that look
+    given: deque[datetime] = deque(maxlen=GIVEN)  # ends that late looks gave
 
     async def look(connection: AsyncConnection) -> None:
-        # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
-        waited = last is None or anyio.current_time() - last > ttl_s / 2
         # While the bus is away nobody could take over what is taken back; and what a reported rollout waits for cannot come.
-        if waited or away or not flow.bus.reachable:
+        if away or not flow.bus.reachable:
             await leases.grace(connection, flow.run_id, ttl_s)
-        else:
-            await reap(connection, flow)
+            return
+        # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
+        if last is None or anyio.current_time() - last > ttl_s / 2:
+            given.extend(await leases.grace(connection, flow.run_id, ttl_s, given=given))
+        await reap(connection, flow)
 
     while True:
         await transact(flow.engine, look, at="reaper.commit")

@@ -22,7 +22,7 @@ from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean, clean_json
 from orchestrator.pool.steps import canonical
-from orchestrator.pool.tables import messages, prompts, rollouts, sampling, steps
+from orchestrator.pool.tables import messages, prompts, rollouts, sampling, step_marks, steps
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
@@ -230,6 +230,9 @@ async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded])
     new = {(row.rollout_id, row.attempt, row.idx) for row in written}
     if texts := [_message(run_id, step) for step in batch if step.key in new]:
         await connection.exec_driver_sql(_INSERT_MESSAGES, _columns(messages, texts))
+    # What is known when a step is recorded stands from then on; its gateway may be gone before the result says it again.
+    if marks := [mark for step in batch if step.key in new for mark in _marks(run_id, step)]:
+        await connection.execute(insert(step_marks).on_conflict_do_nothing(), marks)
     return new
 
 
@@ -284,6 +287,12 @@ def _message(run_id: int, step: Decoded) -> dict[str, Any]:
         "appended": msgspec.json.encode(clean_json(step.event.appended)).decode(),
         "reply": msgspec.json.encode(clean_json(step.event.reply)).decode(),
     }
+
+
+def _marks(run_id: int, step: Decoded) -> list[dict[str, Any]]:
+    rollout_id, attempt, idx = step.key
+    keys = {"run_id": run_id, "rollout_id": rollout_id, "attempt": attempt, "idx": idx}
+    return [keys | {"reason": clean(reason)} for reason in step.event.marks]
 
 
 def _unnested(table: Table) -> str:

@@ -4,8 +4,9 @@ One lease epoch is leased at most once. Expiry and retries raise the epoch, so w
 Times are the database's.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import case, func, select, text, update
@@ -272,23 +273,27 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
     ]  # fmt: skip
 
 
-async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
+async def grace(
+    connection: AsyncConnection, run_id: int, ttl_s: float, *, given: Collection[datetime] = ()
+) -> set[datetime]:
     """Give every lease at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a reported
     rollout waits for may have been kept back by the bus: it gets its full time to arrive.
 
-    One that was given back has no holder.
+    Returns the ends that the leases got. One that still has an end of `given`, of earlier calls, was renewed by nobody since: it gets no
+    more. One that was given back has no holder.
     """
-    full = timedelta(seconds=ttl_s)
+    now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+    full = now + timedelta(seconds=ttl_s)
+    arrived = max(full, now + timedelta(seconds=clock().arrival_s))
     reported = rollouts.c.state == RolloutState.REPORTED
-    until = func.clock_timestamp() + case(
-        (reported, max(full, timedelta(seconds=clock().arrival_s))), else_=full
-    )
+    until = case((reported, arrived), else_=full)
     short = (
         select(rollouts.c.rollout_id)
         .where(
             rollouts.c.run_id == run_id,
             rollouts.c.state.in_(LEASED),
             rollouts.c.lease_until < until,
+            rollouts.c.lease_until.not_in(list(given)),
             rollouts.c.lease_owner.is_not(None) | reported,
         )
         .order_by(rollouts.c.rollout_id)
@@ -298,6 +303,7 @@ async def grace(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
     await connection.execute(
         update(rollouts).where(rollouts.c.rollout_id == short.c.rollout_id).values(lease_until=until)
     )
+    return {full, arrived}
 
 
 async def group_of(connection: AsyncConnection, rollout_id: int) -> int:

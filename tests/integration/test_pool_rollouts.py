@@ -1,5 +1,7 @@
 """Rollouts: leased once, fenced by their epoch, complete only when all is in, and never rewarded for what infrastructure did."""
 
+from datetime import datetime
+
 import anyio
 import pytest
 from sqlalchemy import func, select, text, update
@@ -158,6 +160,23 @@ async def test_after_an_outage_every_lease_gets_one_full_time_to_live(engine: As
     assert (await rollout_row(engine, long.rollout_id)).lease_until == before
     await reaped(flow)
     assert await counter(engine, run, "leases_expired") == 0
+
+
+async def test_a_lease_that_nobody_renewed_since_it_got_its_time_gets_no_more(engine: AsyncEngine) -> None:
+    run, _, [dead, alive] = await started(engine)
+    given: set[datetime] = set()
+    await expire(engine, dead.rollout_id)
+    for _ in range(
+        3
+    ):  # looks of a reaper that is late every time; `alive` has a holder that renews, and is late as well
+        await expire(engine, alive.rollout_id)
+        async with engine.begin() as connection:
+            given |= await leases.grace(connection, run.run_id, 0.0, given=given)
+    await expire(engine, alive.rollout_id)
+    async with engine.begin() as connection:
+        await leases.grace(connection, run.run_id, 30.0, given=given)
+        lost = await leases.expired(connection, run.run_id)
+    assert [lease.rollout_id for lease in lost] == [dead.rollout_id]
 
 
 # --- completion -----------------------------------------------------------------------------------------------

@@ -133,6 +133,21 @@ async def test_a_step_of_an_old_epoch_is_refused_and_counted_but_its_late_repeat
     assert await counter(engine, run, "steps_stale") == 3
 
 
+async def test_a_mark_that_a_step_was_recorded_with_stands_before_any_result_says_it(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    author = builders.Author()
+    held, _ = await running(engine, run)
+    plain, marked = author.trajectory(held, run.name, author.ids(5, 5))[:2]
+    marked = msgspec.structs.replace(marked, marks=["auxiliary"])
+    await send(engine, run, [plain, marked])
+    assert (await send(engine, run, [marked])).fates == [Fate.REPEATED]
+    async with engine.connect() as connection:
+        marks = (await connection.execute(select(step_marks.c.idx, step_marks.c.reason))).all()
+    assert [tuple(mark) for mark in marks] == [(marked.idx, "auxiliary")]
+
+
 async def test_steps_of_another_runs_rollout_are_refused(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small("one"))
     other = await builders.make_run(engine, small("two"))
