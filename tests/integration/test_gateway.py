@@ -461,12 +461,14 @@ async def test_a_restarted_gateway_knows_its_sessions_and_a_retry_gets_the_recor
         history += [again["choices"][0]["message"], user("and on")]
         await post(rig, path, {"messages": history})
         seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
-    steps = await rig.stored(rollout, 3)
+        steps = await rig.stored(rollout, 3)
     assert seal.steps == 3 and [step.kind.value for step in steps] == ["root", "continues", "continues"]
     assert rig.proxy.sent[2][0] == steps[2].full[: steps[2].state_len].tolist()
 
 
-async def test_a_later_epoch_of_an_attempt_goes_on_after_the_ingested_steps(rig: Rig) -> None:
+async def test_a_later_epoch_of_an_attempt_is_served_the_ingested_steps_and_goes_on_after_them(
+    rig: Rig,
+) -> None:
     rig.start_ingest()
     rollout, old = await rig.open()
     async with NativeLlm(rig.gateway.url, old.token) as llm:
@@ -480,8 +482,10 @@ async def test_a_later_epoch_of_an_attempt_goes_on_after_the_ingested_steps(rig:
         with pytest.raises(SessionOver):
             await llm.complete([user("elm")])
     async with NativeLlm(rig.gateway.url, new.token) as llm:
+        again = await llm.complete([user("oak")])
         next_reply = await llm.complete([user("oak"), reply.message(), user("go on")])
-    assert next_reply.step == 1
+    assert (again.step, again.message()) == (0, reply.message()) and next_reply.step == 1
+    assert len(rig.proxy.sent) == 2
     assert (await rig.seal(rollout, epoch=2)).steps == 2
     assert [step.kind.value for step in await rig.stored(rollout, 2)] == ["root", "continues"]
 

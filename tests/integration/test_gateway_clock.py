@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.gateway_client import NativeLlm, SessionOver
+from orchestrator.gateway_client import Budget, NativeLlm, SessionOver
 from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, make_policies, open_rig
 
@@ -59,7 +59,7 @@ async def test_a_session_expires_by_its_time_to_live_also_where_the_clock_was_se
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = time.time
-    _, session = await rig.open(ttl_s=1.0)
+    _, session = await rig.open(ttl_s=1.0, budget=Budget(100_000, 2048))
     monkeypatch.setattr(time, "time", lambda: real() - 7200)
     async with NativeLlm(rig.gateway.url, session.token) as llm:
         with anyio.fail_after(PATIENCE_S), pytest.raises(SessionOver, match="expired"):
