@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -207,9 +208,14 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
     delta, marks = delta_text(rig.tokenizer), [1, 100]
     while marks[-1] * 2 * (TOKENS_IN + TOKENS_OUT) < tokens:
         marks.append(marks[-1] * 2)
-    block = 10
-    talks = 4  # at once, so that a block is long enough for the clock that counts CPU time in 10 ms
+    block, talks = 10, 4
     costs: dict[int, float] = {}
+
+    async def cost(talk: Talk) -> float:
+        before = rig.cpu_s()
+        await talk.turn()
+        return rig.cpu_s() - before
+
     async with through_socket(rig) as http:
         talking = [Talk(http, session, delta) for session in await rig.open_sessions(talks)]
         turn = 0
@@ -219,18 +225,12 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
                     await talk.turn()
                 turn += 1
             if mark == 1:  # many conversations: first turns are over at once
-                first = [Talk(http, session, delta) for session in await rig.open_sessions(talks * block)]
-                before = rig.cpu_s()
-                for talk in first:
-                    await talk.turn()
-                costs[mark] = (rig.cpu_s() - before) / len(first)
+                calls = [Talk(http, session, delta) for session in await rig.open_sessions(talks * block)]
             else:
-                before = rig.cpu_s()
-                for _ in range(block):
-                    for talk in talking:
-                        await talk.turn()
+                calls = talking * block
                 turn += block
-                costs[mark] = (rig.cpu_s() - before) / (block * talks)
+            # The median: what the gateway does beside calls (publishing, looking after servers) falls into any of them.
+            costs[mark] = median([await cost(talk) for talk in calls])
             length = talking[0].prompt_tokens if mark > 1 else TOKENS_IN
             text = "\n".join(message["content"] for message in talking[0].messages)
             began = time.process_time()
@@ -242,7 +242,7 @@ async def history(rig: Rig, tokens: int, table: Report) -> list[Bar]:
                 f"{1000 * costs[mark]:.2f} CPU-ms/call ({costs[mark] / costs[1]:.2f}x turn 1)",
                 f"encoding the whole history alone: {1000 * whole:.2f} CPU-ms" if text else "",
             )
-    return [at_most("turn_100_over_turn_1", costs[100] / costs[1], "ratio", 1.5)]
+    return [at_most("turn_100_over_turn_1", costs[100] / costs[1], "x CPU time", 1.5)]
 
 
 async def opening(rig: Rig, sessions: int, table: Report) -> None:
