@@ -80,7 +80,7 @@ async def _restart_at_work(world: World, *, process: str, how: signal.Signals = 
 
 async def _freeze_the_runner(world: World) -> None:
     await world.progress(LONG_S)
-    await world.freeze("runner", LONG_S)
+    await world.freeze_the_runner(LONG_S)
 
 
 async def _a_broken_scaffold(world: World) -> None:

@@ -76,6 +76,7 @@ AT_WORK = {
     "verifier": b'"verifier.ready"',
 }
 VERIFIED = "select count(*) from transitions where run_id = :run and kind = 'rollout' and to_state in ('verified', 'lost')"
+HELD = "select count(*) from rollouts where run_id = :run and state = 'running'"
 RAN_OUT = "select count(*) from transitions where run_id = :run and reason like '%lease ran out%'"
 WAITING = "select count(*) from groups where run_id = :run and state in ('accepted', 'dispatched') and purpose = :purpose"
 
@@ -158,19 +159,26 @@ class World:
         os.kill(found.pid, how)
         await until(at_work, f"{process} is at work again", PATIENCE_S)
 
-    async def freeze(self, process: str, patience_s: float) -> None:
-        """Stop one process until a lease of its has run out."""
-        pid, before = self.stack.of(process).pid, await self.seen.value(RAN_OUT)
-        assert pid is not None
+    async def freeze_the_runner(self, patience_s: float) -> None:
+        """Stop it while it holds a lease, until that has run out."""
+
+        async def holds() -> bool:
+            return bool(await self.seen.value(HELD))
 
         async def ran_out() -> bool:
             return bool(await self.seen.value(RAN_OUT) > before)
 
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await until(ran_out, f"a lease of the {process} runs out", patience_s)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        while True:
+            await until(holds, "the runner holds a lease", patience_s)
+            pid, before = self.stack.of("runner").pid, await self.seen.value(RAN_OUT)
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                if await holds():  # else it was done with it just before
+                    await until(ran_out, "a lease of the runner runs out", patience_s)
+                    return
+            finally:
+                os.kill(pid, signal.SIGCONT)
 
     async def command(self, *arguments: str) -> None:
         """One command of a person; what becomes of it is not asked."""
