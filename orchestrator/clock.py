@@ -30,6 +30,7 @@ class Clock(BaseModel):
     bus_heartbeat_s: Seconds = 5.0  # two missed, and the inbox is given up
     bus_look_s: Seconds = 5.0  # between looks whether a stream is new
     outbox_taken_s: Seconds = 10.0  # a row that a dead relay took is another's after this
+    parting_s: Seconds = 0.5  # who stops publishes within this what it kept just before
     resend_s: Seconds = 5.0  # a submission that nobody answered is published again
     # Postgres.
     pool_start_s: Seconds = 10.0  # a process that starts waits so long for a Postgres that is away

@@ -17,6 +17,7 @@ import anyio
 
 from orchestrator.bus.base import Bus, BusError, Outgoing, TooLarge
 from orchestrator.bus.journal import Entry, Journal
+from orchestrator.clock import clock
 from orchestrator.log import get
 from orchestrator.progress import Loop, current, pause, reporting, restartable
 
@@ -70,11 +71,16 @@ class Courier:
         self._wake.set()
 
     async def run(self) -> None:
-        """Publish and confirm until cancelled."""
+        """Publish and confirm until cancelled; what was sent just before is still published then, if the bus is there."""
         with reporting("journal") as line:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(restartable, "courier.publish", self._publish_loop)
-                tasks.start_soon(restartable, "courier.confirm", partial(self._confirm_loop, line))
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(restartable, "courier.publish", self._publish_loop)
+                    tasks.start_soon(restartable, "courier.confirm", partial(self._confirm_loop, line))
+            finally:
+                if page := self._unsent()[:PAGE]:
+                    with anyio.move_on_after(clock().parting_s, shield=True):
+                        await self._publish(page)
 
     async def room(self) -> None:
         """Wait while the journal keeps as much as it should."""
@@ -98,7 +104,7 @@ class Courier:
     async def _publish_loop(self) -> None:
         while True:
             self._wake = anyio.Event()
-            unsent = [entry for entry in self._journal.pending() if entry.n not in self._sent]
+            unsent = self._unsent()
             page = unsent[:PAGE]
             if page and not await self._publish(page):
                 # The stream is full: back-pressure until the orchestrator has caught up.
@@ -111,6 +117,9 @@ class Courier:
                 # Nobody waits for a publish. Messages that come together cost one transaction in the data pool, not one each, and what
                 # their sender has to do meanwhile (a reply) is not held up.
                 await anyio.sleep(self._linger_s)
+
+    def _unsent(self) -> list[Entry]:
+        return [entry for entry in self._journal.pending() if entry.n not in self._sent]
 
     async def _publish(self, page: Sequence[Entry]) -> bool:
         """Whether the stream took all of them."""

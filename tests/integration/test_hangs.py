@@ -116,8 +116,10 @@ async def test_an_assignment_that_was_lost_on_its_way_is_named_and_owed_again(
 ) -> None:
     async with opens() as rig, overseen(rig) as overseer:
         rollout = await rig.submit(PASSES)
-        await rig.until("SELECT count(*) AS n FROM outbox", lambda row: row.n == 0)
         await rig.state(rollout, "queued")
+        await rig.until(
+            "SELECT count(*) AS n FROM outbox", lambda row: row.n == 0
+        )  # its assignment is on the bus
         client = await nats.connect(nats_server.url)
         try:
             subject = subjects.work_rollout(rig.flow.run, "eval")

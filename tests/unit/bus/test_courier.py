@@ -129,6 +129,18 @@ async def test_what_is_sent_within_a_moment_is_published_together(tmp_path: Path
         tasks.cancel_scope.cancel()
 
 
+async def test_what_is_sent_just_before_the_end_is_still_published(tmp_path: Path) -> None:
+    bus, pool = CountingBus(), DataPool()
+    await bus.ensure_streams()
+    async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+        courier = Courier(journal, bus, pool.confirm, linger_s=1000.0)
+        tasks.start_soon(courier.run)
+        await anyio.wait_all_tasks_blocked()
+        await courier.send(message(0))
+        tasks.cancel_scope.cancel()
+    assert list(bus.given) == ["1:1:0:step"]
+
+
 async def test_what_a_full_stream_refuses_is_tried_again_a_page_at_a_time(post: Post) -> None:
     post.bus.refuses = True
     async with anyio.create_task_group() as tasks:
