@@ -260,9 +260,15 @@ async def _serve(stack: AsyncExitStack, app: web.Application, listener: socket.s
     # A harness that disconnects cancels its handler: that is how an abandoned call is noticed.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    stack.push_async_callback(_stop, runner)
     # aiohttp listens once more, with a backlog of its own.
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
+
+
+async def _stop(runner: web.AppRunner) -> None:
+    """Nobody may reach a gateway whose tasks have ended: not even cancelled does it go on before its listeners are closed."""
+    with anyio.CancelScope(shield=True):  # bounded: `shutdown_timeout`
+        await runner.cleanup()
 
 
 def _last_port(url_file: Path | None) -> int:

@@ -68,9 +68,11 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def opened(rig: Rig, admin: GatewayAdmin) -> tuple[int, OpenSession]:
+FEW, MANY = Budget(20, 2048), Budget(100_000, 10_000_000)
+
+
+async def opened(rig: Rig, admin: GatewayAdmin, budget: Budget = FEW) -> tuple[int, OpenSession]:
     rollout = await rig.new_rollout()
-    budget = Budget(20, 2048)
     return rollout, await admin.open_session(run=rig.run, rollout=rollout, attempt=1, epoch=1, budget=budget)
 
 
@@ -137,9 +139,45 @@ async def test_a_reply_that_was_recorded_before_the_kill_is_served_again_not_gen
                 after = await chat.chat.completions.create(**asked)
                 assert after.choices == before.choices
                 seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
-    assert seal.steps == len(await rig.stored(rollout, 1)) == len(rig.proxy.asked) == 1
+                assert seal.steps == len(await rig.stored(rollout, 1)) == len(rig.proxy.asked) == 1
     updates = rig.proxy.seen.count("/update_weights_from_disk")
     assert updates == 1, "a gateway that comes back finds its server at the version: it is not paused again"
+
+
+async def test_a_gateway_that_is_told_to_stop_answers_with_503_until_nobody_can_reach_it(rig: Rig) -> None:
+    statuses: list[int] = []
+    scope, told = anyio.CancelScope(), anyio.Event()
+    opened_at: list[tuple[int, OpenSession]] = []
+
+    async def gateway() -> None:
+        with scope:
+            async with rig.another_gateway() as (_, admin):
+                opened_at.append(await opened(rig, admin, MANY))
+                await anyio.sleep_forever()
+
+    async def ask(name: str, url: str, token: str) -> None:
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
+            for turn in range(10_000):
+                body = {"model": "policy", "messages": [user(f"{name} {turn}")], "max_tokens": 8}
+                try:
+                    answer = await client.post("/chat/completions", json=body)
+                except httpx.TransportError:
+                    return
+                statuses.append(answer.status_code)
+                assert told.is_set() or answer.status_code == 200, answer.text
+                assert answer.status_code in (200, 503), answer.text
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(gateway)
+            await until(lambda: opened_at)
+            ((_, session),) = opened_at
+            for name in ("oak", "elm", "ash", "fir"):
+                tasks.start_soon(ask, name, session.base_url, session.token)
+            await until(lambda: len(statuses) >= 8)
+            told.set()
+            scope.cancel()
+    assert 200 in statuses
 
 
 async def test_the_rollout_servers_of_a_gateway_that_dies_go_to_another_one(rig: Rig, tmp_path: Path) -> None:
