@@ -26,6 +26,7 @@ from orchestrator.gateway.upstream.errors import (
     WeightUpdateRefused,
 )
 from orchestrator.gateway.upstream.generation import Generation, SamplingParams, parse_generation
+from orchestrator.gateway.upstream.id_text import json_ids
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -82,7 +83,7 @@ class RolloutServerClient:
         sent = np.array(input_ids, dtype="<i4")
         body: dict[str, Any] = {
             "rid": rid or uuid.uuid4().hex,
-            "input_ids": sent.tolist(),
+            "input_ids": json_ids(sent),
             "sampling_params": sampling.body(),
             "return_logprob": True,
             "stream": False,
