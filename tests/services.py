@@ -6,11 +6,13 @@
 - `database_url`: `postgresql://…` of a database that only this test sees, at the newest migration, dropped afterwards.
 - `empty_database_url`: the same without any migration.
 
-All are synchronous fixtures, so that plain and asynchronous tests can use them. The servers' files lie in a directory of their own under
-the temporary directory; what a killed session left there is removed by the next one.
+All are synchronous fixtures, so that plain and asynchronous tests can use them. The servers' files lie in a directory of their own, in
+memory where there is room (a database is copied for every test), else under the temporary directory; what a killed session left in
+either is removed by the next one.
 """
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -32,12 +35,15 @@ from orchestrator.embedded.postgres_cluster import discard_cluster
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PREFIX = "penstock-tests-"
+MEMORY = Path("/dev/shm")
+MEMORY_FREE = 4 * 2**30  # a session takes some 0.5 GB
 _TEMPLATE = "penstock_template"
 
 
 def remove_leftovers() -> None:
     """Removes the directories of sessions that are dead, by the recorded pid and start time of their owner."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    places = {Path(tempfile.gettempdir()), MEMORY}
+    for directory in (found for place in places for found in place.glob(f"{PREFIX}*")):
         try:
             owner = ProcessId.read(directory / "owner.json")
             abandoned = time.time() - directory.stat().st_mtime > 3600
@@ -51,11 +57,16 @@ def remove_leftovers() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _memory() -> Path | None:
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_FREE
+    return MEMORY if roomy and os.access(MEMORY, os.W_OK) else None
+
+
 @pytest.fixture(scope="session")
 def services_directory() -> Iterator[Path]:
     """The session's directory for servers; unlike `tmp_path`, PostgreSQL's unprivileged user can reach it."""
     remove_leftovers()
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_memory()))
     ProcessId.mine().write(directory / "owner.json")
     directory.chmod(0o755)
     yield directory
@@ -91,7 +102,7 @@ class _Databases:
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         self._runner = runner
-        self._base, self._own = url.rsplit("/", 1)
+        self._url = urlsplit(url)
         self._connection = runner.run(asyncpg.connect(url))
 
     def create(self, name: str, *, template: str = "template1") -> str:
@@ -99,7 +110,7 @@ class _Databases:
         self._runner.run(
             self._connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         )
-        return f"{self._base}/{name}"
+        return self._url._replace(path=f"/{name}").geturl()
 
     def drop(self, name: str) -> None:
         """Drops a database, connections to it or not."""

@@ -56,7 +56,7 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """`postgresql://penstock:…@127.0.0.1:<port>/penstock`"""
+        """`postgresql://penstock:…@127.0.0.1:<port>/penstock?sslmode=disable`"""
         return self.cluster.url
 
     @property

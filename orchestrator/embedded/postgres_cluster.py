@@ -51,7 +51,12 @@ _SETTINGS: Mapping[str, str] = {
     "lc_messages": "C",
 }
 # For servers whose data nobody will miss: test servers.
-_NOT_DURABLE: Mapping[str, str] = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_NOT_DURABLE: Mapping[str, str] = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_wal_size": "256MB",  # they may lie in memory
+}
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -210,7 +215,8 @@ def recorded_url(data_dir: Path) -> str | None:
 
 
 def _url(password: str, port: int) -> str:
-    return f"postgresql://{ROLE}:{quote(password)}@{LOOPBACK}:{port}/{DATABASE}"
+    # This server has no TLS. A client that asks for it all the same waits once more for every connection.
+    return f"postgresql://{ROLE}:{quote(password)}@{LOOPBACK}:{port}/{DATABASE}?sslmode=disable"
 
 
 def _recorded(path: Path) -> _Endpoint | None:

@@ -1,5 +1,6 @@
 """Connections to the data pool: asyncpg under SQLAlchemy, one engine per process, a role per kind of process."""
 
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,10 +36,11 @@ class Role(StrEnum):
 
 
 def sqlalchemy_url(url: str) -> str:
-    """`postgresql://…` (or `postgres://…`) with the asyncpg driver named."""
+    """`postgresql://…` (or `postgres://…`) with the asyncpg driver named, and `sslmode` in its word for it."""
     for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
         if url.startswith(prefix):
-            return "postgresql+asyncpg://" + url.removeprefix(prefix)
+            place, mark, options = url.removeprefix(prefix).partition("?")
+            return "postgresql+asyncpg://" + place + mark + re.sub(r"(^|&)sslmode=", r"\1ssl=", options)
     raise ServiceError(
         f"{url.split('@')[-1]!r} is not a PostgreSQL URL: use postgresql://user:password@host:port/database"
     )

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import batches, history, leases
 from orchestrator.pool.batches import NewVersion
@@ -229,3 +230,12 @@ async def test_each_process_can_do_its_work_with_its_role(
         await gateway.execute(insert(sessions).values(**session, token_hash=b"h", expires=text("now()")))
         await gateway.execute(text("UPDATE sessions SET state = 'sealed'"))
         await gateway.execute(insert(rollout_servers).values(run_id=run.run_id, url="http://127.0.0.1:9"))
+
+
+async def test_sslmode_of_a_url_is_understood_as_every_client_of_postgres_does(database_url: str) -> None:
+    bare = database_url.partition("?")[0]
+    async with open_engine(f"{bare}?sslmode=disable") as engine, engine.connect() as connection:
+        assert await connection.scalar(text("select 1")) == 1
+    with pytest.raises(ServiceError, match="SSL"):
+        async with open_engine(f"{bare}?sslmode=require"):
+            pass
