@@ -156,7 +156,10 @@ class World:
         def at_work() -> bool:
             return AT_WORK[process] in log.read_bytes()[said:] or self.hits() != hits
 
-        os.kill(found.pid, how)
+        try:
+            os.kill(found.pid, how)
+        except ProcessLookupError:  # of a failpoint
+            return
         await until(at_work, f"{process} is at work again", PATIENCE_S)
 
     async def freeze_the_runner(self, patience_s: float) -> None:
@@ -171,14 +174,15 @@ class World:
         while True:
             await until(holds, "the runner holds a lease", patience_s)
             pid, before = self.stack.of("runner").pid, await self.seen.value(RAN_OUT)
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                if await holds():  # else it was done with it just before
-                    await until(ran_out, "a lease of the runner runs out", patience_s)
-                    return
-            finally:
-                os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it may be ended meanwhile
+                assert pid is not None
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    if await holds():  # else it was done with it just before
+                        await until(ran_out, "a lease of the runner runs out", patience_s)
+                        return
+                finally:
+                    os.kill(pid, signal.SIGCONT)
 
     async def command(self, *arguments: str) -> None:
         """One command of a person; what becomes of it is not asked."""
