@@ -17,6 +17,7 @@ from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
 
 ANSWERS, GENERATIONS = "answers.jsonl", "generations.jsonl"
+RECEIVED, GENERATED = "answers that were received are stored", "stored actions were generated"
 PAGE = 1000  # steps in memory at a time
 
 # Of sessions whose attempt counts: what others said may have been refused, because their lease was lost.
@@ -48,7 +49,7 @@ def lines_of(path: Path) -> Iterator[Any]:
 
 async def answers(snapshot: Snapshot) -> Checked:
     """Every answer that an agent program received, in an attempt that counts, is stored with it."""
-    findings = Findings("I3", "answers that were received are stored")
+    findings = Findings("I3", RECEIVED)
     path = _file(snapshot, ANSWERS)
     if path is None or snapshot.pruned:
         reason = snapshot.pruned or "no witness told what was received"
@@ -86,7 +87,7 @@ def _digest(reply: Mapping[str, Any]) -> str:
 
 async def generations(snapshot: Snapshot) -> Checked:
     """Every stored action is made of completions that a rollout server delivered, whole or (at a stop) up to some token."""
-    findings = Findings("I3", "stored actions were generated")
+    findings = Findings("I3", GENERATED)
     path = _file(snapshot, GENERATIONS)
     if path is None or snapshot.pruned:
         reason = snapshot.pruned or "no witness told what was generated"

@@ -19,6 +19,7 @@ from sqlalchemy import text
 
 from orchestrator.audit import Report, audit
 from orchestrator.chaos import tally
+from orchestrator.chaos.gate import STEPS
 from orchestrator.chaos.inject import Injector, NoVictim
 from orchestrator.chaos.ledger import SUBMISSIONS, Ledger, lines
 from orchestrator.chaos.links import Links
@@ -34,7 +35,6 @@ from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import close_intake, get_run
 from orchestrator.stack import up
 
-STEPS = 20  # between two faults, unless there is a commit
 AT_WORK_S = 10.0  # a victim without work is hurt anyway after this
 LOOK_S = 0.02
 # Of attempts that were given up: what they had lived, from their start to their last recorded step, is lived again.
@@ -164,15 +164,15 @@ class Course:
                 in_flight = work is not None and work.of(fault.victim)
                 if not in_flight:
                     await anyio.sleep(LOOK_S)
+        steps, committed = self.ledger.answers - answers, watch.commits - commits
         began, recovery_s, problem = time.time(), None, ""
         self.ledger.fault(tally.begun(fault, began))
         try:
-            healed = await self.injector.do(fault, await self.injector.find(fault))
+            healed = await self.injector.hurt(fault)
         except NoVictim as nobody:
             problem = str(nobody)
         else:
             recovery_s = await self._recovery(fault, watch, healed)
-        steps, committed = self.ledger.answers - answers, watch.commits - commits
         outcome = Outcome(
             fault.index, fault.kind, fault.victim, fault.title, began, in_flight, steps, committed,
             recovery_s, problem,

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,10 +19,15 @@ from orchestrator.home import Home
 
 FIND_S = 30.0  # a victim that is being started again is waited for
 LOOK_S = 0.02
+TRIES = 5
 
 
 class NoVictim(Exception):
     """There was nobody to hurt: the process does not come back, or no sandbox is open."""
+
+
+class Gone(Exception):
+    """The victim ended by itself in the moment before it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,14 @@ class Injector:
     links: Links
     clocks: Path
     scale: float
+
+    async def hurt(self, fault: Fault) -> float:
+        """Find the victim and do it, as `do` does; whoever ends by itself just before is replaced by another. Raises NoVictim."""
+        for _ in range(TRIES):
+            on = await self.find(fault)
+            with suppress(Gone):
+                return await self.do(fault, on)
+        raise NoVictim(f"{TRIES} of them ended just before they were killed")
 
     async def find(self, fault: Fault) -> list[ProcessId]:
         """The processes that a fault is about; none: it is about none. Raises NoVictim."""
@@ -49,7 +63,8 @@ class Injector:
         raise NoVictim(f"no {fault.victim} within {FIND_S:g} s")
 
     async def do(self, fault: Fault, on: list[ProcessId]) -> float:
-        """Returns when it is over: for a kill at once, else when what was taken away is given back. Unix seconds from which recovery counts."""
+        """Returns when it is over: for a kill at once, else when what was taken away is given back. Unix seconds from which recovery counts.
+        Raises Gone."""
         length_s = fault.length_s / self.scale
         match fault.kind:
             case Kind.KILL:
@@ -90,7 +105,7 @@ class Injector:
     def _kill(self, on: list[ProcessId]) -> float:
         at = time.time()
         if not victims.send(on, signal.SIGKILL):
-            raise NoVictim("it died before it was killed")
+            raise Gone
         return at
 
     def _wipe(self) -> None:

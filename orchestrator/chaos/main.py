@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.bus.base import BusError
-from orchestrator.chaos import disk, plan, remains, table, tally
+from orchestrator.chaos import disk, gate, plan, remains, table, tally
 from orchestrator.chaos.course import Course, Results
 from orchestrator.chaos.inject import Injector
 from orchestrator.chaos.ledger import Ledger, faults_of
@@ -30,29 +30,34 @@ VAR = Path("var")
 ROOT = VAR / "chaos"
 
 
-def chosen(seed: int, kills: int, only: str) -> list[Fault]:
-    """The faults of a run; `only` like 17-23 or 17. Raises ValueError."""
+def chosen(seed: int, kills: int, least: int, only: str, without: Collection[Kind]) -> list[Fault]:
+    """The faults of a run; `only` like 17-23 or 17. Raises ValueError, also when that leaves none."""
+    found = _chosen(seed, kills, least, only, without)
+    if not found:
+        raise ValueError(
+            "there is no fault to do: ask for kills, for faults, or for such as can be done here"
+        )
+    return found
+
+
+def _chosen(seed: int, kills: int, least: int, only: str, without: Collection[Kind]) -> list[Fault]:
     if not only:
-        return plan.take(seed, kills)
+        return plan.take(seed, kills, least, without)
     first, _, last = only.partition("-")
     if not first.isdigit() or not (last or first).isdigit():
         raise ValueError(f"--faults is like 17-23, not {only!r}")
-    return plan.between(seed, int(first), int(last or first))
+    return plan.between(seed, int(first), int(last or first), without)
 
 
 async def _run(
-    console: Console, directory: Path, faults: list[Fault], scale: float, patience_s: float, small_disk: bool
+    console: Console, directory: Path, faults: list[Fault], scale: float, patience_s: float
 ) -> tuple[Results, bool]:
-    total = faults[-1].index + 1 if faults else 0
+    total = faults[-1].index + 1
     clocks = set_clocks(directory)
     home = Home.at(directory)
     with Ledger(directory) as ledger:
         done = {outcome.index for outcome in tally.outcomes(faults_of(directory))}
-        left = [
-            fault
-            for fault in faults
-            if fault.index not in done and (small_disk or fault.kind is not Kind.DISK)
-        ]
+        left = [fault for fault in faults if fault.index not in done]
         async with linked(ledger) as links:
             course = Course(
                 console,
@@ -69,6 +74,9 @@ async def _run(
 
 def main(
     kills: Annotated[int, typer.Option(help="Go on until so many processes were killed.", min=0)] = 36,
+    least: Annotated[
+        int, typer.Option("--least", help="Go on, too, until so many faults of any kind were done.", min=0)
+    ] = 60,
     seed: Annotated[int, typer.Option(help="Seed of the faults, and of the run.")] = 0,
     time_scale: Annotated[
         float, typer.Option(help="Divide every duration by this; 1 is the release gate.", min=0.1)
@@ -86,7 +94,7 @@ def main(
     name = f"seed{seed}-x{time_scale:g}" + (f"-faults{faults}" if faults else "")
     directory = (ROOT / name).resolve()
     try:
-        todo = chosen(seed, kills, faults)
+        chosen(seed, kills, least, faults, ())  # nothing is removed for options that make no sense
         ROOT.mkdir(parents=True, exist_ok=True)
         remains.clear(ROOT)
         if not resume:
@@ -95,10 +103,11 @@ def main(
             write_run(directory, seed=seed, scale=time_scale, model=make_policy(VAR / "chaos-policy", seed))
         ProcessId.mine().write(directory / remains.DRIVER)
         small_disk = disk.mount(Home.at(directory).policies)
+        todo = chosen(seed, kills, least, faults, () if small_disk else (Kind.DISK,))
         left_out = [] if small_disk else ["disk: a small disk cannot be mounted here, which takes root"]
         for sentence in left_out:
             console.print(f"left out: {sentence}", highlight=False)
-        results, interrupted = anyio.run(_run, console, directory, todo, time_scale, patience, small_disk)
+        results, interrupted = anyio.run(_run, console, directory, todo, time_scale, patience)
         (directory / remains.DRIVER).unlink(missing_ok=True)
     except* (PenstockError, BusError, ValueError) as group:
         for error in leaves(group):
@@ -108,12 +117,14 @@ def main(
         print("stopped; go on with the same command and --resume", file=sys.stderr)
         raise SystemExit(130)
     done: list[Outcome] = tally.outcomes(faults_of(directory))
-    results.problems += left_behind(directory)
+    results.problems += [*left_behind(directory), *gate.unmet(todo, done, results.report)]
     table.show(console, done, results)
     if results.violations:
-        told = f"./ops/chaos --seed {seed} --time-scale {time_scale:g}"
+        which = f"--faults {faults}" if faults else f"--kills {kills} --least {least}"
         console.print(
-            f"logs and ledger: {directory}\nreplay: {told} --kills {kills}", highlight=False, soft_wrap=True
+            f"logs and ledger: {directory}\nreplay: ./ops/chaos --seed {seed} --time-scale {time_scale:g} {which}",
+            highlight=False,
+            soft_wrap=True,
         )
     else:
         disk.unmount(Home.at(directory).policies)
@@ -122,7 +133,13 @@ def main(
         seconds = time.monotonic() - began
         print(
             table.final_line(
-                seed=seed, scale=time_scale, seconds=seconds, done=done, results=results, left_out=left_out
+                seed=seed,
+                scale=time_scale,
+                seconds=seconds,
+                planned=len(todo),
+                done=done,
+                results=results,
+                left_out=left_out,
             ),
             flush=True,
         )

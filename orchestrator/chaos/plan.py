@@ -8,7 +8,7 @@ True
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -125,17 +125,19 @@ def faults(seed: int) -> Iterator[Fault]:
         yield Fault(index, Kind(kind), victim, service, length_s, shift_s, pick, pause)
 
 
-def take(seed: int, kills: int) -> list[Fault]:
-    """As many faults as it takes until `kills` of them are kills."""
+def take(seed: int, kills: int, least: int = 0, without: Collection[Kind] = ()) -> list[Fault]:
+    """As many faults as it takes until `kills` of them are kills and there are `least` of them. Those of the kinds `without` cannot be done
+    here: they are left out, and others done in their place; every fault keeps its index."""
     found: list[Fault] = []
     for fault in faults(seed):
-        if kills <= 0:
+        if kills <= 0 and len(found) >= least:
             break
-        found.append(fault)
-        kills -= fault.kind is Kind.KILL
+        if fault.kind not in without:
+            found.append(fault)
+            kills -= fault.kind is Kind.KILL
     return found
 
 
-def between(seed: int, first: int, last: int) -> list[Fault]:
-    """The faults `first` … `last` of a seed."""
-    return list(itertools.islice(faults(seed), first, last + 1))
+def between(seed: int, first: int, last: int, without: Collection[Kind] = ()) -> list[Fault]:
+    """The faults `first` … `last` of a seed, but for the kinds `without`."""
+    return [fault for fault in itertools.islice(faults(seed), first, last + 1) if fault.kind not in without]

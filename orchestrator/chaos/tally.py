@@ -12,7 +12,7 @@ from orchestrator.chaos.plan import Fault, Kind
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One fault, done. `recovery_s` from the fault (a kill) or its end (all others) to the first new progress of its victim; None: not
-    measured, because something else was wrong (`problem`) or nothing was taken away. `steps` happened since the fault before it."""
+    measured, because nobody was hurt (`problem` says why). `steps` and `commits` happened between it and the recovery from the fault before."""
 
     index: int
     kind: str

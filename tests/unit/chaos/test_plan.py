@@ -2,6 +2,9 @@
 
 from collections import Counter
 
+import pytest
+
+from orchestrator.chaos.main import chosen
 from orchestrator.chaos.plan import BLOCK, HOUR_S, LINKS, PROCESSES, SANDBOX, Kind, between, take
 
 
@@ -29,6 +32,28 @@ def test_sixty_faults_kill_every_component_stop_every_process_and_hold_every_kin
     assert sum(fault.kind in parted for fault in faults) == 6
     assert {(f.victim, f.service) for f in faults if f.kind in parted} <= set(LINKS)
     assert {abs(fault.shift_s) for fault in faults if fault.kind is Kind.CLOCK} == {HOUR_S}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_short_run_does_sixty_faults_and_thirty_kills_whatever_the_seed_and_without_root_others_instead(
+    seed: int,
+) -> None:
+    for without in ((), (Kind.DISK,)):
+        faults = take(seed, 30, 60, without)
+        assert len(faults) >= 60 and sum(fault.kind is Kind.KILL for fault in faults) >= 30
+        assert not {fault.kind for fault in faults} & set(without)
+    here, anywhere = take(seed, 30, 60, (Kind.DISK,)), take(seed, 60, 120)
+    assert here == [fault for fault in anywhere if fault.kind is not Kind.DISK][: len(here)]
+
+
+def test_options_that_leave_no_fault_are_refused() -> None:
+    assert chosen(1, 0, 60, "", ()) and chosen(1, 1, 0, "", ()) and len(chosen(1, 36, 60, "3-5", ())) == 3
+    disk = next(fault.index for fault in take(1, 30) if fault.kind is Kind.DISK)
+    for kills, least, only, without in ((0, 0, "", ()), (36, 60, str(disk), (Kind.DISK,))):
+        with pytest.raises(ValueError, match="no fault to do"):
+            chosen(1, kills, least, only, without)
+    with pytest.raises(ValueError, match="17-23"):
+        chosen(1, 36, 60, "-3", ())
 
 
 def test_victims_are_dealt_evenly() -> None:

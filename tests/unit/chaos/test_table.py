@@ -25,10 +25,18 @@ def results(found: int = 0, problems: tuple[str, ...] = ()) -> Results:
 
 
 def test_the_last_line_has_what_a_gate_needs() -> None:
-    line = table.final_line(seed=7, scale=20.0, seconds=61.0, done=DONE, results=results(), left_out=[])
+    line = table.final_line(
+        seed=7, scale=20.0, seconds=61.0, planned=3, done=DONE, results=results(), left_out=[]
+    )
     said = json.loads(line)
     assert "\n" not in line
-    assert (said["seed"], said["kills"], said["faults"], said["violations"]) == (7, 2, 3, 0)
+    assert (said["seed"], said["kills"], said["faults"], said["faults_planned"], said["violations"]) == (
+        7,
+        2,
+        3,
+        3,
+        0,
+    )
     assert said["recovery_p95_s"] == {"gateway": 2.0, "nats": 4.0, "runner": 0.5}
     assert (said["regenerated_trajectory_s"], said["regenerated_per_kill_s"]) == (8.0, 4.0)
     assert said["in_flight_share"] == 0.667 and said["by_kind"] == {"kill": 1, "stall": 1, "wipe": 1}
