@@ -6,7 +6,7 @@
     ledger    what was submitted, answered and generated, as files
     load      the client that keeps the run busy · watch: what the data pool says is moving
     clock/, disk, victims, inject   doing the faults
-    course    fault after fault, each with its recovery · tally, table: what came of it
+    course    fault after fault, each with its recovery · tally, again, table: what came of it · gate: whether it was enough
     remains   what a killed run left · main: options
 
 Everything happens in one process: the supervisor of the stack, the relays, the client. When it is killed the kernel ends the stack.

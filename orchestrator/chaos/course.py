@@ -8,6 +8,7 @@ the auditor has the word.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.audit import Report, audit
 from orchestrator.chaos import tally
+from orchestrator.chaos.again import Spent, spent
 from orchestrator.chaos.gate import STEPS
 from orchestrator.chaos.inject import Injector, NoVictim
-from orchestrator.chaos.ledger import SUBMISSIONS, Ledger, lines
+from orchestrator.chaos.ledger import SUBMISSIONS, Ledger, calls_of, lines
 from orchestrator.chaos.links import Links
 from orchestrator.chaos.load import Load
 from orchestrator.chaos.plan import Fault
@@ -37,26 +40,23 @@ from orchestrator.stack import up
 
 AT_WORK_S = 10.0  # a victim without work is hurt anyway after this
 LOOK_S = 0.02
-# Of attempts that were given up: what they had lived, from their start to their last recorded step, is lived again.
-REGENERATED = """select coalesce(sum(extract(epoch from s.last - a.started)), 0)::float8
-  from attempts a join rollouts r on r.rollout_id = a.rollout_id and a.attempt < r.attempt
-  join lateral (select max(at) as last from steps where run_id = a.run_id and rollout_id = a.rollout_id and attempt = a.attempt) s
-    on s.last is not null
- where a.run_id = :run"""
-FIGURES = f"""select (select count(*) from steps where run_id = :run) as steps,
+FIGURES = """select (select count(*) from steps where run_id = :run) as steps,
        (select count(*) from groups where run_id = :run and done) as groups,
-       (select count(*) from batches where run_id = :run and state = 'committed') as batches,
-       ({REGENERATED}) as regenerated_s"""
+       (select count(*) from batches where run_id = :run and state = 'committed') as batches"""
+# Of the attempts that count: the last of each rollout.
+ACTIONS = """select r.rollout_id || ':' || r.attempt as of, i4(s.action) as ids
+  from rollouts r join steps s on s.run_id = r.run_id and s.rollout_id = r.rollout_id and s.attempt = r.attempt
+ where r.run_id = :run"""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the whole run: rows, and trajectory-seconds that were lived twice."""
+    """Of the whole run: rows, and trajectory-seconds of generation (`again` says what that is)."""
 
     steps: int
     groups: int
     batches: int
-    regenerated_s: float
+    spent: Spent
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Results:
 
     problems: list[str] = field(default_factory=list)
     report: Report | None = None
-    figures: Figures = Figures(0, 0, 0, 0.0)
+    figures: Figures = Figures(0, 0, 0, Spent(0.0, 0.0))
 
     @property
     def violations(self) -> int:
@@ -145,10 +145,16 @@ class Course:
                 alive=self._alive(),
                 witness=self.ledger.directory,
             )
-            async with engine.connect() as connection:
-                row = (await connection.execute(text(FIGURES), {"run": run.run_id})).one()
-            self.results.figures = Figures(row.steps, row.groups, row.batches, row.regenerated_s)
+            self.results.figures = await self._figures(engine, run.run_id)
             tasks.cancel_scope.cancel()
+
+    async def _figures(self, engine: AsyncEngine, run_id: int) -> Figures:
+        stored: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        async with engine.connect() as connection:
+            row = (await connection.execute(text(FIGURES), {"run": run_id})).one()
+            for action in await connection.execute(text(ACTIONS), {"run": run_id}):
+                stored[action.of].append(tuple(action.ids))
+        return Figures(row.steps, row.groups, row.batches, spent(calls_of(self.ledger.directory), stored))
 
     async def _one(self, fault: Fault, watch: Watch) -> None:
         answers, commits = self.ledger.answers, watch.commits

@@ -4,6 +4,7 @@ server delivered. Files in the run's directory, one line at a time, so that a ki
     submissions.txt    ids, before they are published
     answers.jsonl      {session: sha256 of its token, digest: of the message as it was received}
     generations.jsonl  token ids
+    calls.jsonl        {of: rollout:attempt, ids: what was delivered or null, s: seconds} of every completion that was asked for
     faults.jsonl       every fault as it begins, and what came of it
 """
 
@@ -16,8 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.audit.witness import ANSWERS, GENERATIONS
+from orchestrator.chaos.again import Call
 
-SUBMISSIONS, FAULTS = "submissions.txt", "faults.jsonl"
+SUBMISSIONS, CALLS, FAULTS = "submissions.txt", "calls.jsonl", "faults.jsonl"
 
 
 class Ledger:
@@ -30,6 +32,7 @@ class Ledger:
         self._submissions = self._open(SUBMISSIONS)
         self._answers = self._open(ANSWERS)
         self._generations = self._open(GENERATIONS)
+        self._calls = self._open(CALLS)
         self._faults = self._open(FAULTS)
 
     def _open(self, name: str) -> TextIOWrapper:
@@ -63,9 +66,11 @@ class Ledger:
                 continue  # a program that was killed while it spoke
             self.answers += 1
 
-    def generated(self, ids: Sequence[int]) -> None:
-        """The rollout server delivered one completion."""
-        self._generations.write(json.dumps(list(ids)) + "\n")
+    def called(self, call: Call) -> None:
+        """The rollout server delivered one completion, or was cut off while it worked on one."""
+        if call.ids is not None:
+            self._generations.write(json.dumps(call.ids) + "\n")
+        self._calls.write(json.dumps({"of": call.of, "ids": call.ids, "s": round(call.seconds, 6)}) + "\n")
 
     def fault(self, entry: dict[str, Any]) -> None:
         """One line of what is done, or of what came of it."""
@@ -79,7 +84,16 @@ def lines(path: Path) -> list[str]:
 
 def faults_of(directory: Path) -> Iterator[dict[str, Any]]:
     """What `faults.jsonl` says."""
-    for line in lines(directory / FAULTS):
+    return _entries(directory / FAULTS)
+
+
+def calls_of(directory: Path) -> Iterator[Call]:
+    """What `calls.jsonl` says."""
+    return map(Call.read, _entries(directory / CALLS))
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    for line in lines(path):
         try:
             yield json.loads(line)
         except ValueError:

@@ -1,4 +1,5 @@
-"""Stands before the rollout server, in HTTP: every completion that it delivers goes into the ledger before the gateway gets it.
+"""Stands before the rollout server, in HTTP: every completion that it delivers goes into the ledger before the gateway gets it,
+and every one that it was working on when it was cut off.
 
 | produces | waits for | unblocked by |
 |---|---|---|
@@ -15,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from orchestrator.chaos.again import Call
 from orchestrator.chaos.ledger import Ledger
 from orchestrator.embedded.ports import LOOPBACK, free_port
 
@@ -37,8 +39,9 @@ class Proxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Any request, to the end of its answer."""
         assert self._session is not None
-        completion = request.path == "/generate"
         body = await request.read()
+        of = whose(body) if request.path == "/generate" else None
+        completion = of is not None
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP}
         self.in_flight += completion
         began = time.time()
@@ -49,11 +52,13 @@ class Proxy:
                 request.method, self.to + request.path_qs, data=body or None, headers=headers
             ) as answer:
                 raw = await answer.read()
-                if completion and answer.status == 200:
-                    self._write(raw, began)
+                if of is not None and answer.status == 200:
+                    self._write(raw, began, of)
                 kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
                 return web.Response(status=answer.status, body=raw, headers=kept)
         except (aiohttp.ClientError, OSError):
+            if of is not None:
+                self._ledger.called(Call(of, None, time.time() - began))
             # The server is away: the gateway sees a connection that ends, as it would without us.
             if request.transport is not None:
                 request.transport.abort()
@@ -61,13 +66,27 @@ class Proxy:
         finally:
             self.in_flight -= completion
 
-    def _write(self, raw: bytes, began: float) -> None:
+    def _write(self, raw: bytes, began: float, of: str) -> None:
         try:
-            ids = msgspec.json.decode(raw)["output_ids"]
+            ids = tuple(msgspec.json.decode(raw)["output_ids"])
         except (msgspec.DecodeError, KeyError, TypeError):
             return  # an error's body, or several completions at once, which the gateway does not ask for
-        self._ledger.generated(ids)
-        self.delivered = (began, time.time())
+        now = time.time()
+        self._ledger.called(Call(of, ids, now - began))
+        self.delivered = (began, now)
+
+
+def whose(body: bytes) -> str | None:
+    """The attempt (rollout:attempt) that a request generates for, which is its routing key; None: a canary's, for nobody.
+
+    >>> whose(b'{"routing_key": "12:1", "input_ids": [1]}')
+    '12:1'
+    """
+    try:
+        key = msgspec.json.decode(body).get("routing_key")
+    except (msgspec.DecodeError, AttributeError):
+        return None
+    return key if isinstance(key, str) else None
 
 
 @asynccontextmanager

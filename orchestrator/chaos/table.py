@@ -34,11 +34,12 @@ def show(console: Console, done: Sequence[Outcome], results: Results) -> None:
         table.add_row(victim, str(found.count), *seconds)
     console.print(table)
     kinds = ", ".join(f"{count} {kind}" for kind, count in tally.by_kind(done).items())
-    crashes, figures = tally.kills(done), results.figures
+    crashes, figures, again_s = tally.kills(done), results.figures, results.figures.spent.again_s
     console.print(
         f"{len(done)} faults ({kinds}), {crashes} kills; {100 * tally.in_flight(done):.0f} % hit work in flight\n"
-        f"{figures.steps} steps, {figures.groups} groups, {figures.batches} batches; trajectory-seconds lived again: "
-        f"{figures.regenerated_s:.1f} ({figures.regenerated_s / max(1, crashes):.2f} per kill)",
+        f"{figures.steps} steps, {figures.groups} groups, {figures.batches} batches; trajectory-seconds generated again: "
+        f"{again_s:.1f} of {figures.spent.generated_s:.1f} ({again_s / max(1, crashes):.2f} per kill)\n"
+        "  (seconds of generation, at the rollout server, that no stored step of an attempt that counts is made of)",
         highlight=False,
         soft_wrap=True,
     )
@@ -71,7 +72,7 @@ def final_line(
 ) -> str:
     """One JSON object. Seconds, shares as fractions."""
     found = tally.recoveries(done)
-    crashes = tally.kills(done)
+    crashes, again_s = tally.kills(done), results.figures.spent.again_s
     return json.dumps(
         {
             "seed": seed,
@@ -85,8 +86,9 @@ def final_line(
             "recovery_p50_s": {victim: round(one.p50, 3) for victim, one in found.items()},
             "recovery_p95_s": {victim: round(one.p95, 3) for victim, one in found.items()},
             "recovery_max_s": {victim: round(one.largest, 3) for victim, one in found.items()},
-            "regenerated_trajectory_s": round(results.figures.regenerated_s, 2),
-            "regenerated_per_kill_s": round(results.figures.regenerated_s / max(1, crashes), 3),
+            "generated_trajectory_s": round(results.figures.spent.generated_s, 2),
+            "regenerated_trajectory_s": round(again_s, 2),
+            "regenerated_per_kill_s": round(again_s / max(1, crashes), 3),
             "in_flight_share": round(tally.in_flight(done), 3),
             "steps": results.figures.steps,
             "groups": results.figures.groups,

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.audit.witness import ANSWERS, GENERATIONS, digest_of, made_of
 from orchestrator.chaos import tally
+from orchestrator.chaos.again import Call
 from orchestrator.chaos.ledger import FAULTS, SUBMISSIONS, Ledger, faults_of, lines
 from orchestrator.chaos.load import event_of
 from orchestrator.chaos.plan import Kind, take
@@ -25,7 +26,7 @@ def test_a_line_that_a_kill_cut_off_is_forgotten_and_the_others_are_kept(tmp_pat
     with Ledger(tmp_path) as ledger:
         ledger.submits(["chaos:000000", "chaos:000001"])
         ledger.answered(b'{"session": "aa", "digest": "bb"}\nnot json\n{"session": "aa"}\n')
-        ledger.generated([1, 2, 3])
+        ledger.called(Call("1:1", (1, 2, 3), 0.5))
         assert ledger.answers == 1
     with (tmp_path / SUBMISSIONS).open("a") as file:
         file.write("chaos:00")

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from orchestrator.audit import Checked, Report, Violation
 from orchestrator.chaos import table
+from orchestrator.chaos.again import Spent
 from orchestrator.chaos.course import Figures, Results
 from orchestrator.chaos.plan import Kind
 from orchestrator.chaos.tally import Outcome
@@ -21,7 +22,9 @@ DONE = [
 def results(found: int = 0, problems: tuple[str, ...] = ()) -> Results:
     named = [Violation("I2", f"group {n} is in two batches", {"group_id": n}) for n in range(found)]
     checked = Checked("I2", "groups are trained once", 7, found, named)
-    return Results(list(problems), Report("chaos", "ended", [checked], 0.1), Figures(90, 12, 6, 8.0))
+    return Results(
+        list(problems), Report("chaos", "ended", [checked], 0.1), Figures(90, 12, 6, Spent(64.0, 8.0))
+    )
 
 
 def test_the_last_line_has_what_a_gate_needs() -> None:
@@ -39,6 +42,7 @@ def test_the_last_line_has_what_a_gate_needs() -> None:
     )
     assert said["recovery_p95_s"] == {"gateway": 2.0, "nats": 4.0, "runner": 0.5}
     assert (said["regenerated_trajectory_s"], said["regenerated_per_kill_s"]) == (8.0, 4.0)
+    assert said["generated_trajectory_s"] == 64.0
     assert said["in_flight_share"] == 0.667 and said["by_kind"] == {"kill": 1, "stall": 1, "wipe": 1}
 
 
@@ -54,4 +58,4 @@ def test_every_violation_is_named_with_its_rows() -> None:
     said = out.getvalue()
     assert "I2: group 0 is in two batches  (group_id=0)" in said and "the trainer was given up" in said
     assert "3 faults (1 kill, 1 stall, 1 wipe), 2 kills; 67 % hit work in flight" in said
-    assert "trajectory-seconds lived again: 8.0 (4.00 per kill)" in said
+    assert "trajectory-seconds generated again: 8.0 of 64.0 (4.00 per kill)" in said
