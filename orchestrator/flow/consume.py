@@ -19,6 +19,7 @@ from orchestrator.bus.subjects import Consumer, run_of
 from orchestrator.contracts.errors import MessageError
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
+from orchestrator.pool import history
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import dead_letters
 from orchestrator.pool.transact import of_content, sentence, transact
@@ -103,6 +104,7 @@ async def _keep(connection: AsyncConnection, flow: Flow, delivery: Delivery, rea
         ours = run_of(delivery.subject) == flow.run
     except ValueError:
         ours = False
+    await history.count(connection, flow.run_id, f"{delivery.stream.lower()}_refused")
     await connection.execute(
         dead_letters.insert().values(
             run_id=flow.run_id if ours else None,

@@ -21,7 +21,8 @@ from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.flow.plausible import check_result, check_verdict
 from orchestrator.pool import history, leases, results
-from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest
+from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
+from orchestrator.pool.policies import published
 from orchestrator.pool.transact import transact
 
 E = TypeVar("E", StepRecorded, RolloutFinished, VerdictReached)
@@ -53,6 +54,18 @@ def _failure(name: str, allowed: frozenset[FailureClass]) -> FailureClass:
 async def ingest_steps(flow: Flow) -> None:
     """Steps, in batches. A rollout whose result came first is completed in a transaction of its own, before the ack."""
     waiting: set[int] = set()
+    known: set[int] = set()  # published versions; they stay so
+
+    async def unpublished(connection: AsyncConnection, steps: Mapping[int, Decoded]) -> dict[int, str]:
+        """No race: a gateway reads a version's row before any server of its may serve it, so the row is older than the step."""
+        named = {i: policies_of(step) for i, step in steps.items()}
+        if missing := set().union(*named.values()) - known:
+            known.update(await published(connection, flow.run_id, missing))
+        return {
+            i: f"step {steps[i].key} is of policy version {min(versions - known)}, which was never published"
+            for i, versions in named.items()
+            if versions - known
+        }
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         waiting.clear()
@@ -63,6 +76,9 @@ async def ingest_steps(flow: Flow) -> None:
                 arrived[i] = decode_step(_read(flow, delivery, StepRecorded))
             except MessageError as error:
                 refused[i] = str(error)
+        for i, reason in (await unpublished(connection, arrived)).items():
+            refused[i] = reason
+            del arrived[i]
         done = await ingest(connection, flow.run_id, list(arrived.values()))
         for (i, step), fate in zip(arrived.items(), done.fates, strict=True):
             if fate is Fate.CONFLICTING:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import numpy as np
 from sqlalchemy import Table, select, tuple_
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
@@ -17,7 +18,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import StepRecorded
-from orchestrator.contracts.ids import NO_PARENT, chain_sha, prompt_sha, row_sha, sha256, unb64
+from orchestrator.contracts.ids import (
+    NO_PARENT,
+    chain_sha,
+    logprobs_from_bytes,
+    prompt_sha,
+    row_sha,
+    sha256,
+    unb64,
+)
 from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean, clean_json
@@ -25,6 +34,11 @@ from orchestrator.pool.steps import canonical
 from orchestrator.pool.tables import messages, prompts, rollouts, sampling, step_marks, steps
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
+
+VERSION_SUSPECT = "version_suspect"
+LOGPROB_SLACK = 1e-4
+"""How far above 0 a logprob may lie by rounding. A fused kernel takes logit - logsumexp, both rounded to float32: off by their last place,
+which is 6e-5 for logits near 1,000. More is no logarithm of a probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class Decoded:
 
 
 def decode_step(event: StepRecorded) -> Decoded:
-    """Check lengths, lineage, spans and digests. Raises MessageError naming everything that does not fit."""
+    """Check lengths, logprobs, lineage, spans and digests. Raises MessageError naming everything that does not fit."""
     name = f"step {event.rollout}:{event.attempt}:{event.idx}"
     try:
         StepKind(event.kind)
@@ -64,7 +78,12 @@ def decode_step(event: StepRecorded) -> Decoded:
         )
     except ValueError as error:
         raise MessageError(f"{name}: {error}") from error
-    if problems := [*_wrong_lengths(step), *_wrong_lineage(step), *_wrong_digests(step)]:
+    problems = [*_wrong_lengths(step), *_wrong_logprobs(step), *_wrong_lineage(step)]
+    try:
+        problems += _wrong_digests(step)
+    except OverflowError as error:
+        problems.append(f"a number is too large: {error}")
+    if problems:
         raise MessageError(f"{name}: " + "; ".join(problems))
     return step
 
@@ -83,9 +102,24 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
         if span.start != end or span.end <= span.start:
             yield "version spans do not tile the action"
             return
+        if not 0 <= span.version < 2**31:
+            yield f"there is no policy version {span.version}"
+            return
         end = span.end
     if end != n:
         yield "version spans do not cover the action"
+
+
+def _wrong_logprobs(step: Decoded) -> Iterable[str]:
+    """One that is no number would take the whole batch into quarantine with it. Scripted replies and certain tokens have exactly 0."""
+    if len(step.logprobs) % 4:
+        return  # said already: they are not as many as the action's ids
+    values = logprobs_from_bytes(step.logprobs)
+    for wrong, rule in ((~np.isfinite(values), "finite"), (values > LOGPROB_SLACK, "at most 0")):
+        if wrong.any():
+            at = int(wrong.argmax())
+            yield f"the logprob of token {at} is {float(values[at]):g}, it must be {rule}"
+            return
 
 
 def _wrong_lineage(step: Decoded) -> Iterable[str]:
@@ -117,6 +151,14 @@ def _wrong_digests(step: Decoded) -> Iterable[str]:
         step.chain, step.logprobs, spans, canonical(event.sampling)
     ):
         yield "row_sha is not the digest of the row"
+
+
+def policies_of(step: Decoded) -> set[int]:
+    """The policy versions that made this step's tokens, as far as it may train: a script is no policy, and a step that its gateway
+    suspects says which weights answered, whether they are ours or not."""
+    if step.event.sampling.get("scripted") is True or VERSION_SUSPECT in step.event.marks:
+        return set()
+    return {span.version for span in step.event.spans}
 
 
 class Fate(StrEnum):

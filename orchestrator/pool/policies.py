@@ -1,5 +1,6 @@
 """Policy versions: what was published, newest first."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,19 @@ async def next_version(connection: AsyncConnection, run_id: int) -> int:
         select(func.max(policy_versions.c.version)).where(policy_versions.c.run_id == run_id)
     )
     return 0 if last is None else int(last) + 1
+
+
+async def published(connection: AsyncConnection, run_id: int, versions: Collection[int]) -> set[int]:
+    """Those of `versions` that the run ever published; superseded ones too. A row stays as long as its run."""
+    possible = sorted(version for version in versions if 0 <= version < 2**31)
+    if not possible:
+        return set()
+    table = policy_versions.c
+    return set(
+        await connection.scalars(
+            select(table.version).where(table.run_id == run_id, table.version.in_(possible))
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

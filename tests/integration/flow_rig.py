@@ -91,6 +91,14 @@ class Stage:
             event = msgspec.structs.replace(TaskSubmitted(task=TASK, submission=submission), **changes)
             await self.send(subjects.tasks(self.run.name, domain), event)
 
+    async def serves(self, *versions: int) -> None:
+        """These policy versions are published."""
+        async with self.flow.engine.begin() as connection:
+            row = {"run_id": self.run.run_id, "path": "/nowhere", "manifest_sha": "00"}
+            await connection.execute(
+                tables.policy_versions.insert(), [row | {"version": each} for each in versions]
+            )
+
     async def count(self, table: str, **values: object) -> int:
         """Rows of this run's `table` with these values."""
         found = tables.metadata.tables[table]

@@ -294,6 +294,7 @@ async def test_domains_are_served_by_their_shares(engine: AsyncEngine, nats_serv
 
 async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stage: Stage) -> None:
     engine, run = stage.flow.engine, stage.run.name
+    await stage.serves(3, 4)
     held, _ = await running(engine, stage.run, 2)
     good = [step.event for step in Tree(1).grow(run, held, 6)]
     subject = subjects.steps(run, str(held.rollout_id))

@@ -58,6 +58,7 @@ async def test_postgres_killed_twice_in_mid_run_costs_neither_task_nor_step(
             open_engine(url) as engine,
             staged(engine, nats_server.url, rollout={"lease_ttl_s": 4.0}) as stage,
         ):
+            await stage.serves(0)
             runners = Runners(stage)
             roles: list[Role] = [*stage.core(), partial(reaper, stage.flow), *runners.roles()]
             tasks = [("coding", TaskSubmitted(task=TASK, submission=f"t{n}")) for n in range(4)]
@@ -112,6 +113,7 @@ async def test_steps_that_an_absent_bus_keeps_back_are_waited_for_and_their_roll
         EmbeddedNats(services_directory / "nats-that-dies") as nats,
         staged(engine, nats.url, rollout={"lease_ttl_s": 0.5}) as stage,
     ):
+        await stage.serves(0)
         [lease, _] = await running(engine, stage.run)
         steps = AUTHOR.trajectory(lease, stage.run.name, AUTHOR.ids(5, 5))
         async with playing([partial(reaper, stage.flow), partial(ingest_steps, stage.flow)]):

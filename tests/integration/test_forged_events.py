@@ -25,19 +25,23 @@ from orchestrator.contracts.events import (
     Event,
     RolloutFinished,
     StepMark,
+    StepRecorded,
     TaskSubmitted,
     ToolCallTimed,
     VerdictReached,
+    VersionSpan,
     decode,
     encode,
 )
+from orchestrator.contracts.ids import NO_PARENT, b64, chain_sha, ids_to_bytes, logprobs_to_bytes
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
 from orchestrator.flow.plausible import check_result, check_verdict
 from orchestrator.pool.ingest import decode_step
+from orchestrator.pool.leases import Lease
 from tests.integration.flow_rig import TASK, Stage, playing, staged, until
-from tests.integration.pool_rig import Tree, counter, ended, engine, rollout_row, running
+from tests.integration.pool_rig import Tree, counter, ended, engine, resealed, rollout_row, running
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -175,6 +179,98 @@ async def test_late_repeated_and_foreign_results_are_counted_and_change_nothing(
     assert await everything(stage) == before and await stage.count("dead_letters") == 0
 
 
+NO_LOGPROBS = {
+    "nan": "logprob of token 1 is nan, it must be finite",
+    "inf": "logprob of token 1 is inf, it must be finite",
+    "-inf": "logprob of token 1 is -inf, it must be finite",
+    "0.01": "logprob of token 1 is 0.01, it must be at most 0",
+}
+GOOD_LOGPROBS = [
+    0.0,
+    -0.0,
+    1.2e-7,
+    -80.0,
+]  # a script's and a certain token's; one rounded up; an unlikely one
+
+
+def a_root(lease: Lease, run: str, idx: int, logprobs: list[float], **changes: Any) -> StepRecorded:
+    """A root of two tokens of version 3 without a prompt, with the digests that belong to it."""
+    ids, raw = ids_to_bytes([5, 6]), logprobs_to_bytes(logprobs)
+    event = StepRecorded(
+        run=run, rollout=lease.rollout_id, attempt=1, epoch=1, idx=idx, kind="root", parent=None, root=idx, keep_len=0, state_len=0,
+        full_len=2, delta="", action=b64(ids), logprobs=b64(raw), spans=[VersionSpan(3, 0, 2)], row_sha="",
+        chain_sha=chain_sha(NO_PARENT, 0, b"", ids).hex(), sampling={"temperature": 1.0}, finish="stop", parse="ok",
+    )  # fmt: skip
+    return resealed(event, **changes)
+
+
+async def test_a_step_whose_logprobs_are_no_logprobs_is_refused_with_its_reason_and_counted(
+    stage: Stage,
+) -> None:
+    run = stage.run.name
+    await stage.serves(3)
+    held, _ = await running(stage.flow.engine, stage.run, 2)
+    subject = subjects.steps(run, str(held.rollout_id))
+    for idx, value in enumerate(GOOD_LOGPROBS):
+        await stage.send(subject, a_root(held, run, idx, [-1.0, value]))
+    for idx, value in enumerate(NO_LOGPROBS):
+        await stage.send(subject, a_root(held, run, len(GOOD_LOGPROBS) + idx, [-1.0, float(value)]))
+    async with playing([partial(ingest_steps, stage.flow)]):
+        await stage.reaches(len(NO_LOGPROBS), "dead_letters")
+        await stage.reaches(len(GOOD_LOGPROBS), "steps")
+    for sentence, reason in zip(NO_LOGPROBS.values(), sorted_by_idx(await stage.reasons()), strict=True):
+        assert sentence in reason, reason
+    assert await counter(stage.flow.engine, stage.run, "steps_refused") == len(NO_LOGPROBS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"spans": [VersionSpan(2**40, 0, 2)]}, "there is no policy version 1099511627776"),
+        ({"spans": [VersionSpan(-1, 0, 2)]}, "there is no policy version -1"),
+        ({"keep_len": 2**40}, "keep_len, state_len and full_len must ascend from 0"),
+        (
+            {"keep_len": 2**40, "state_len": 2**40, "full_len": 2**40 + 2},
+            "keep_len is longer than the prompt",
+        ),
+    ],
+)
+def test_a_step_of_numbers_that_no_digest_is_over_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    lease = Lease(1, 7, 1, 0, 1, 1, 0, "train", "shell", None, "coding", "t", {})
+    with pytest.raises(MessageError, match=sentence):
+        decode_step(msgspec.structs.replace(a_root(lease, "run", 0, [-1.0, -1.0]), **changes))
+
+
+def sorted_by_idx(reasons: list[str]) -> list[str]:
+    return sorted(reasons, key=lambda reason: int(reason.partition(": ")[0].rpartition(":")[2]))
+
+
+async def test_a_step_of_a_version_that_was_never_published_is_refused_unless_it_cannot_train(
+    stage: Stage,
+) -> None:
+    run = stage.run.name
+    await stage.serves(3)
+    held, _ = await running(stage.flow.engine, stage.run, 2)
+    subject = subjects.steps(run, str(held.rollout_id))
+    foreign = [VersionSpan(3, 0, 1), VersionSpan(4, 1, 2)]
+    good = [
+        a_root(held, run, 0, [-1.0, -1.0]),
+        a_root(held, run, 1, [-1.0, -1.0], spans=foreign, marks=["version_suspect"]),
+        a_root(held, run, 2, [0.0, 0.0], spans=[VersionSpan(0, 0, 2)], sampling={"scripted": True}),
+    ]
+    forged = [a_root(held, run, 3, [-1.0, -1.0], spans=foreign)]
+    for event in (*good, *forged):
+        await stage.send(subject, event)
+    async with playing([partial(ingest_steps, stage.flow)]):
+        await stage.reaches(len(good), "steps")
+        await stage.reaches(len(forged), "dead_letters")
+        (reason,) = await stage.reasons()
+        assert reason.endswith("is of policy version 4, which was never published")
+        await stage.serves(4)  # from now on it is one
+        await stage.send(subject, msgspec.structs.replace(forged[0], idx=5, root=5))
+        await stage.reaches(len(good) + 1, "steps")
+
+
 async def _is(stage: Stage, rollout_id: int, state: str) -> bool:
     return bool((await rollout_row(stage.flow.engine, rollout_id)).state == state)
 
@@ -211,8 +307,6 @@ def bodies(kind: type[Event], good: Event) -> st.SearchStrategy[bytes]:
 
 
 def an_event(kind: type[Event]) -> Event:
-    from orchestrator.pool.leases import Lease
-
     lease = Lease(1, 7, 1, 0, 1, 1, 0, "train", "shell", None, "coding", "t", {})
     if kind is TaskSubmitted:
         return TaskSubmitted(task=TASK, submission="s")
@@ -256,6 +350,7 @@ SUBJECTS = {
 @pytest.mark.parametrize("name", SUBJECTS)
 async def test_beside_anything_at_all_the_loop_lives_and_good_messages_pass(stage: Stage, name: str) -> None:
     run, flow = stage.run.name, stage.flow
+    await stage.serves(3, 4)
     held, _ = await running(flow.engine, stage.run, 2)
     before = await everything(stage)
     kind = EVENTS[name]

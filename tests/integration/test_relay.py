@@ -213,6 +213,7 @@ async def test_an_assignment_that_nobody_took_for_long_is_given_again(stage: Sta
 async def test_tasks_become_ready_groups_though_the_stream_of_work_is_deleted_on_the_way(
     stage: Stage,
 ) -> None:
+    await stage.serves(0)
     runners = Runners(stage)
     stage.bus.on_stream_new(lambda stream: _rebuilt(stage, stream))
     async with playing(stage.core()):
