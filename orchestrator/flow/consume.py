@@ -19,9 +19,7 @@ from orchestrator.bus.subjects import Consumer, run_of
 from orchestrator.contracts.errors import MessageError
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool import history
-from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import dead_letters
+from orchestrator.pool.dead import Letter, keep
 from orchestrator.pool.transact import of_content, sentence, transact
 from orchestrator.progress import current
 
@@ -100,20 +98,19 @@ def _why(error: Exception) -> str:
 
 
 async def _keep(connection: AsyncConnection, flow: Flow, delivery: Delivery, reason: str) -> None:
+    """Once: a message whose settling is lost after this commit comes again, and is refused again."""
     try:
         ours = run_of(delivery.subject) == flow.run
     except ValueError:
         ours = False
-    await history.count(connection, flow.run_id, f"{delivery.stream.lower()}_refused")
-    await connection.execute(
-        dead_letters.insert().values(
-            run_id=flow.run_id if ours else None,
-            stream=delivery.stream,
-            subject=delivery.subject,
-            schema=clean(delivery.schema) if delivery.schema else None,
-            msg_id=clean(delivery.msg_id) if delivery.msg_id else None,
-            reason=clean(reason),
-            deliveries=delivery.deliveries,
-            body=delivery.body,
-        )
+    letter = Letter(
+        flow.run_id if ours else None,
+        delivery.stream,
+        delivery.subject,
+        delivery.schema,
+        delivery.msg_id,
+        reason,
+        delivery.deliveries,
+        delivery.body,
     )
+    await keep(connection, letter, counted=flow.run_id)

@@ -1,18 +1,32 @@
 """What could not be used: messages with their reason, and groups of which a rollout used up its attempts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import delete, func, insert, literal_column, or_, select, text
-from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
+from sqlalchemy import delete, func, literal_column, or_, select, text
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean
 from orchestrator.pool.tables import attempts, dead_letters, groups, resumes, rollouts, submissions, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message that cannot be used, whole. `run_id` is None where its subject names no run of this database."""
+
+    run_id: int | None
+    stream: str
+    subject: str
+    schema: str | None
+    msg_id: str | None
+    reason: str
+    deliveries: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +144,31 @@ async def next_retry(connection: AsyncConnection, run_id: int, submission: str) 
     return f"{first}:retry-{int(known or 0) + 1}"
 
 
+async def keep(connection: AsyncConnection, letter: Letter, *, counted: int) -> bool:
+    """Keep what cannot be used; False, and nothing is counted, when it is kept already. It is counted for the run `counted`, under
+    `<stream>_refused`."""
+    values = {
+        **asdict(letter),
+        "schema": clean(letter.schema) if letter.schema else None,
+        "subject": clean(letter.subject),
+        "msg_id": clean(letter.msg_id) if letter.msg_id else None,
+        "reason": clean(letter.reason),
+    }
+    once = (
+        insert(dead_letters).values(values).on_conflict_do_nothing().returning(dead_letters.c.dead_letter_id)
+    )
+    new = await connection.scalar(once) is not None
+    if new:
+        await history.count(connection, counted, f"{letter.stream.lower()}_refused")
+    return new
+
+
 async def keep_unsendable(
     connection: AsyncConnection, run_id: int, subject: str, schema: str, msg_id: str, body: bytes, reason: str
 ) -> None:
     """A message that its sender could never send."""
     stream = subject.partition(".")[0].upper()
-    await connection.execute(
-        insert(dead_letters).values(
-            run_id=run_id, stream=stream, subject=subject, schema=schema, msg_id=msg_id, reason=clean(reason), deliveries=0,
-            body=body,
-        )
-    )  # fmt: skip
+    await keep(connection, Letter(run_id, stream, subject, schema, msg_id, reason, 0, body), counted=run_id)
 
 
 async def drop_message(

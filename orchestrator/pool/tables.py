@@ -535,6 +535,7 @@ outbox = Table(
     postgresql_with={"fillfactor": "70", **_CHURNS},
 )
 
+_LETTER = "coalesce(run_id, 0)|left(subject, 256)|left(coalesce(msg_id, ''), 256)|sha256(body)"
 dead_letters = Table(
     "dead_letters",
     metadata,
@@ -548,6 +549,7 @@ dead_letters = Table(
     Column("deliveries", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
     _now("at"),
+    Index("dead_letters_once", *map(text, _LETTER.split("|")), unique=True),
     comment="Messages that could not be used, whole, with the reason.",
 )
 

@@ -209,7 +209,7 @@ async def test_the_command_says_what_it_would_drop_and_then_drops_it(
         await connection.execute(
             insert(tables.dead_letters).values(**letter, at=text("now() - interval '3 days'"))
         )
-        await connection.execute(insert(tables.dead_letters).values(**letter))
+        await connection.execute(insert(tables.dead_letters).values(**letter | {"body": b"newer"}))
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("NATS_URL", nats_server.url)
     write_template(tmp_path / "home", run.name, "")

@@ -1,0 +1,106 @@
+"""Dead letters are kept once, whoever finds them and however often they come, and are where `penstock dead` looks."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import anyio.to_thread
+import pytest
+from alembic import command
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.ingest import ingest_steps
+from orchestrator.pool.dead import Letter, dead_messages, keep, keep_unsendable
+from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.tables import dead_letters
+from tests.integration.flow_rig import Stage, playing, staged
+from tests.integration.pool_rig import builders, counter, engine, small
+from tests.services import alembic_config, upgrade_to_head
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url) as stage:
+        yield stage
+
+
+async def test_a_letter_is_kept_once_by_each_of_its_bodies(engine: AsyncEngine, database_url: str) -> None:
+    run = await builders.make_run(engine, small())
+    long = "x" * 5000  # more than an index takes
+    async with open_engine(database_url, Role.GATEWAY) as gateway:
+        for body in (b"{}", b"{}", b"[]", b"{}"):
+            for name in ("7:1:0:step", long):
+                async with gateway.begin() as connection:
+                    await keep_unsendable(
+                        connection, run.run_id, "steps.run.7", "StepRecorded/1", name, body, "too large"
+                    )
+    async with engine.connect() as connection:
+        letters = await dead_messages(connection, run.run_id)
+    assert [(each.msg_id, each.body) for each in letters] == [
+        ("7:1:0:step", b"{}"),
+        (long, b"{}"),
+        ("7:1:0:step", b"[]"),
+        (long, b"[]"),
+    ]
+    assert await counter(engine, run, "steps_refused") == 4
+
+
+async def test_of_no_run_and_without_an_id_it_is_kept_once_as_well(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    letter = Letter(None, "TASKS", "tasks.nobody.coding", None, None, "there is no run", 1, b"\x00")
+    async with engine.begin() as connection:
+        assert [await keep(connection, letter, counted=run.run_id) for _ in range(3)] == [True, False, False]
+        assert len(await dead_messages(connection, run.run_id)) == 1
+    with pytest.raises(IntegrityError, match="dead_letters_once"):
+        async with engine.begin() as connection:
+            await connection.execute(
+                text("INSERT INTO dead_letters (stream, subject, reason, deliveries, body) VALUES ('TASKS', 'tasks.nobody.coding', '', 1, '\\x00')")
+            )  # fmt: skip
+
+
+async def test_what_was_kept_twice_before_stays_once_and_the_first_of_it(empty_database_url: str) -> None:
+    await anyio.to_thread.run_sync(upgrade_to_head, empty_database_url)
+    config = alembic_config(empty_database_url)
+    await anyio.to_thread.run_sync(command.downgrade, config, "0007")
+    async with open_engine(empty_database_url) as engine:
+        async with engine.begin() as connection:
+            for reason, body in (("first", b"{}"), ("again", b"{}"), ("other", b"[]")):
+                values = {
+                    "stream": "TASKS",
+                    "subject": "tasks.x.y",
+                    "reason": reason,
+                    "deliveries": 1,
+                    "body": body,
+                }
+                await connection.execute(insert(dead_letters).values(values))
+        await anyio.to_thread.run_sync(command.upgrade, config, "head")
+        async with engine.connect() as connection:
+            kept = await connection.scalars(
+                select(dead_letters.c.reason).order_by(dead_letters.c.dead_letter_id)
+            )
+            assert kept.all() == ["first", "other"]
+
+
+async def test_a_message_whose_settling_was_lost_after_the_commit_is_one_letter(stage: Stage) -> None:
+    """As after a crash in between: the same message comes again, and is refused again."""
+    subject = subjects.steps(stage.run.name, "1")
+    async with playing([partial(ingest_steps, stage.flow)]):
+        await stage.bus.publish(Outgoing(subject, "once", "StepRecorded/1", b"junk"))
+        await stage.reaches(1, "dead_letters")
+    await stage.wipe("STEPS")  # it forgets that it had the id
+    await stage.bus.ensure_streams()
+    await stage.bus.publish(Outgoing(subject, "once", "StepRecorded/1", b"junk"))
+    await stage.bus.publish(Outgoing(subject, "other", "StepRecorded/1", b"junk"))
+    async with playing([partial(ingest_steps, stage.flow)]):
+        await stage.reaches(2, "dead_letters")
+    async with stage.flow.engine.connect() as connection:
+        query = select(dead_letters.c.msg_id, func.count()).group_by(dead_letters.c.msg_id)
+        assert {tuple(row) for row in await connection.execute(query)} == {("once", 1), ("other", 1)}
+    assert await counter(stage.flow.engine, stage.run, "steps_refused") == 2
