@@ -269,13 +269,15 @@ class Rig:
 
     async def stored(self, rollout: int, count: int) -> list[StoredStep]:
         """Wait until `count` steps of attempt 1 are in Postgres; returns them folded."""
-        with anyio.fail_after(PATIENCE_S):
+        found: list[StoredStep] = []
+        with anyio.move_on_after(PATIENCE_S):
             while True:
                 async with self.engine.connect() as connection:
                     found = (await trajectories(connection, self.run_id, [(rollout, 1)])).get(rollout, [])
                 if len(found) >= count:
                     return found
                 await anyio.sleep(0.05)
+        raise AssertionError(f"of {count} steps only {[step.idx for step in found]} are stored")
 
     async def rows(self, query: str, **parameters: Any) -> Sequence[Any]:
         async with self.engine.connect() as connection:

@@ -115,7 +115,7 @@ async def test_after_a_kill_in_mid_call_the_retry_continues_the_same_session_and
                     history += [{"role": "assistant", "content": said[0]}, user("and on")]
                     await chat.chat.completions.create(model="policy", messages=history, max_tokens=8)
                     seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
-    steps = await rig.stored(rollout, 3)
+                    steps = await rig.stored(rollout, 3)
     assert seal.steps == len(steps) == 3 and seal.marks == ()
     assert [step.kind.value for step in steps] == ["root", "continues", "continues"]
     lost, again = rig.proxy.asked[1:3]
