@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,11 @@ class Home:
     def journal(self, process: str) -> Path:
         """The journal directory of one process."""
         return self.layout.root / "journal" / process
+
+    @property
+    def workers(self) -> str:
+        """How the names of this run's workers on this machine begin, as leases and sandboxes know them."""
+        return f"{socket.gethostname()}:{self.layout.root}:"
 
     def metrics(self, process: str) -> Path:
         """Where one process writes its watchdog's metrics: Prometheus text, for a collector of such files."""

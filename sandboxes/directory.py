@@ -38,7 +38,7 @@ from sandboxes.base import (
     SandboxSpec,
 )
 from sandboxes.cgroups import Cgroup, Hierarchies
-from sandboxes.owner import Owner, Record, record_path
+from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import Bounds, Program
 from sandboxes.unstartable import Unstartable, spawn
 
@@ -186,7 +186,7 @@ class DirectorySandbox(ABC):
     def _create(self) -> None:
         names = self._hierarchies.mounts if self._hierarchies else ()
         directories = tuple(str(mount / "penstock" / self.id) for mount in names)
-        Record(self.id, Owner.current(), directories, self.uid).write(self._root)
+        Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
         try:
             (self.directory / "files").mkdir(parents=True)
             for path in (self.directory, self.directory / "files"):

@@ -8,11 +8,31 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sandboxes import procfs
 from sandboxes.base import SandboxError
+
+_WORKER: ContextVar[str] = ContextVar("worker", default="")
+
+
+@contextmanager
+def working_as(name: str) -> Iterator[None]:
+    """Sandboxes that are opened within are those of the worker `name`: their records say so."""
+    token = _WORKER.set(name)
+    try:
+        yield
+    finally:
+        _WORKER.reset(token)
+
+
+def worker() -> str:
+    """As whom this task works; empty: nobody said."""
+    return _WORKER.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +50,14 @@ class Owner:
         assert found is not None
         return cls(_boot(), os.readlink("/proc/self/ns/pid"), os.getpid(), found.start)
 
+    @property
+    def of_this_boot(self) -> bool:
+        """Whether the machine has been up since."""
+        return self.boot == _boot()
+
     def is_dead(self) -> bool:
         """True only for sure: an owner in another pid namespace cannot be judged from here."""
-        if self.boot != _boot():
+        if not self.of_this_boot:
             return True
         if self.namespace != os.readlink("/proc/self/ns/pid"):
             return False
@@ -42,12 +67,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What it takes to clean up after a sandbox: its owner, control groups, and user id (-1: the owner's own)."""
+    """What it takes to clean up after a sandbox: its owner, control groups, and user id (-1: the owner's own). `worker` is for people and
+    auditors: as whom the owner worked (`working_as`)."""
 
     id: str
     owner: Owner
     cgroups: tuple[str, ...]
     uid: int
+    worker: str = ""
 
     def write(self, root: Path) -> None:
         path = record_path(root, self.id)
@@ -68,7 +95,9 @@ def records(root: Path) -> list[Record]:
             raw = json.loads(path.read_text())
         except FileNotFoundError:
             continue
-        found.append(Record(raw["id"], Owner(**raw["owner"]), tuple(raw["cgroups"]), raw["uid"]))
+        found.append(
+            Record(raw["id"], Owner(**raw["owner"]), tuple(raw["cgroups"]), raw["uid"], raw.get("worker", ""))
+        )
     return found
 
 

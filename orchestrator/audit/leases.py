@@ -1,15 +1,9 @@
-"""I5: no sandbox, process or GPU lease outlives its owner by more than its TTL. Times are the database's: now() is the snapshot's."""
+"""I5: no process or GPU lease outlives its owner by more than its TTL. Times are the database's: now() is the snapshot's."""
 
-import time
-
-import anyio.to_thread
-
-from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
 from orchestrator.audit.statement import Statement, at_the_end, with_trajectories
-from sandboxes.owner import record_path, records
 
-# A reported rollout waits up to a minute for its steps (pool.results.ARRIVAL); whoever renews may have begun before this snapshot.
+# Whoever renews may have begun before this snapshot; whoever tidies up takes a moment for it.
 SLACK_S = 5
 
 
@@ -41,14 +35,15 @@ LEASES = (
                 or (lease_owner is not null and state not in ('running', 'verifying')))""",
         "rollout {rollout_id} is {state} with a lease of {lease_owner} until {lease_until}",
     ),
-    # A renewal gives one TTL from now: a longer lease would outlive a dead owner by more than that.
+    # A renewal gives one TTL from now: a longer lease would outlive a dead owner by more than that. What was reported waits for its steps
+    # for as long as the run's clock gives them to arrive.
     Statement(
         "I5",
         "leases are no longer than their time to live",
         "rollouts where run_id = :run and lease_until is not null",
         f"""select rollout_id, state, lease_owner, lease_until, extract(epoch from lease_until - now())::float8 as left_s from rollouts
             where run_id = :run
-              and lease_until > now() + make_interval(secs => {SLACK_S} + greatest(:ttl, case state when 'reported' then 60 else 0 end))""",
+              and lease_until > now() + make_interval(secs => {SLACK_S} + greatest(:ttl, case state when 'reported' then :arrival else 0 end))""",
         "rollout {rollout_id} ({state}) is leased for another {left_s:.0f} s, which is more than one time to live",
     ),
     # The reaper looks every min(1 s, TTL/10); after an absence, its own or that of Postgres, it gives one full TTL. Whatever ran out
@@ -126,31 +121,3 @@ LEASES = (
         _gateway_alive,
     ),
 )
-
-
-async def sandboxes(snapshot: Snapshot) -> Checked:
-    """What a dead owner left behind must be gone within the TTL; when it died is not written, so its sandbox's age stands for that."""
-    findings = Findings("I5", "sandboxes of dead owners are removed")
-    root = snapshot.outside.sandboxes
-    if root is None:
-        reason = "sandboxes belong to a machine, not to a run: their directory was not given"
-        return Checked(findings.invariant, findings.name, 0, 0, (), reason)
-    ttl_s = snapshot.config.rollout.lease_ttl_s
-
-    def look() -> None:
-        for record in records(root):
-            findings.examined += 1
-            try:
-                age_s = time.time() - record_path(root, record.id).stat().st_mtime
-            except FileNotFoundError:  # closed while we looked
-                continue
-            if record.owner.is_dead() and age_s > ttl_s:
-                findings.add(
-                    f"sandbox {record.id} is {age_s:.0f} s old, and its owner (pid {record.owner.pid}) is dead",
-                    sandbox=record.id,
-                    directory=str(root / record.id),
-                    owner_pid=record.owner.pid,
-                )
-
-    await anyio.to_thread.run_sync(look)
-    return findings.checked()

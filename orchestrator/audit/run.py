@@ -10,10 +10,11 @@ from orchestrator.audit.accepted import ACCEPTED
 from orchestrator.audit.batches import BATCHES, digests
 from orchestrator.audit.failures import FAILURES
 from orchestrator.audit.findings import Checked, Report
-from orchestrator.audit.leases import LEASES, sandboxes
+from orchestrator.audit.leases import LEASES
 from orchestrator.audit.queue import QUEUE, takes
 from orchestrator.audit.records import RECORDS
 from orchestrator.audit.resumes import RESUMES
+from orchestrator.audit.sandboxes import sandboxes
 from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
 from orchestrator.audit.statement import all_of
 from orchestrator.audit.steps import announced, sample_of, sampling_digests, step_digests
@@ -29,22 +30,25 @@ async def audit(
     *,
     alive: frozenset[str] | None = None,
     sandbox_root: Path | None = None,
+    workers: str = "",
     sample: int | None = None,
     witness: Path | None = None,
 ) -> Report:
     """Check I1–I7 of the run called `run`, live or ended, and name every row that breaks one. Writes nothing.
 
     `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`
-    are the run's living processes; `sandbox_root` is where this machine's sandboxes lie; `sample` bounds how many rollouts have their
-    bytes recomputed; `witness` is a directory as `audit.witness` describes it. What is None is not known: the checks that need it are
-    skipped, and say so. One connection, one repeatable-read transaction. Raises ConfigurationError when there is no such run, OSError
-    when the ledger cannot be read.
+    are the run's living processes; `sandbox_root` is where this machine's sandboxes lie, of which those count whose worker's name begins
+    with `workers` (`Home.workers`); `sample` bounds how many rollouts have their bytes recomputed; `witness` is a directory as
+    `audit.witness` describes it. What is None is not known: the checks that need it are skipped, and say so. One connection, one
+    repeatable-read transaction; then, while a dead worker's sandbox is there, up to a time to live of a lease. Raises
+    ConfigurationError when there is no such run, OSError when the ledger cannot be read.
     """
     ids = ledger.read_text(encoding="utf-8").split() if isinstance(ledger, Path) else ledger
-    outside = Outside(policies_root, ids, alive, sandbox_root, sample, witness)
+    outside = Outside(policies_root, ids, alive, sandbox_root, sample, witness, workers)
     began = time.monotonic()
     async with take_snapshot(engine, run, outside) as snapshot:
         checks = await _checks(snapshot)
+    checks.append(await sandboxes(outside, snapshot.config.rollout.lease_ttl_s))
     return Report(run, snapshot.state, checks, time.monotonic() - began)
 
 
@@ -64,7 +68,6 @@ async def _checks(snapshot: Snapshot) -> list[Checked]:
         await takes(snapshot),
         *await all_of(snapshot, LEASES),
         *await all_of(snapshot, RESUMES),
-        await sandboxes(snapshot),
         *await all_of(snapshot, VERSIONS),
         await weights(snapshot),
         *await all_of(snapshot, FAILURES),

@@ -32,8 +32,9 @@ class Outside:
 
     `policies` holds one directory per run; `ledger` are submission ids that somebody outside wrote down; `alive` are the processes
     of the run that live and have had the time to look around (orchestrator, gateway, …); `sandboxes` is the directory where this
-    machine's providers keep them. `sample`: look into the bytes of so many rollouts, chosen at random, instead of all. `witness` is a
-    directory in which others wrote down what was generated and received (`audit.witness`).
+    machine's providers keep them, and `workers` how the names of the run's workers begin, for others may work beside them. `sample`:
+    look into the bytes of so many rollouts, chosen at random, instead of all. `witness` is a directory in which others wrote down what was
+    generated and received (`audit.witness`).
     """
 
     policies: Path | None = None
@@ -42,6 +43,7 @@ class Outside:
     sandboxes: Path | None = None
     sample: int | None = None
     witness: Path | None = None
+    workers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Snapshot:
             "moves": _moves(),
             "ttl": self.config.rollout.lease_ttl_s,
             "server_ttl": self.config.servers.lease_ttl_s,
+            "arrival": self.config.clock.arrival_s,
             "reconnect": RECONNECTS * self.config.clock.pool_retry_s,
         }
 

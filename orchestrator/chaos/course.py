@@ -37,6 +37,7 @@ from orchestrator.home import Home
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import close_intake, get_run
 from orchestrator.stack import up
+from sandboxes.reap import default_root
 
 AT_WORK_S = 10.0  # a victim without work is hurt anyway after this
 LOOK_S = 0.02
@@ -143,6 +144,8 @@ class Course:
                 self.home.policies,
                 lines(Path(self.ledger.directory) / SUBMISSIONS),
                 alive=self._alive(),
+                sandbox_root=default_root(),
+                workers=self.home.workers,
                 witness=self.ledger.directory,
             )
             self.results.figures = await self._figures(engine, run.run_id)
@@ -211,8 +214,7 @@ class Course:
 
     def _alive(self) -> frozenset[str]:
         status = read_status(self.home.layout)
-        processes = status.processes if status is not None else []
-        return frozenset(process.name for process in processes if process.state is ProcessState.READY)
+        return frozenset() if status is None else status.ready()
 
     async def _wait(self, holds: Callable[[], bool], what: str) -> None:
         async def until() -> None:

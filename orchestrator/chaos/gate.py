@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.audit import Report
+from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
 from orchestrator.chaos.plan import Fault
 from orchestrator.chaos.tally import Outcome, in_flight
@@ -34,15 +35,16 @@ def unmet(planned: Sequence[Fault], done: Sequence[Outcome], report: Report | No
         problems.append(
             f"{100 * share:.0f} % of the faults hit work in flight: {100 * IN_FLIGHT:.0f} % have to"
         )
-    return problems + _unwitnessed(report)
+    return problems + _unlooked(report)
 
 
-def _unwitnessed(report: Report | None) -> list[str]:
-    """Checks against the ledger that compared nothing. No report at all is a violation of its own."""
+def _unlooked(report: Report | None) -> list[str]:
+    """Checks that compared nothing with the ledger, or that were not made. No report at all is a violation of its own."""
     if report is None:
         return []
     examined = {check.name: check.examined for check in report.checks if not check.skipped}
-    return [
+    unlooked = [] if REMOVED in examined else [f"the audit did not make its check {REMOVED!r}"]
+    return unlooked + [
         f"the audit compared nothing with the ledger in its check {name!r}"
         for name in (RECEIVED, GENERATED)
         if not examined.get(name)

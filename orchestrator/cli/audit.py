@@ -1,7 +1,6 @@
 """`penstock audit`: the invariants, checked on a run that lives or has ended."""
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,26 +23,27 @@ SETTLED_S = 10.0  # a process that has just started has not taken back yet what 
 
 async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: Path | None) -> "Report":
     from orchestrator.audit import audit as check
-    from orchestrator.embedded.process_spec import ProcessState
     from orchestrator.embedded.supervisor import read_status
     from orchestrator.pool.engine import Role, open_engine
+    from sandboxes.reap import default_root
 
     config = home.connected()
     status = read_status(home.layout)
-    alive: frozenset[str] | None = None  # nothing was ever started here: it runs elsewhere, or nowhere
-    if status is not None:
-        alive = frozenset(
-            process.name
-            for process in status.processes
-            if status.supervisor.alive
-            and process.state is ProcessState.READY
-            and time.time() - process.since > SETTLED_S
-        )
+    # None: nothing was ever started here, so it runs elsewhere, or nowhere.
+    alive = None if status is None else status.ready(SETTLED_S)
     async with open_engine(
         config.services.database_url, Role.READER, size=2, name="penstock-audit"
     ) as engine:
         return await check(
-            engine, config.run.name, home.policies, ledger, alive=alive, sample=sample, witness=witness
+            engine,
+            config.run.name,
+            home.policies,
+            ledger,
+            alive=alive,
+            sandbox_root=default_root(),
+            workers=home.workers,
+            sample=sample,
+            witness=witness,
         )
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -141,7 +140,7 @@ def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSet
         journal=home.journal(name),
         provider=resolved.sandbox.provider,
         slots=slots(resolved),
-        owner=f"{socket.gethostname()}:{home.layout.root}:{name}",
+        owner=f"{home.workers}{name}",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
-from orchestrator.audit import audit
+from orchestrator.audit import Report, audit
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.demo.outcome import Results, outcome
@@ -22,6 +22,7 @@ from orchestrator.embedded.supervisor import read_status
 from orchestrator.home import Home
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
+from sandboxes.reap import default_root
 
 
 @asynccontextmanager
@@ -78,8 +79,21 @@ class Course:
             after = await self._evaluate(client, "after", greedy=False)
             greedy_after = await self._evaluate(client, "greedy-after", greedy=True)
             run = await outcome(client)
-            found = await audit(client.engine, client.run, Home.at(self._directory).policies, client.ledger)
+            found = await self._audit(client)
             return Results(before, greedy_before, after, greedy_after, run, run_s, found)
+
+    async def _audit(self, client: Client) -> Report:
+        home = Home.at(self._directory)
+        status = read_status(home.layout)
+        return await audit(
+            client.engine,
+            client.run,
+            home.policies,
+            client.ledger,
+            alive=None if status is None else status.ready(),
+            sandbox_root=default_root(),
+            workers=home.workers,
+        )
 
     async def _evaluate(self, client: Client, label: str, *, greedy: bool) -> Evaluation:
         def tick(done: int, total: int) -> None:

@@ -1,6 +1,7 @@
 """What the supervisor is told about a process, and what it tells about it."""
 
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -109,6 +110,16 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: ProcessId
     written: float
     processes: list[ProcessStatus]
+
+    def ready(self, for_s: float = 0.0) -> frozenset[str]:
+        """Names of the processes that have been ready for `for_s`; of a dead supervisor none."""
+        return frozenset(
+            process.name
+            for process in self.processes
+            if self.supervisor.alive
+            and process.state is ProcessState.READY
+            and time.time() - process.since >= for_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ async def tidy(every_s: float) -> None:
         await anyio.sleep(every_s)
         try:
             found = await anyio.to_thread.run_sync(reap, default_root())
-        except (
-            SandboxError,
-            OSError,
-        ) as error:  # tried again; what cannot be ended is also found by the audit
+        except (SandboxError, OSError) as error:
+            # Tried again. What is still there a time to live after its owner's death is a violation in every audit on this machine.
             log.warning("sandboxes.left", error=str(error))
             continue
         if found.sandboxes:

@@ -36,6 +36,7 @@ from orchestrator.progress import restartable
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import Limits, Provider
+from sandboxes.owner import working_as
 
 log = get(__name__)
 
@@ -105,6 +106,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         stack.push_async_callback(heart.give_back)
         await bus.ensure_streams()
         stack.enter_context(bind(run=run.name))
+        stack.enter_context(working_as(settings.owner))
         await stack.enter_async_context(beside(courier.run))
         await stack.enter_async_context(beside(partial(restartable, "heart", heart.run)))
         await stack.enter_async_context(announced(engine, run.run_id))

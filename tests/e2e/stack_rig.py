@@ -17,6 +17,7 @@ from orchestrator.embedded.leftovers import find_leftovers
 from orchestrator.embedded.process_spec import ProcessState, ProcessStatus, SupervisorStatus
 from orchestrator.embedded.supervisor import read_status
 from orchestrator.home import Home
+from sandboxes.reap import default_root
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 150.0  # a machine may be busy with other things
@@ -210,10 +211,15 @@ class Stack:
                     continue  # gone meanwhile, or not ours to look at
         return [f"{pid} {_command(pid)}" for pid in sorted(found)]
 
+    @property
+    def sandbox_root(self) -> Path:
+        """Where its workers keep them: it has a temporary directory of its own."""
+        return self.directory / "tmp" / default_root().name
+
     def sandboxes_left(self) -> list[str]:
         """Sandboxes on this stack's disk."""
-        roots = (self.directory / "tmp").glob("penstock-sandboxes-*")
-        return [path.name for root in roots for path in root.iterdir() if path.name != "reap.lock"]
+        root = self.sandbox_root
+        return [path.name for path in root.iterdir() if path.name != "reap.lock"] if root.is_dir() else []
 
     def tracebacks(self) -> list[str]:
         """The ends of logs in which a process died, or complained, of something that nobody thought of."""

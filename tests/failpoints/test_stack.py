@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from orchestrator.audit import audit
+from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.embedded.process_spec import ProcessState
 from orchestrator.pool.engine import Role, open_engine
 from tests.e2e.stack_rig import Stack, until
@@ -65,7 +66,17 @@ async def ended_whole(world: World) -> None:
     await world.seen.nothing_lost()
     config = world.stack.home.connected()
     async with open_engine(config.services.database_url, Role.READER, size=2, name="audit") as engine:
-        report = await audit(engine, world.seen.run, world.stack.home.policies, world.seen.ledger)
+        report = await audit(
+            engine,
+            world.seen.run,
+            world.stack.home.policies,
+            world.seen.ledger,
+            alive=world.stack.status().ready(),
+            sandbox_root=world.stack.sandbox_root,
+            workers=world.stack.home.workers,
+        )
+    [looked] = [check for check in report.checks if check.name == REMOVED]
+    assert not looked.skipped, looked.skipped
     assert report.violations == 0, report.to_json()
 
 

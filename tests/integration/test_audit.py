@@ -25,7 +25,7 @@ __all__ = ["healthy"]
 pytestmark = [pytest.mark.services]
 
 RUN = CONFIG.run.name
-ALIVE = frozenset({"orchestrator", "gateway"})
+ALIVE = frozenset({"orchestrator", "gateway", "runner"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +207,20 @@ async def test_what_is_under_way_in_a_live_run_is_no_violation(live: Place) -> N
     await live.execute("update rollouts set lease_until = now() - interval '1 hour' where state = 'running'")
     report = await live.audit((*LEDGER, "on-its-way"))  # Postgres has just started: owners are about to renew
     assert report.violations == 0
+
+
+@pytest.mark.anyio
+async def test_announced_steps_may_take_as_long_to_arrive_as_the_clock_of_the_run_says(live: Place) -> None:
+    await live.execute(
+        "update runs set config = jsonb_set(jsonb_set(config, '{rollout,lease_ttl_s}', '30'), '{clock,arrival_s}', '120');"
+        "update rollouts set lease_until = now() + interval '20 seconds' where lease_until is not null;"
+        "update rollouts set state = 'reported', lease_owner = null, lease_until = now() + interval '119 seconds'"
+        " where rollout_id = (select min(rollout_id) from rollouts where state = 'running')"
+    )
+    check = "leases are no longer than their time to live"
+    assert check not in [name for name, _ in spelled_out(await live.audit())]
+    await live.execute("update runs set config = jsonb_set(config, '{clock,arrival_s}', '60')")
+    assert check in [name for name, _ in spelled_out(await live.audit())]
 
 
 @pytest.mark.anyio

@@ -89,7 +89,9 @@ async def sandbox_of(pid: int) -> Path:
     """Wait for the sandbox of a process, with a program in it."""
     with anyio.fail_after(PATIENCE_S):
         while True:
-            found = [record.id for record in records(default_root()) if record.owner.pid == pid]
+            owned = [record for record in records(default_root()) if record.owner.pid == pid]
+            assert all(record.worker for record in owned), "an audit would not know whose they are"
+            found = [record.id for record in owned]
             if found and any(procfs.marked(procfs.MARKER, found[0])):
                 return default_root() / found[0]
             await anyio.sleep(0.02)

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from orchestrator.audit import Checked, Report
+from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
 from orchestrator.chaos.gate import unmet
 from orchestrator.chaos.inject import Gone, Injector, NoVictim
@@ -27,7 +28,11 @@ DONE = [outcome(fault) for fault in PLANNED]
 
 
 def report(received: int = 7, generated: int = 7, skipped: str = "") -> Report:
-    checks = [Checked("I3", RECEIVED, received, 0, ()), Checked("I3", GENERATED, generated, 0, (), skipped)]
+    checks = [
+        Checked("I3", RECEIVED, received, 0, ()),
+        Checked("I3", GENERATED, generated, 0, (), skipped),
+        Checked("I5", REMOVED, 0, 0, ()),
+    ]
     return Report("chaos", "ended", checks, 0.1)
 
 
@@ -68,7 +73,7 @@ def test_most_faults_hit_work_in_flight() -> None:
         (report(generated=0), [GENERATED]),
         (report(0, 0), [RECEIVED, GENERATED]),
         (report(skipped="no witness told"), [GENERATED]),
-        (Report("chaos", "ended", [], 0.1), [RECEIVED, GENERATED]),
+        (Report("chaos", "ended", [], 0.1), [REMOVED, RECEIVED, GENERATED]),
     ],
 )
 def test_an_audit_that_compared_nothing_with_the_ledger_proves_nothing(

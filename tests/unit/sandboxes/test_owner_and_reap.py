@@ -12,7 +12,7 @@ import pytest
 from sandboxes import procfs
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
-from sandboxes.owner import Owner, prepare_root, records
+from sandboxes.owner import Owner, prepare_root, record_path, records, working_as
 from sandboxes.reap import Reaped, default_root, reap
 
 DAEMON = "(setsid sleep 600 &) "
@@ -64,6 +64,19 @@ async def test_the_sandboxes_of_live_owners_are_left_alone(root: Path) -> None:
         await process.read()
         assert await anyio.to_thread.run_sync(reap, default_root()) == Reaped(0, 0)
         assert (await process.wait()).stdout == b"on\nstill\n"
+
+
+@pytest.mark.anyio
+async def test_a_record_says_as_whom_its_owner_works_and_an_older_one_says_nothing(root: Path) -> None:
+    with working_as("host:/runs/first:runner"):
+        async with BubblewrapProvider().open(SandboxSpec()):
+            [record] = records(default_root())
+    async with BubblewrapProvider().open(SandboxSpec()):
+        [unnamed] = records(default_root())
+        path = record_path(default_root(), unnamed.id)
+        path.write_text(path.read_text().replace(', "worker": ""', ""))
+        assert "worker" not in path.read_text() and records(default_root()) == [unnamed]
+    assert (record.worker, unnamed.worker) == ("host:/runs/first:runner", "")
 
 
 def test_a_root_of_somebody_elses_is_refused(root: Path) -> None:
