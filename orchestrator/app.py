@@ -14,6 +14,7 @@ One event loop, one task group, one role per file in `orchestrator.flow`:
     ingest      steps.*, results.* → steps, results, verdicts           (pool.steps, pool.results)
     complete    terminal rollouts  → rewards; ready, scored, filtered   (rewards, scheduling.completion)
     relay       outbox             → bus
+    letters     dead.*             → dead letters of those who may not write them
     reaper      expired leases     → new attempts
     ender       end conditions     → filtered(run_ended), ended runs
     rebuild     missing streams    → work.*, policy.* again, from Postgres
@@ -38,6 +39,7 @@ from orchestrator.flow.dispatcher import dispatcher
 from orchestrator.flow.ender import ender
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
+from orchestrator.flow.letters import keep_letters
 from orchestrator.flow.overseer import Overseer
 from orchestrator.flow.reaper import reaper
 from orchestrator.flow.rebuild import REBUILT, rebuild
@@ -99,6 +101,7 @@ async def orchestrate(config: Config) -> None:
             "steps": partial(ingest_steps, flow),
             "results": partial(ingest_results, flow),
             "verdicts": partial(ingest_verdicts, flow),
+            "letters": partial(keep_letters, flow),
             "relay": partial(relay, flow),
             "reaper": partial(reaper, flow),
             "ender": partial(ender, flow),

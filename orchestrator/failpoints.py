@@ -89,6 +89,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "refused.commit": Boundary(
             Kind.COMMIT, _ORCHESTRATOR, "a message that cannot be used is kept as a dead letter"
         ),
+        "letters.commit": Boundary(
+            Kind.COMMIT, _ORCHESTRATOR, "dead letters of others are kept in the data pool"
+        ),
         "relay.take": Boundary(Kind.COMMIT, _ORCHESTRATOR, "outbox rows are taken for a while"),
         "relay.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "published outbox rows are deleted"),
         "reaper.commit": Boundary(
@@ -142,7 +145,7 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "publish.results.rollout": Boundary(Kind.BUS, ("runner",), "a result leaves the journal"),
         "publish.results.verdict": Boundary(Kind.BUS, ("verifier",), "a verdict leaves the journal"),
         "publish.policy": Boundary(Kind.BUS, _ORCHESTRATOR, "a policy version is announced"),
-        "publish.dead": Boundary(Kind.BUS, _ORCHESTRATOR, "a dead letter is published"),
+        "publish.dead": Boundary(Kind.BUS, ("orchestrator", *_WORKERS), "a dead letter is published"),
         "notify": Boundary(
             Kind.BUS, _ORCHESTRATOR, "whoever waits hears that a task was accepted or rejected"
         ),
@@ -154,12 +157,15 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "ack.results.rollout": Boundary(Kind.BUS, _ORCHESTRATOR, "stored results leave the stream"),
         "ack.results.verdict": Boundary(Kind.BUS, _ORCHESTRATOR, "stored verdicts leave the stream"),
         "ack.policy": Boundary(Kind.BUS, _GATEWAY, "the gateway has heard of a policy version"),
+        "ack.dead": Boundary(Kind.BUS, _ORCHESTRATOR, "kept dead letters are done with"),
         "nak": Boundary(
             Kind.BUS,
             ("orchestrator", *_WORKERS),
             "what is not done yet is handed back, or kept a little longer",
         ),
-        "term": Boundary(Kind.BUS, _ORCHESTRATOR, "a message that is a dead letter now leaves its stream"),
+        "term": Boundary(
+            Kind.BUS, ("orchestrator", *_WORKERS), "a message that is a dead letter now leaves its stream"
+        ),
         # --- files ---
         "journal.segment": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of a new journal segment"),
         "journal.named": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of the journal's directory"),

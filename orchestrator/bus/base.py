@@ -164,5 +164,8 @@ class Bus(Protocol):
     def subscribe(self, consumer: Consumer, batch: int = 64) -> AbstractAsyncContextManager[Subscription]:
         """Consume. At most ``batch`` messages are fetched ahead; what is left at the end is handed back at once."""
 
-    async def dead_letter(self, message: Delivery | Outgoing, reason: str) -> None:
-        """Keep the message, its reason and its delivery count in ``dead.<stream>``, then settle it for good."""
+    async def dead_letter(self, message: Delivery | Outgoing, reason: str, *, kept: bool = False) -> None:
+        """Keep the message, its reason and its delivery count in ``dead.<stream>``, then settle it for good.
+
+        ``kept``: the data pool has it already; else an orchestrator puts it there.
+        """

@@ -13,7 +13,9 @@ _REASON_LIMIT = 1000  # characters
 _HEADER_RESERVE_BYTES = 8 * 1024  # for our headers, so that the letter itself is not refused as too large
 
 
-def dead_letter(message: Delivery | Outgoing, reason: str, max_payload: int) -> Outgoing:
+def dead_letter(
+    message: Delivery | Outgoing, reason: str, max_payload: int, *, kept: bool = False
+) -> Outgoing:
     """The letter for ``message``. A body that would not fit is cut; its true length stands in a header.
 
     The original headers are kept (a sender's own, so at most as large as the server accepts); the reason is made
@@ -33,6 +35,7 @@ def dead_letter(message: Delivery | Outgoing, reason: str, max_payload: int) -> 
         subjects.HEADER_DEAD_DELIVERIES: str(deliveries),
         subjects.HEADER_DEAD_BODY_BYTES: str(len(message.body)),
         subjects.HEADER_DEAD_MSG_ID: msg_id,
+        subjects.HEADER_DEAD_KEPT: "yes" if kept else "no",
     }
     spent = sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())
     if spent > max_payload // 2:  # absurd headers of a stranger: keep only ours

@@ -276,8 +276,8 @@ class MemoryBus:
             if consumer.durable is None and consumer.stream in self._streams:
                 self._streams[consumer.stream].consumers.pop(name, None)
 
-    async def dead_letter(self, message: Delivery | Outgoing, reason: str) -> None:
-        await self.publish(dead_letter(message, reason, self._max_payload))
+    async def dead_letter(self, message: Delivery | Outgoing, reason: str, *, kept: bool = False) -> None:
+        await self.publish(dead_letter(message, reason, self._max_payload, kept=kept))
         if not isinstance(message, Outgoing):
             await message.term()
 

@@ -234,8 +234,8 @@ class NatsBus:
                     await delivery.nak()
                 await puller.remove()
 
-    async def dead_letter(self, message: Delivery | Outgoing, reason: str) -> None:
-        await self.publish(dead_letter(message, reason, self._link.max_payload))
+    async def dead_letter(self, message: Delivery | Outgoing, reason: str, *, kept: bool = False) -> None:
+        await self.publish(dead_letter(message, reason, self._link.max_payload, kept=kept))
         if not isinstance(message, Outgoing):
             await message.term()
 

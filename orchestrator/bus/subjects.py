@@ -8,11 +8,11 @@
     steps.<run>.<rollout>                             STEPS    work queue, discard new   gateway -> orchestrator
     results.rollout.<run>, results.verdict.<run>      RESULTS  work queue, discard new   runners -> orchestrator
     policy.<run>                                      POLICY   last per subject          trainer -> gateway, orchestrator
-    dead.<stream>                                     DEAD     limits                    anyone -> operators
+    dead.<stream>                                     DEAD     limits                    anyone -> orchestrator, operators
     accepted.<run>.<submission>                       (core NATS, not stored)            orchestrator -> users
 
 Invariants. Consumers of one work-queue stream never overlap: one durable per run, kind and pool; TASKS has one
-durable for all runs, so that a task for an unknown run is dead-lettered instead of lying unread. TASKS takes every
+durable for all runs, so that a task for an unknown run is dead-lettered instead of lying unread, and so has DEAD. TASKS takes every
 subject below ``tasks.``, so that a malformed one is refused with a reason instead of vanishing. Strings here carry no
 stream prefix: an adapter adds its own on the wire and removes it again.
 """
@@ -33,6 +33,9 @@ HEADER_DEAD_SUBJECT = "Penstock-Dead-Subject"
 HEADER_DEAD_DELIVERIES = "Penstock-Dead-Deliveries"
 HEADER_DEAD_BODY_BYTES = "Penstock-Dead-Body-Bytes"  # length of the original body; longer than the body: cut
 HEADER_DEAD_MSG_ID = "Penstock-Dead-Msg-Id"
+HEADER_DEAD_KEPT = (
+    "Penstock-Dead-Kept"  # "yes": who found it has it in the data pool; "no": the orchestrator puts it there
+)
 
 INLINE_LIMIT_BYTES = 512 * 1024  # above this a payload travels as `blob: sha256`, never inline
 MIN_MAX_PAYLOAD_BYTES = 1024 * 1024  # what a server must accept at least
@@ -284,6 +287,11 @@ def consume_results_verdict(run: str) -> Consumer:
 def consume_policy(run: str) -> Consumer:
     """Private: every reader sees every newest version, and a late reader starts with the last one."""
     return Consumer("POLICY", None, policy(run), max_ack_pending=64)
+
+
+def consume_letters() -> Consumer:
+    """The one durable of DEAD, for all runs. However often one comes, there is no letter about a letter."""
+    return Consumer("DEAD", "letters", "dead.*", max_ack_pending=256, max_deliver=2**31)
 
 
 def consume_dead(stream: str) -> Consumer:

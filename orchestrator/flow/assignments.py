@@ -5,7 +5,8 @@
 | leases (committed before the ack), results (durable before the lease is let go) | WORK; a free slot | the orchestrator; the end of other work |
 | nothing while the disk refuses the journal: finished work keeps its lease | the disk | free space |
 
-An assignment of a stale epoch, or one that somebody else holds, is acked and counted. Of the hours between lease and result the bus knows nothing.
+An assignment of a stale epoch, or one that somebody else holds, is acked and counted; what is none is a dead letter, which the orchestrator
+keeps (`flow.letters`): a runner may not write there. Of the hours between lease and result the bus knows nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -76,6 +77,9 @@ class Assignments:
                     event = decode(delivery.body, delivery.schema, self._expected)
                     check_assignment(event, self._worker.run)
                 except MessageError as error:
+                    log.warning(
+                        "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=str(error)
+                    )
                     await self._worker.bus.dead_letter(delivery, str(error))
                     continue
                 await self._slot(delivery)

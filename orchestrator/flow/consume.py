@@ -85,7 +85,7 @@ async def process(
             log.warning(
                 "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=refused[i]
             )
-            await flow.bus.dead_letter(delivery, refused[i])
+            await flow.bus.dead_letter(delivery, refused[i], kept=True)
         else:
             await delivery.ack()
 

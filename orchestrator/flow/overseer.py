@@ -2,6 +2,7 @@
 
 | produces | waits for | unblocked by |
 |---|---|---|
+| what was refused, as metrics | time | time |
 | alarms in log and metrics: stage, item, process, loop, dependency | time | time |
 | assignments once more, where those who should have them live and rest | time | time |
 | a warning when the window is too small for groups that take so differently long | groups that became ready | runners |
@@ -22,6 +23,7 @@ from orchestrator.flow.context import Flow
 from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.flow.rebuild import remind
 from orchestrator.log import get
+from orchestrator.pool import history
 from orchestrator.pool.culprits import Culprit, culprits, eased
 from orchestrator.pool.presence import present
 from orchestrator.pool.stages import Stage, group_seconds, stages
@@ -66,6 +68,9 @@ class Overseer:
             "penstock_stage_stuck", "1: a stage makes no progress, and who holds it up",
             ["stage", "process", "loop", "waits_for"], registry=registry,
         )  # fmt: skip
+        self.counted = Gauge(
+            "penstock_counted", "refusals and no-ops of the run: its rows of `counters`", ["name"], registry=registry
+        )  # fmt: skip
         self._stalls = Counter("penstock_stage_stalls", "alarms about stages", ["stage"], registry=registry)
 
     async def run(self) -> None:
@@ -78,13 +83,16 @@ class Overseer:
         """One look; returns the culprits whose alarm rings, by stage."""
         flow, limit = self._flow, self._no_progress_s
 
-        async def read(connection: AsyncConnection) -> tuple[list[Stage], dict[str, Culprit]]:
+        async def read(connection: AsyncConnection) -> tuple[list[Stage], dict[str, Culprit], dict[str, int]]:
             processes = await present(connection, flow.run_id)
             found = eased(await stages(connection, flow.run_id, flow.config, self._settings), processes)
-            return found, culprits(found, processes, limit)
+            counted = await history.counts(connection, flow.run_id)
+            return found, culprits(found, processes, limit), counted
 
-        found, named = await transact(flow.engine, read, at="orchestrator.read")
+        found, named, counted = await transact(flow.engine, read, at="orchestrator.read")
         self._stuck.clear()
+        for name, amount in counted.items():
+            self.counted.labels(name).set(amount)
         for stage in found:
             self._open.labels(stage.name).set(stage.open)
             self._oldest.labels(stage.name).set(stage.oldest_s)

@@ -52,6 +52,11 @@ class Metrics:
             buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
             registry=r,
         )
+        self.announcements_refused = Counter(
+            "penstock_gateway_announcements_refused",
+            "messages on policy.<run> that announce no version of this run",
+            registry=r,
+        )
         self.canary = Gauge(
             "penstock_gateway_canary_difference",
             "largest |logprob difference| of the last canary",

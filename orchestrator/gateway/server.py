@@ -128,7 +128,7 @@ class Gateway:
             courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
             sessions = SessionStore(engine, run_id)
             book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
-            versions = PublishedVersions(engine, run_id, look_s=config.servers.look_s)
+            versions = PublishedVersions(engine, run_id, metrics, look_s=config.servers.look_s)
             owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"  # the journal is locked: nobody else has this name
             rows = ServerRows(engine, run_id, owner, config.servers.lease_ttl_s)
             leases = [ServerLease(rows, server.url) for server in servers]

@@ -23,9 +23,11 @@ import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import Bus
+from orchestrator.bus.base import Bus, Delivery
 from orchestrator.clock import clock
 from orchestrator.config import ServersSection
+from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.events import PolicyPublished, decode
 from orchestrator.contracts.states import ServerState
 from orchestrator.gateway.leases import LeaseLost, ServerLease
 from orchestrator.gateway.metrics import Metrics
@@ -94,7 +96,8 @@ class Targets(Protocol):
 class PublishedVersions:
     """The newest version in the data pool. The bus only says when to look."""
 
-    def __init__(self, engine: AsyncEngine, run_id: int, *, look_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, run_id: int, metrics: Metrics, *, look_s: float) -> None:
+        self._metrics = metrics
         self._engine = engine
         self._run_id = run_id
         self._look_s = look_s
@@ -114,14 +117,28 @@ class PublishedVersions:
                 self.moved = anyio.Event()
 
     async def follow(self, bus: Bus, run: str) -> None:
-        """Refresh on every PolicyPublished, until cancelled."""
+        """Refresh whenever something is announced, until cancelled. What is no announcement is counted and said; nothing is believed of
+        either: the versions are those of the data pool."""
         async with bus.subscribe(subjects.consume_policy(run)) as published:
             while True:
                 current().rests("POLICY")
-                for delivery in await published.take(64):
-                    await delivery.ack()
+                announced = await published.take(64)
                 current().works("a published version")
+                for delivery in announced:
+                    self._read(delivery, run)
+                    await delivery.ack()
                 await self.refresh()
+
+    def _read(self, delivery: Delivery, run: str) -> None:
+        try:
+            event = decode(delivery.body, delivery.schema, PolicyPublished)
+            if event.run != run:
+                raise MessageError(f"PolicyPublished: it is of the run {event.run!r:.80}")
+            if event.version < 0:
+                raise MessageError(f"PolicyPublished: there is no version {event.version}")
+        except MessageError as error:
+            self._metrics.announcements_refused.inc()
+            log.warning("announcement.refused", msg_id=delivery.msg_id, reason=str(error))
 
     async def watch(self) -> None:
         """Refresh every `look_s` seconds, until cancelled: a bus that was wiped must not keep old weights serving."""

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, GroupState, RolloutState, check
 from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import batches, groups, queue, rollouts, transitions
+from orchestrator.pool.tables import batches, counters, groups, queue, rollouts, transitions
 
 
 async def lock_run(connection: AsyncConnection, run_id: int) -> None:
@@ -282,3 +282,9 @@ async def moved_run(
 async def count(connection: AsyncConnection, run_id: int, name: str, amount: int = 1) -> None:
     """Add to a named counter of the run: no-ops and refusals are counted, never silent."""
     await connection.execute(select(func.count_event(run_id, name, amount)))
+
+
+async def counts(connection: AsyncConnection, run_id: int) -> dict[str, int]:
+    """Every named counter of the run."""
+    query = select(counters.c.name, counters.c.value).where(counters.c.run_id == run_id)
+    return {row.name: row.value for row in await connection.execute(query)}

@@ -72,8 +72,7 @@ def test_every_kind_of_message_that_is_published_or_acked_has_its_failpoint() ->
     assert {subjects.stream_of(subject) for subject in sent} == set(subjects.STREAMS)
     kinds = {subjects.kind_of(subject) for subject in sent}
     assert {name.removeprefix("publish.") for name in BOUNDARIES if name.startswith("publish.")} == kinds
-    # Dead letters are read by people alone.
-    assert {name.removeprefix("ack.") for name in BOUNDARIES if name.startswith("ack.")} == kinds - {"dead"}
+    assert {name.removeprefix("ack.") for name in BOUNDARIES if name.startswith("ack.")} == kinds
 
 
 BAD = {

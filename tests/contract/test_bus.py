@@ -239,6 +239,7 @@ async def test_a_dead_letter_keeps_the_message_its_reason_and_its_deliveries(bus
     assert letter.headers[subjects.HEADER_DEAD_SUBJECT] == "steps.demo.r1"
     assert letter.headers[subjects.HEADER_DEAD_DELIVERIES] == "1"
     assert letter.headers[subjects.HEADER_DEAD_MSG_ID] == "r1:1:7:step"
+    assert letter.headers[subjects.HEADER_DEAD_KEPT] == "no"
     assert await nothing_more(bus, quick(subjects.consume_steps("demo")), for_s=2 * ACK_WAIT_S)
 
 

@@ -108,6 +108,11 @@ async def _junk(world: World) -> None:
     await _send(world, subjects.steps(world.seen.run, "1"), "StepRecorded/1", b"\xff\xfe")
 
 
+async def _bad_work(world: World) -> None:
+    """A runner refuses it, and the orchestrator keeps it."""
+    await _send(world, subjects.work_rollout(world.seen.run), "RolloutAssigned/1", b"\xff\xfe")
+
+
 async def _an_impossible_number(world: World) -> None:
     event = RolloutFinished(
         run=world.seen.run, rollout=2**70, attempt=1, epoch=1, failure_class="completed", steps=0, last_idx=-1, digest=""
@@ -137,6 +142,8 @@ PROVOKED: dict[str, Provoke] = {
     "steps.complete": _a_late_step,
     "nak": _a_full_buffer,
     "refused.commit": _an_impossible_number,
+    "letters.commit": _bad_work,
+    "ack.dead": _bad_work,
     "publish.dead": _junk,
     "term": _junk,
     "person.commit": _a_command,
@@ -152,6 +159,8 @@ PROVOKED: dict[str, Provoke] = {
 }
 DISTURBED: dict[str, frozenset[str]] = {
     "breaker.commit": frozenset({"runner"}),
+    "letters.commit": frozenset({"runner"}),
+    "ack.dead": frozenset({"runner"}),
     "steps.complete": frozenset({"gateway"}),
     "server.abort": frozenset({"runner"}),
 }

@@ -1,9 +1,12 @@
 """Dead letters are kept once, whoever finds them and however often they come, and are where `penstock dead` looks."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 
+import anyio
 import anyio.to_thread
+import nats
 import pytest
 from alembic import command
 from sqlalchemy import func, insert, select, text
@@ -14,10 +17,11 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.ingest import ingest_steps
-from orchestrator.pool.dead import Letter, dead_messages, keep, keep_unsendable
+from orchestrator.flow.letters import keep_letters
+from orchestrator.pool.dead import DeadMessage, Letter, dead_messages, keep, keep_unsendable
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.tables import dead_letters
-from tests.integration.flow_rig import Stage, playing, staged
+from tests.integration.flow_rig import Stage, playing, staged, until
 from tests.integration.pool_rig import builders, counter, engine, small
 from tests.services import alembic_config, upgrade_to_head
 
@@ -104,3 +108,96 @@ async def test_a_message_whose_settling_was_lost_after_the_commit_is_one_letter(
         query = select(dead_letters.c.msg_id, func.count()).group_by(dead_letters.c.msg_id)
         assert {tuple(row) for row in await connection.execute(query)} == {("once", 1), ("other", 1)}
     assert await counter(stage.flow.engine, stage.run, "steps_refused") == 2
+
+
+# --- of those who may not write them ----------------------------------------------------------------------------
+
+
+async def refuse(
+    stage: Stage, msg_id: str, body: bytes = b"junk", *, times: int = 1, kept: bool = False
+) -> None:
+    """What a runner does with an assignment that is none; again after it died before that was settled."""
+    subject = subjects.work_rollout(stage.run.name)
+    await stage.bus.publish(Outgoing(subject, msg_id, "RolloutAssigned/1", body))
+    async with stage.bus.subscribe(subjects.consume_work_rollout(stage.run.name)) as arriving:
+        (delivery,) = await arriving.take(1)
+        for n in range(times):
+            if n:
+                await stage.wipe("DEAD")  # it forgets that it had the letter
+                await stage.bus.ensure_streams()
+            await stage.bus.dead_letter(delivery, "it is no assignment", kept=kept)
+
+
+async def letters(stage: Stage) -> list[DeadMessage]:
+    async with stage.flow.engine.connect() as connection:
+        return await dead_messages(connection, stage.run.run_id)
+
+
+async def test_what_a_runner_refuses_is_a_dead_letter_of_its_run_and_counted(stage: Stage) -> None:
+    async with playing([partial(keep_letters, stage.flow)]):
+        await refuse(stage, "w1")
+        await stage.reaches(1, "dead_letters")
+        await refuse(stage, "w2", b"more", times=2)
+        await stage.reaches(2, "dead_letters")
+    first, second = await letters(stage)
+    subject = subjects.work_rollout(stage.run.name)
+    assert (first.run_id, first.stream, first.subject) == (stage.run.run_id, "WORK", subject)
+    assert (first.schema, first.msg_id, first.body) == ("RolloutAssigned/1", "w1", b"junk")
+    assert (first.reason, first.deliveries) == ("it is no assignment", 1)
+    assert (second.msg_id, second.body) == ("w2", b"more")
+    assert await counter(stage.flow.engine, stage.run, "work_refused") == 2
+
+
+async def test_a_letter_that_comes_again_is_kept_once_and_what_is_kept_elsewhere_or_no_letter_is_not(
+    stage: Stage,
+) -> None:
+    await refuse(stage, "kept", kept=True)
+    await stage.bus.publish(Outgoing("dead.work", "strange", "", b"anything"))
+    letter = {
+        subjects.HEADER_DEAD_KEPT: "no",
+        subjects.HEADER_DEAD_SUBJECT: subjects.work_rollout(stage.run.name),
+        subjects.HEADER_DEAD_DELIVERIES: "9" * 18,
+        subjects.HEADER_DEAD_BODY_BYTES: "1000",
+    }
+    for name in ("once", "again"):
+        await stage.bus.publish(Outgoing("dead.work", name, "", b"cut", letter))
+    await stage.bus.publish(Outgoing("dead.work", "whose", "", b"", {subjects.HEADER_DEAD_KEPT: "no"}))
+    async with playing([partial(keep_letters, stage.flow)]):
+        await until(lambda: _kept(stage, 2))
+        await until(lambda: _acked(stage, 5))
+    cut, strange = await letters(stage)
+    assert cut.reason == "no reason given (the first 3 of 1,000 bytes are kept)"
+    assert (cut.body, cut.deliveries) == (b"cut", 2**31 - 1)
+    assert (strange.run_id, strange.subject) == (None, "dead.work")
+
+
+async def _kept(stage: Stage, n: int) -> bool:
+    return len(await letters(stage)) == n
+
+
+async def _acked(stage: Stage, n: int) -> bool:
+    client = await nats.connect(stage.url)
+    try:
+        found = await client.jetstream().consumer_info(f"{stage.prefix.upper()}_DEAD", "letters")
+    finally:
+        await client.close()
+    return bool(found.num_pending == 0 and found.num_ack_pending == 0 and found.delivered.consumer_seq == n)
+
+
+async def test_a_message_that_nobody_acknowledges_ends_as_a_dead_letter_of_its_run(stage: Stage) -> None:
+    subject = subjects.steps(stage.run.name, "7")
+    impatient = replace(subjects.consume_steps(stage.run.name), ack_wait_s=0.2, max_deliver=2)
+    async with playing([partial(keep_letters, stage.flow)]):
+        await stage.bus.publish(Outgoing(subject, "7:1:0:step", "StepRecorded/1", b"{}"))
+        async with stage.bus.subscribe(impatient) as arriving, anyio.create_task_group() as group:
+
+            async def take() -> None:
+                while True:
+                    await arriving.take(1)
+
+            group.start_soon(take)
+            await stage.reaches(1, "dead_letters", stream="STEPS")
+            group.cancel_scope.cancel()
+    (letter,) = await letters(stage)
+    assert (letter.subject, letter.msg_id) == (subject, "7:1:0:step")
+    assert letter.reason == "delivered 2 times without an acknowledgement"

@@ -10,6 +10,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, encode
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.flow.letters import keep_letters
 from tests.integration.runner_rig import a_task, open_rig, runs, says
 from tests.integration.test_runners import directory, model
 
@@ -43,6 +44,7 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
             await rig.flow.bus.publish(
                 Outgoing(subjects.policy(run), secrets.token_hex(8), "PolicyPublished/1", body)
             )
+        rig.tasks.start_soon(keep_letters, rig.flow)
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
@@ -65,5 +67,11 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
             "VerifyAssigned: there is no rollout 1, attempt 1, epoch 0",
         ):
             assert any(part in reason for reason in reasons), (part, reasons)
+        await rig.until(
+            "SELECT count(*) AS n FROM dead_letters WHERE run_id = :run AND stream = 'WORK'",
+            lambda row: row.n == 2 * len(forged),
+            run=rig.flow.run_id,
+        )
+        await rig.counted("work_refused")
         (counted,) = await rig.rows("SELECT count(*) AS n FROM attempts")
         assert counted.n == 1, "forged work was leased"

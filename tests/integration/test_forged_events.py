@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
@@ -23,6 +25,7 @@ from orchestrator.contracts.events import (
     EVENTS,
     ArtifactFile,
     Event,
+    PolicyPublished,
     RolloutFinished,
     StepMark,
     StepRecorded,
@@ -38,6 +41,8 @@ from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
 from orchestrator.flow.plausible import check_result, check_verdict
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.sync import PublishedVersions
 from orchestrator.pool.ingest import decode_step
 from orchestrator.pool.leases import Lease
 from tests.integration.flow_rig import TASK, Stage, playing, staged, until
@@ -269,6 +274,34 @@ async def test_a_step_of_a_version_that_was_never_published_is_refused_unless_it
         await stage.serves(4)  # from now on it is one
         await stage.send(subject, msgspec.structs.replace(forged[0], idx=5, root=5))
         await stage.reaches(len(good) + 1, "steps")
+
+
+async def test_an_announcement_that_is_none_is_counted_and_said_and_the_versions_stay_those_of_the_data_pool(
+    stage: Stage,
+) -> None:
+    run, metrics = stage.run.name, Metrics()
+    await stage.serves(3)
+    versions = PublishedVersions(stage.flow.engine, stage.run.run_id, metrics, look_s=3600.0)
+    good = PolicyPublished(run=run, version=9, path="", manifest_sha="", batch_no=None, revision=9)
+
+    async def refused_so_far(n: int) -> bool:
+        return metrics.registry.get_sample_value("penstock_gateway_announcements_refused_total") == n
+
+    async with playing([partial(versions.follow, stage.bus, run)]):
+        with capture_logs() as logs:
+            bodies = [b"", b"\xff", b'{"run": 7}', encode(msgspec.structs.replace(good, run="another"))]
+            for n, body in enumerate([*bodies, encode(msgspec.structs.replace(good, version=-1))], 1):
+                await stage.bus.publish(Outgoing(subjects.policy(run), f"p{n}", "PolicyPublished/1", body))
+                await until(partial(refused_so_far, n))  # the stream keeps the newest alone
+        await stage.serves(4)
+        await stage.send(subjects.policy(run), good)
+        with anyio.fail_after(20):
+            while versions.newest is None or versions.newest.version != 4:
+                await versions.moved.wait()
+    reasons = [line["reason"] for line in logs if line["event"] == "announcement.refused"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["PolicyPublished"] * 5
+    assert reasons[-1] == "PolicyPublished: there is no version -1"
+    assert await refused_so_far(5)
 
 
 async def _is(stage: Stage, rollout_id: int, state: str) -> bool:

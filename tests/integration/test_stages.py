@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
@@ -16,6 +17,7 @@ from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.flow.overseer import WINDOW_EVERY, Overseer
 from orchestrator.home import write_template
+from orchestrator.pool import history
 from orchestrator.pool.culprits import SLOT, culprits, eased, stuck
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.presence import LoopReport, ProcessReport, present, tell
@@ -184,6 +186,17 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
     assert len(found) == warnings and all(
         "raise queue.capacity or queue.window_fraction" in line for line in found
     )
+
+
+async def test_what_was_refused_is_a_metric(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    overseer, registry = Overseer(flow_of(engine, run)), CollectorRegistry()
+    registry.register(overseer.counted)
+    for amount in (2, 3):
+        async with engine.begin() as connection:
+            await history.count(connection, run.run_id, "work_refused", amount)
+        await overseer.look()
+    assert registry.get_sample_value("penstock_counted", {"name": "work_refused"}) == 5
 
 
 async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) -> None:
