@@ -13,7 +13,8 @@ from orchestrator.contracts.states import BatchState
 from orchestrator.pool import batches
 from orchestrator.pool.batches import Batch, NewVersion
 from orchestrator.pool.engine import Role, open_engine
-from orchestrator.pool.policies import next_version, progress
+from orchestrator.pool.history import lock_run
+from orchestrator.pool.policies import newest_version, next_version, progress
 from orchestrator.pool.runs import first_dispatch_age, get_run
 from orchestrator.pool.transact import transact
 from orchestrator.scheduling.policies import queue_policy
@@ -41,6 +42,8 @@ async def measure(rig: Rig, claims: int, table: Report) -> list[Bar]:
             pid = int(await connection.scalar(text("SELECT pg_backend_pid()")) or 0)
 
         async def claim(connection: AsyncConnection) -> Batch:  # as trainer.phases.Trainer.claim
+            await lock_run(connection, run.run_id)
+            assert await newest_version(connection, run.run_id) is not None
             await progress(connection, run.run_id)
             await first_dispatch_age(connection, run.run_id)
             batch = await batches.take(connection, run.run_id, policy, BATCH_GROUPS, BATCH_GROUPS // 2)
