@@ -75,6 +75,10 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "person.commit": Boundary(
             Kind.COMMIT, ("client",), "a command changes something: the run ends, a dead letter is dropped"
         ),
+        "prune.detach": Boundary(
+            Kind.COMMIT, ("client",), "a pruned run's partition is no partition any more, or half so"
+        ),
+        "prune.drop": Boundary(Kind.COMMIT, ("client",), "a detached partition of a pruned run is dropped"),
         "intake.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "tasks are accepted or rejected"),
         "dispatcher.commit": Boundary(
             Kind.COMMIT, _ORCHESTRATOR, "groups get a place in the queue, rollouts are assigned"

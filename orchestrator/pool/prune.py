@@ -4,7 +4,7 @@ Each of the three tables has one partition per run. A partition is detached CONC
 runs would wait for; then it is nobody's, and dropped. What is still reading when it begins is waited for, in turns of `LOCK_WAIT`.
 
 `runs.pruned` is set first, in a transaction that refuses what may not be pruned: from then on the run takes no step, and the audit says
-"pruned". A prune that was killed is continued by the next one.
+"pruned". A prune that was killed is continued by the next one; two at once do no harm.
 """
 
 from collections.abc import AsyncIterator
@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState
+from orchestrator.failpoints import boundary
 from orchestrator.log import get
 from orchestrator.pool.runs import Run
 from orchestrator.pool.tables import artifacts, batches, dead_letters, groups, runs, tool_calls
@@ -31,7 +32,8 @@ LOCK_WAIT = (
     "1s"  # whoever wants another lock on these tables (a new run's partitions, say) waits no longer than this
 )
 PATIENCE_S = 60.0
-_NO_LOCK, _UNFINISHED = "55P03", "55000"  # lock_not_available; another detach was broken off
+_NO_LOCK, _UNFINISHED, _NO_TABLE = "55P03", "55000", "42P01"
+"""lock_not_available · another detach was broken off, or was finished by somebody else · somebody else has detached it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ async def drop(engine: AsyncEngine, run_id: int, patience_s: float = PATIENCE_S)
         for table in PARTITIONED:
             with anyio.move_on_after(patience_s) as waiting:
                 await _detach(connection, table, run_id)
-                await _without(connection, f"DROP TABLE IF EXISTS {table}_{run_id}")
+                await _without(connection, f"DROP TABLE IF EXISTS {table}_{run_id}", at="prune.drop")
             if waiting.cancelled_caught:
                 raise ConfigurationError(
                     f"something has been reading {table} for {patience_s:g} s (see pg_stat_activity); run the same command again later"
@@ -150,23 +152,32 @@ async def _detach(connection: AsyncConnection, table: str, run_id: int) -> None:
         pending = {row.relname: row.inhdetachpending for row in states}
         half = [name for name, unfinished in pending.items() if unfinished]
         if half:
-            await _without(connection, f"ALTER TABLE {table} DETACH PARTITION {half[0]} FINALIZE")
+            await _without(
+                connection,
+                f"ALTER TABLE {table} DETACH PARTITION {half[0]} FINALIZE",
+                at="prune.detach",
+                once=True,
+            )
         elif pending:
             await _without(
-                connection, f"ALTER TABLE {table} DETACH PARTITION {table}_{run_id} CONCURRENTLY", once=True
+                connection,
+                f"ALTER TABLE {table} DETACH PARTITION {table}_{run_id} CONCURRENTLY",
+                at="prune.detach",
+                once=True,
             )
         else:
             return
 
 
-async def _without(connection: AsyncConnection, statement: str, *, once: bool = False) -> None:
-    """Run it as soon as its locks are free. `once`: return also where they were not; it may have been half done."""
+async def _without(connection: AsyncConnection, statement: str, *, at: str, once: bool = False) -> None:
+    """Run it as soon as its locks are free. It commits by itself: `at` is its failpoint. `once`: return also where they were not; it may have
+    been half done, or done by somebody else."""
     while True:
         try:
-            await connection.execute(text(statement))
+            await boundary(at, lambda: connection.execute(text(statement)))
             return
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in (_NO_LOCK, _UNFINISHED):
+            if getattr(error.orig, "sqlstate", None) not in (_NO_LOCK, _UNFINISHED, _NO_TABLE):
                 raise
             log.info("prune.waits", statement=statement, reason=str(error.orig).partition("\n")[0])
         await anyio.sleep(0.1)

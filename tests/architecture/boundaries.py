@@ -16,6 +16,8 @@ SYSCALLS = {"fsync", "fdatasync", "rename", "renames", "replace", "link", "sync"
 TRANSACTIONS = {"transact", "once"}
 CONNECTION = re.compile(r"(engine|connection|transaction)$")
 WIRE = re.compile(r"(client|js)$")  # a connection of nats-py, which orchestrator.bus alone imports
+# The places that open what commits: a transaction, and a connection whose statements commit one by one.
+OPENERS = {"orchestrator/pool/transact.py": {"_attempt"}, "orchestrator/pool/prune.py": {"_alone"}}
 UNSYNCED = {
     "generate",
     "flush",
@@ -86,6 +88,14 @@ class _Reader(ast.NodeVisitor):
         at = next((keyword.value for keyword in node.keywords if keyword.arg == "at"), None)
         if isinstance(node.func, ast.Attribute) and self._moves_a_path(node, node.func):
             self._act(node, f"Path.{node.func.attr}")
+        for keyword in node.keywords:
+            match keyword:
+                case ast.keyword(arg="isolation_level", value=ast.Constant(value="AUTOCOMMIT")) if (
+                    not self._opens()
+                ):
+                    self._fault(
+                        node, "with AUTOCOMMIT every statement commits: each needs a failpoint of its own"
+                    )
         if name in TRANSACTIONS and len(node.args) >= 2:  # ours take an engine and the work
             self._named(node, at, "a transaction", Kind.COMMIT)
         elif name == "_call" and _constant(node.args, 0) == "POST" and not self._within(UNSYNCED):
@@ -141,8 +151,7 @@ class _Reader(ast.NodeVisitor):
         return any(function.name in names for function in self._functions)
 
     def _opens(self) -> bool:
-        """The one place that opens transactions."""
-        return self.path == "orchestrator/pool/transact.py" and self._within({"_attempt"})
+        return self._within(OPENERS.get(self.path, set()))
 
     @staticmethod
     def _moves_a_path(node: ast.Call, function: ast.Attribute) -> bool:

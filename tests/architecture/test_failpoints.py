@@ -81,6 +81,7 @@ BAD = {
     'await transact(engine, work, at="journal.sync")': "is a boundary of kind DISK, this is a transaction",
     "await transact(engine, work, at=NAME)": "cannot be read here",
     "async with self._engine.begin() as connection: pass": "self._engine.begin has no failpoint",
+    'await plain.execution_options(isolation_level="AUTOCOMMIT")': "with AUTOCOMMIT every statement commits",
     "await connection.commit()": "connection.commit has no failpoint",
     "await connection.js.publish(subject, body)": "connection.js.publish has no failpoint",
     'await connection.client.publish(reply, b"+ACK")': "connection.client.publish has no failpoint",

@@ -1,6 +1,9 @@
 """Retention: a prune drops an ended run's trajectories, keeps what became of it, and holds nobody up."""
 
 import json
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from sqlalchemy import func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from typer.testing import CliRunner
 
+from orchestrator import failpoints
 from orchestrator.audit import audit
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
@@ -158,6 +162,82 @@ async def test_a_prune_that_was_broken_off_is_finished_by_the_next(engine: Async
     await pruned(engine, old)
     await pruned(engine, old)
     assert not (await kept(engine, old))["messages"]
+
+
+@pytest.fixture
+def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    return tmp_path
+
+
+POINTS = ("prune.detach.before", "prune.detach.after", "prune.drop.before", "prune.drop.after")
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_prune_whose_connection_breaks_is_finished_by_the_next(
+    engine: AsyncEngine, armed: Path, point: str
+) -> None:
+    old = await ended_run(engine)
+    (armed / point).write_text("raise")
+    with pytest.raises(ConnectionResetError):
+        await pruned(engine, old)
+    await pruned(engine, old)
+    await nothing_is_left(engine, old)
+
+
+@pytest.mark.parametrize("name", ["prune.detach", "prune.drop"])
+async def test_a_statement_of_a_prune_may_be_done_twice(engine: AsyncEngine, armed: Path, name: str) -> None:
+    old = await ended_run(engine)
+    (armed / name).write_text("duplicate\nduplicate\nduplicate")
+    await pruned(engine, old)
+    assert (armed / failpoints.HITS).read_text().count(f"{name} duplicate") == 3
+    await nothing_is_left(engine, old)
+
+
+PRUNE = """
+import sys, anyio
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.prune import drop
+
+async def prune(url, run):
+    async with open_engine(url, size=1) as engine:
+        await drop(engine, int(run))
+
+anyio.run(prune, *sys.argv[1:])
+"""
+
+
+@pytest.mark.timeout(180)
+async def test_a_prune_that_is_killed_anywhere_is_finished_by_the_next(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    old = await ended_run(engine)
+    async with engine.begin() as connection:
+        await prune.begin(connection, old)
+    for point in POINTS:
+        (tmp_path / point).write_text("exit")
+    ended = []
+    with anyio.fail_after(150):
+        while not ended or ended[-1]:
+            done = await anyio.run_process(
+                [sys.executable, "-c", PRUNE, database_url, str(old.run_id)],
+                env={**os.environ, "PENSTOCK_FAILPOINTS": str(tmp_path)},
+                check=False,
+            )
+            ended.append(done.returncode)
+            assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    hits = [line.split()[0] for line in (tmp_path / failpoints.HITS).read_text().splitlines()]
+    assert sorted(hits) == sorted(POINTS) and len(ended) == len(POINTS) + 1
+    await nothing_is_left(engine, old)
+
+
+async def nothing_is_left(engine: AsyncEngine, run: Run) -> None:
+    async with engine.connect() as connection:
+        names = [f"{table}_{run.run_id}" for table in prune.PARTITIONED]
+        left = text("SELECT count(*) FROM pg_class WHERE relname = ANY(:names)")
+        assert await connection.scalar(left, {"names": names}) == 0
+    report = await audit(engine, run.name)
+    assert report.violations == 0, [v.what for check in report.checks for v in check.violations]
 
 
 async def test_what_may_still_be_needed_is_refused_in_one_sentence(engine: AsyncEngine) -> None:
