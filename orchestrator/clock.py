@@ -38,6 +38,7 @@ class Clock(BaseModel):
     pool_silence_s: Seconds = 25.0  # a connection without a sign of life from the other machine is broken
     pool_idle_s: Seconds = 10.0  # who stops in the middle of a transaction holds its locks for no longer
     arrival_s: Seconds = 60.0  # announced steps may take so long to arrive after the result
+    refusals_s: Seconds = 10.0  # of a flood of stale messages, a few are said in each of these
     # Runners.
     gateway_start_s: Seconds = 60.0  # a runner waits so long for the first start of its gateway
     gateway_held_s: Seconds = 5.0  # the gateway may take so long to say whether it holds a completion

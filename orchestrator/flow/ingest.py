@@ -20,7 +20,9 @@ from orchestrator.flow.complete import assign_verification, complete_reported, c
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.flow.plausible import check_result, check_verdict
+from orchestrator.flow.stale import Stale
 from orchestrator.pool import history, leases, results
+from orchestrator.pool.current import why_stale
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
 from orchestrator.pool.policies import published
 from orchestrator.pool.transact import transact
@@ -54,6 +56,7 @@ def _failure(name: str, allowed: frozenset[FailureClass]) -> FailureClass:
 async def ingest_steps(flow: Flow) -> None:
     """Steps, in batches. A rollout whose result came first is completed in a transaction of its own, before the ack."""
     waiting: set[int] = set()
+    stale = Stale("steps")
     known: set[int] = set()  # published versions; they stay so
 
     async def unpublished(connection: AsyncConnection, steps: Mapping[int, Decoded]) -> dict[int, str]:
@@ -69,6 +72,7 @@ async def ingest_steps(flow: Flow) -> None:
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         waiting.clear()
+        stale.begin()
         refused: dict[int, str] = {}
         arrived: dict[int, Decoded] = {}
         for i, delivery in enumerate(deliveries):
@@ -80,6 +84,9 @@ async def ingest_steps(flow: Flow) -> None:
             refused[i] = reason
             del arrived[i]
         done = await ingest(connection, flow.run_id, list(arrived.values()))
+        steps = list(arrived.values())
+        for i, reason in done.why.items():
+            stale.add(steps[i].event, reason)
         for (i, step), fate in zip(arrived.items(), done.fates, strict=True):
             if fate is Fate.CONFLICTING:
                 refused[i] = f"step {step.key} is stored with other content: steps never change"
@@ -87,6 +94,7 @@ async def ingest_steps(flow: Flow) -> None:
         return refused
 
     async def complete() -> None:
+        await stale.tell()
         if waiting:
             await transact(
                 flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
@@ -97,9 +105,11 @@ async def ingest_steps(flow: Flow) -> None:
 
 async def ingest_results(flow: Flow) -> None:
     """Rollout results."""
+    stale = Stale("results")
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         await history.lock_run(connection, flow.run_id)
+        stale.begin()
         refused: dict[int, str] = {}
         events: list[RolloutFinished] = []
         for i, delivery in enumerate(deliveries):
@@ -117,19 +127,33 @@ async def ingest_results(flow: Flow) -> None:
             except MessageError as error:
                 refused[i] = str(error)
         events.sort(key=attrgetter("rollout"))  # rows are locked in the order in which heartbeats lock them
-        moved = [event.rollout for event in events if await results.report(connection, flow.run_id, event)]
+        moved: list[int] = []
+        for event in events:
+            if await results.report(connection, flow.run_id, event):
+                moved.append(event.rollout)
+            else:
+                stale.add(event, await _why(connection, flow, event))
         if moved:
             await complete_reported(connection, flow, moved)
         return refused
 
-    await consume(flow, subjects.consume_results_rollout(flow.run), handle, batch=16, at="results.commit")
+    await consume(
+        flow,
+        subjects.consume_results_rollout(flow.run),
+        handle,
+        batch=16,
+        after=stale.tell,
+        at="results.commit",
+    )
 
 
 async def ingest_verdicts(flow: Flow) -> None:
     """Verdicts: a reward, or a verifier failure that is tried again."""
+    stale = Stale("verdicts")
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, str]:
         await history.lock_run(connection, flow.run_id)
+        stale.begin()
         refused: dict[int, str] = {}
         for i, delivery in enumerate(deliveries):
             try:
@@ -142,14 +166,27 @@ async def ingest_verdicts(flow: Flow) -> None:
                 refused[i] = str(error)
                 continue
             if failure is not FailureClass.COMPLETED:
-                await verify_again(
+                taken = await verify_again(
                     connection, flow, event.rollout, event.attempt, event.epoch, event.reason or failure
                 )
-            elif await results.verdict(connection, flow.run_id, event):
+            elif taken := await results.verdict(connection, flow.run_id, event):
                 await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
+            if not taken:
+                stale.add(event, await _why(connection, flow, event))
         return refused
 
-    await consume(flow, subjects.consume_results_verdict(flow.run), handle, batch=16, at="verdicts.commit")
+    await consume(
+        flow,
+        subjects.consume_results_verdict(flow.run),
+        handle,
+        batch=16,
+        after=stale.tell,
+        at="verdicts.commit",
+    )
+
+
+async def _why(connection: AsyncConnection, flow: Flow, event: RolloutFinished | VerdictReached) -> str:
+    return await why_stale(connection, flow.run_id, event.rollout, event.attempt, event.epoch)
 
 
 def _in_range(reward: float | None) -> bool:
@@ -165,9 +202,9 @@ async def verify_again(
     reason: str,
     *,
     given_back: bool = False,
-) -> None:
+) -> bool:
     """Another verification of the same artifacts; with the tries used up the member is lost, and never rewarded. Those given back do not
-    count, and need not wait."""
+    count, and need not wait. False (counted) for a stale epoch."""
     delay_s = 0.0 if given_back else flow.config.rollout.retry_delay_s
     again = await results.verify_again(
         connection,
@@ -180,7 +217,7 @@ async def verify_again(
     )
     if again is None:
         await history.count(connection, flow.run_id, "verdicts_stale")
-        return
+        return False
     tries, new_epoch = again
     if tries >= flow.config.queue.max_attempts:
         lost = f"{tries} verifications failed; the last one: {reason}"
@@ -188,8 +225,9 @@ async def verify_again(
             connection, rollout_id, RolloutState.FINISHED, new_epoch, FailureClass.VERIFIER_FAILURE, lost
         ):
             await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
-        return
+        return True
     purpose = await leases.purpose_of(connection, rollout_id)
     await assign_verification(
         connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=delay_s * 2**tries
     )
+    return True

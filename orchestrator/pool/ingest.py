@@ -4,7 +4,7 @@ One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a differen
 order, so a parent may be missing for a while: `broken_steps` looks at whole trajectories once they are complete.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,6 +30,7 @@ from orchestrator.contracts.ids import (
 from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean, clean_json
+from orchestrator.pool.current import not_current
 from orchestrator.pool.steps import canonical
 from orchestrator.pool.tables import messages, prompts, rollouts, sampling, step_marks, steps
 
@@ -172,9 +173,11 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """`fates` in order of arrival. `waiting`: rollouts of these steps whose result came before."""
+    """`fates` in order of arrival; `why`: of those that are stale, by their place. `waiting`: rollouts of these steps whose result came
+    before."""
 
     fates: Sequence[Fate]
+    why: Mapping[int, str]
     waiting: frozenset[int]
 
 
@@ -196,10 +199,11 @@ async def ingest(connection: AsyncConnection, run_id: int, arrived: Sequence[Dec
         )
     }
 
+    def flaw(step: Decoded) -> str | None:
+        return not_current(step.event.attempt, step.event.epoch, owners.get(step.event.rollout))
+
     def current(step: Decoded) -> bool:
-        owner = owners.get(step.event.rollout)
-        held = (owner.attempt, owner.lease_epoch) if owner else None
-        return held == (step.event.attempt, step.event.epoch)
+        return flaw(step) is None
 
     first: dict[Key, Decoded] = {}
     for step in arrived:
@@ -221,7 +225,8 @@ async def ingest(connection: AsyncConnection, run_id: int, arrived: Sequence[Dec
         if amount := fates.count(one):
             await history.count(connection, run_id, f"steps_{one}", amount)
     waiting = {id for id, row in owners.items() if row.state == RolloutState.REPORTED}
-    return Ingested(fates, frozenset(waiting))
+    why = {i: flaw(arrived[i]) or "it is not stored" for i, one in enumerate(fates) if one is Fate.STALE}
+    return Ingested(fates, why, frozenset(waiting))
 
 
 async def _row_shas(connection: AsyncConnection, run_id: int, keys: Iterable[Key]) -> dict[Key, bytes]:

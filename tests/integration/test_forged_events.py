@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
+from orchestrator.clock import clock
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import (
     EVENTS,
@@ -41,12 +42,23 @@ from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.flow.intake import Intake
 from orchestrator.flow.plausible import check_result, check_verdict
+from orchestrator.flow.stale import MOST, Stale
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.sync import PublishedVersions
 from orchestrator.pool.ingest import decode_step
 from orchestrator.pool.leases import Lease
 from tests.integration.flow_rig import TASK, Stage, playing, staged, until
-from tests.integration.pool_rig import Tree, counter, ended, engine, resealed, rollout_row, running
+from tests.integration.pool_rig import (
+    Tree,
+    builders,
+    counter,
+    ended,
+    engine,
+    resealed,
+    rollout_row,
+    running,
+    small,
+)
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -168,20 +180,98 @@ async def test_late_repeated_and_foreign_results_are_counted_and_change_nothing(
     good = ended(run, held, [], digest="")
     subject = subjects.results_rollout(run)
     await stage.send(subject, good)
-    async with playing([partial(ingest_results, stage.flow)]):
-        await until(lambda: _is(stage, held.rollout_id, "finished"))
-        before = await everything(stage)
-        for changes in (
-            {},  # again
-            {"failure_class": "policy_failure", "reason": "or was it?"},  # contradicts what was said
-            {"epoch": 2},
-            {"attempt": 2},
-            {"rollout": other.rollout_id, "epoch": 7},
-            {"rollout": 10**12},
-        ):
-            await stage.send(subject, msgspec.structs.replace(good, **changes))
-        await until(lambda: _counts(stage, "results_stale", 6))
+    with capture_logs() as logs:
+        async with playing([partial(ingest_results, stage.flow)]):
+            await until(lambda: _is(stage, held.rollout_id, "finished"))
+            before = await everything(stage)
+            for changes in (
+                {},  # again
+                {"failure_class": "policy_failure", "reason": "or was it?"},  # contradicts what was said
+                {"epoch": 3},
+                {"attempt": 2},
+                {"rollout": other.rollout_id, "epoch": 7},
+                {"rollout": 10**12},
+            ):
+                await stage.send(subject, msgspec.structs.replace(good, **changes))
+            await until(lambda: _counts(stage, "results_stale", 6))
+            await until(lambda: _said(logs, "results.stale", 5))
     assert await everything(stage) == before and await stage.count("dead_letters") == 0
+    assert {line["reason"] for line in logs if line["event"] == "results.stale"} == {
+        "lease epoch 1 is over: the rollout is at epoch 2",
+        "lease epoch 3 was never given: the rollout is at epoch 2",
+        "attempt 2 is not current: the rollout is at attempt 1",
+        "lease epoch 7 was never given: the rollout is at epoch 1",
+        "this run has no such rollout",
+    }
+
+
+async def test_late_and_foreign_steps_are_counted_and_said_with_their_reasons_and_change_nothing(
+    stage: Stage,
+) -> None:
+    run = stage.run.name
+    await stage.serves(3)
+    held, _ = await running(stage.flow.engine, stage.run, 2)
+    theirs = await builders.make_run(stage.flow.engine, small("theirs"))
+    [foreign, _] = await running(stage.flow.engine, theirs, 2)
+    good = a_root(held, run, 0, [-1.0, -1.0])
+    before = await everything(stage)
+    with capture_logs() as logs:
+        async with playing([partial(ingest_steps, stage.flow)]):
+            for changes in (
+                {"epoch": 2},
+                {"idx": 1, "root": 1, "epoch": 2},
+                {"attempt": 2},
+                {"rollout": foreign.rollout_id},
+            ):
+                await stage.send(
+                    subjects.steps(run, str(held.rollout_id)), msgspec.structs.replace(good, **changes)
+                )
+            await until(lambda: _counts(stage, "steps_stale", 4))
+            await until(lambda: _said(logs, "steps.stale", 3))
+    assert await everything(stage) == before and await stage.count("dead_letters") == 0
+    assert {line["reason"] for line in logs if line["event"] == "steps.stale"} == {
+        "lease epoch 2 was never given: the rollout is at epoch 1",
+        "attempt 2 is not current: the rollout is at attempt 1",
+        "this run has no such rollout",
+    }
+
+
+async def test_a_late_verdict_is_counted_and_said_with_its_reason_and_changes_nothing(stage: Stage) -> None:
+    held, _ = await running(stage.flow.engine, stage.run, 2)
+    before = await everything(stage)
+    late = VerdictReached(
+        run=stage.run.name, rollout=held.rollout_id, attempt=1, epoch=1, failure_class="completed", reward=1.0
+    )
+    failed = msgspec.structs.replace(late, epoch=2, failure_class="verifier_failure", reward=None)
+    with capture_logs() as logs:
+        async with playing([partial(ingest_verdicts, stage.flow)]):
+            await stage.send(subjects.results_verdict(stage.run.name), late)
+            await stage.send(subjects.results_verdict(stage.run.name), failed)
+            await until(lambda: _said(logs, "verdicts.stale", 2))
+    assert {line["reason"] for line in logs if line["event"] == "verdicts.stale"} == {
+        "the rollout is running and waits for none",
+        "lease epoch 2 was never given: the rollout is at epoch 1",
+    }
+    assert await _counts(stage, "verdicts_stale", 2) and await everything(stage) == before
+
+
+async def _said(logs: list[Any], event: str, least: int) -> bool:
+    return len({line["reason"] for line in logs if line["event"] == event}) >= least
+
+
+async def test_of_a_flood_of_stale_messages_some_are_said_and_how_many_are_not() -> None:
+    event = VerdictReached(run="r", rollout=1, attempt=1, epoch=1, failure_class="completed", reward=1.0)
+    stale = Stale("verdicts")
+    with capture_logs() as logs:
+        for n in range(MOST + 5):
+            stale.begin()
+            stale.add(msgspec.structs.replace(event, rollout=n), "late")
+            await stale.tell()
+        assert len(logs) == MOST
+        stale._since -= clock().refusals_s
+        stale.add(event, "late")
+        await stale.tell()
+    assert (len(logs), logs[-1]["left_out"]) == (MOST + 1, 5)
 
 
 NO_LOGPROBS = {
