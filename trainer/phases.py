@@ -227,11 +227,18 @@ class Trainer:
         keep = self.config.trainer.keep_checkpoints
         stands = self.learner.version
 
-        async def set_aside(connection: AsyncConnection) -> None:
+        async def set_aside(connection: AsyncConnection) -> bool:
             await lock_run(connection, self.run_id)  # a rewind may be about to need one of them
             needed = await needed_checkpoints(connection, self.run_id, keep)
+            back = True
             for name in needed:  # discarded by a look that lost its lock before it was over
-                bring_back(self.root / name)
+                try:
+                    bring_back(self.root / name)
+                except (
+                    OSError
+                ) as error:  # of the disk: to Postgres, for which transact would wait, nothing happened
+                    log.error("checkpoint.not_back", path=str(self.root / name), detail=str(error))
+                    back = False
             for path in list_checkpoints(self.root):
                 if int(path.name.rpartition("-")[2]) > stands or path.name in needed:
                     continue
@@ -239,8 +246,10 @@ class Trainer:
                     discard(path)
                 except OSError as error:
                     log.warning("checkpoint.kept", path=str(path), detail=str(error))
+            return back
 
-        await transact(self._engine, set_aside, at="trainer.prune")
+        if not await transact(self._engine, set_aside, at="trainer.prune"):
+            return  # what is discarded is still needed
         try:
             await _in_thread(lambda: remove_discarded(self.root))
         except OSError as error:

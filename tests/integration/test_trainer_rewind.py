@@ -149,6 +149,28 @@ async def test_what_a_stopped_trainer_discarded_while_a_rewind_chose_it_comes_ba
     assert (await pool.newest(run)).batch_no == 2 and await violations(pool, run) == []
 
 
+async def test_a_disk_that_refuses_a_rename_is_no_reason_to_wait_for_postgres(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await prepared(pool, "abcdef", trainer={"keep_checkpoints": 2, "parts": 1})
+    trainer = await pool.trainer(run)
+    await train_batches(trainer, 2)
+    discard(await checkpoint(pool, 0))
+    refused: list[Path] = []
+
+    def read_only(path: Path, target: Path) -> Path:
+        refused.append(path)
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", read_only)
+        with anyio.fail_after(20):
+            await trainer.prune()
+    assert [path.name for path in refused] == [".discarded-version-000000"]
+    await trainer.prune()
+    assert (await checkpoint(pool, 0)).is_dir() and await violations(pool, run) == []
+
+
 async def test_a_damaged_checkpoint_stops_the_trainer_with_the_file_and_the_way_out(pool: Pool) -> None:
     run = await prepared(pool, "abcdef")
     trainer = await pool.trainer(run)
