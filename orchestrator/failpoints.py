@@ -13,8 +13,9 @@ the action:
 | `delay SECONDS` | waits | NAME.before, NAME.after |
 | `duplicate` | performs the act twice | NAME |
 
-One line is one arrival: whoever gets there first takes the first line, notes `POINT ACTION PID` in the file `hits` beside it, and obeys. So a
-running stack is armed without a restart. Without the variable a boundary costs one look at `directory`.
+One line is one arrival: whoever gets there first takes the first line, notes `POINT ACTION PID PROCESS` in the file `hits` beside it, and
+obeys (PROCESS is its name under a supervisor, - elsewhere). So a running stack is armed without a restart. Without the variable a boundary
+costs one look at `directory`.
 """
 
 import errno
@@ -38,6 +39,7 @@ directory: Path | None = (
 )
 """Where points are armed; None: nothing ever is."""
 HITS: Final = "hits"
+PROCESS: Final = "PENSTOCK_PROCESS"  # the environment variable with the name of a supervised process
 
 
 class Kind(Enum):
@@ -266,7 +268,7 @@ def _taken(file: str) -> str | None:
         return None
     action, _, rest = mine.read_text().strip().partition("\n")
     with (directory / HITS).open("a") as hits:
-        hits.write(f"{file} {action} {os.getpid()}\n")
+        hits.write(f"{file} {action} {os.getpid()} {os.environ.get(PROCESS, '-')}\n")
     if rest:
         mine.write_text(rest)
         mine.rename(armed)

@@ -14,6 +14,7 @@ import msgspec
 
 from orchestrator.embedded.identity import ProcessId, write_atomically
 from orchestrator.embedded.layout import RunLayout
+from orchestrator.failpoints import PROCESS
 
 _MARK = "PENSTOCK_SUPERVISED"
 
@@ -49,8 +50,8 @@ def find_leftovers(layout: RunLayout) -> dict[ProcessId, signal.Signals]:
 
 
 def mark(layout: RunLayout, name: str) -> dict[str, str]:
-    """The environment variable that marks a process called `name`, and whatever it starts."""
-    return {_MARK: f"{layout.root}#{name}"}
+    """The environment that marks a process called `name`, and whatever it starts; its failpoints say the name, too."""
+    return {_MARK: f"{layout.root}#{name}", PROCESS: name}
 
 
 def kill_descendants(layout: RunLayout, name: str) -> int:

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.audit import audit
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.failpoints import BOUNDARIES
 from orchestrator.pool.engine import Role, open_engine
 from tests.e2e.stack_rig import Stack, until
 from tests.failpoints.boundaries import Case, cases
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(1200)
 
 PATIENCE_S = 240.0  # for one boundary and all its actions, without what it waited for others
 AGAIN_S = 1.0  # without a hit, before what provokes a boundary is tried again
+UNSUPERVISED = {"up", "client"}
 HOPELESS = 5  # boundaries that fail: the stack is broken, the others would only wait
 
 
@@ -91,7 +93,8 @@ async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
         began = anyio.current_time()
         try:
             await exercise(world, case)
-            print(f"{case.name}: {anyio.current_time() - began:.1f} s")
+            who = ", ".join(sorted(world.who(case.name)))
+            print(f"{case.name}: {anyio.current_time() - began:.1f} s, by {who}")
         except AssertionError as error:
             failed.append(
                 f"{case.name}: {error}; alone: ./ops/test --tier failpoints --failpoint {case.name}"
@@ -121,6 +124,9 @@ async def exercise(world: World, case: Case) -> None:
     await taken(world, case, {f"{case.name}.after": ["delay 0"]}, [f"{case.name}.after delay 0"])
     await until(lambda: all_ready(world, case), f"{', '.join(case.busy)} are ready again", PATIENCE_S)
     await world.progress(PATIENCE_S)
+    known = {name if name not in UNSUPERVISED else "-" for name in BOUNDARIES[case.name].who}
+    strange = world.who(case.name) - known
+    assert not strange, f"{', '.join(strange)} got there, which BOUNDARIES does not know"
 
 
 async def taken(world: World, case: Case, points: dict[str, list[str]], wanted: list[str]) -> None:

@@ -63,7 +63,7 @@ def arm(directory: Path, name: str, actions: tuple[str, ...]) -> Callable[[], li
     def left() -> list[str]:
         hits = directory / HITS
         lines = hits.read_text().splitlines() if hits.exists() else []
-        return sorted((wanted - Counter(line.rpartition(" ")[0] for line in lines)).elements())
+        return sorted((wanted - Counter(line.rsplit(" ", 2)[0] for line in lines)).elements())
 
     return left
 

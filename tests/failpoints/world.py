@@ -139,9 +139,16 @@ class World:
 
     def hits(self) -> Counter[str]:
         """`POINT ACTION` → how often."""
+        return Counter(line.rsplit(" ", 2)[0] for line in self._hits())
+
+    def who(self, name: str) -> set[str]:
+        """The processes that were hit at one boundary; - for those that nobody supervises."""
+        points = {name, f"{name}.before", f"{name}.after"}
+        return {line.rsplit(" ", 1)[1] for line in self._hits() if line.partition(" ")[0] in points}
+
+    def _hits(self) -> list[str]:
         file = self.directory / HITS
-        lines = file.read_text().splitlines() if file.exists() else []
-        return Counter(line.rpartition(" ")[0] for line in lines)
+        return file.read_text().splitlines() if file.exists() else []
 
     # --- what makes rare things happen ---
 

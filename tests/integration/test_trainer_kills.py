@@ -208,7 +208,7 @@ async def test_killed_at_every_failpoint_it_trains_the_same_batches_to_the_same_
     ended, _ = await in_thread(world.train)
     hits = [line.split() for line in (armed / HITS).read_text().splitlines()]
     assert sorted(point for point, *_ in hits) == POINTS and ended == [-9] * len(POINTS) + [0]
-    assert len({pid for *_, pid in hits}) == len(POINTS), "one death each"
+    assert len({pid for *_, pid, _ in hits}) == len(POINTS), "one death each"
     assert await world.outcome() == left_alone[0]
 
 

@@ -101,9 +101,9 @@ async def test_each_line_is_one_arrival_in_order_and_each_hit_is_noted(armed: Pa
             assert not fails
     mine = os.getpid()
     assert (armed / failpoints.HITS).read_text().splitlines() == [
-        f"{point} raise {mine}",
-        f"{point} delay 0 {mine}",
-        f"{point} raise {mine}",
+        f"{point} raise {mine} -",
+        f"{point} delay 0 {mine} -",
+        f"{point} raise {mine} -",
     ]
     assert [path.name for path in armed.iterdir()] == [failpoints.HITS]
 
