@@ -51,6 +51,7 @@ class Clock(BaseModel):
     abort_s: Seconds = 5.0  # a program that is ended early may clean up for so long
     give_back_s: Seconds = 2.0  # a worker that stops gives back its leases within this
     # The gateway and its rollout servers.
+    session_sweep_s: Seconds = 60.0  # between looks for expired sessions; each stays for one such time longer
     server_row_s: Seconds = (
         2.0  # for rows that only inform: a server that comes back does not wait for the data pool
     )

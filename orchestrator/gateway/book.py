@@ -8,6 +8,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.journal import Journal
+from orchestrator.clock import clock
 from orchestrator.gateway.forest import Forest
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import Problem, session_over, unknown_session
@@ -16,6 +17,10 @@ from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.sessions import Session, Terms, new_token, token_hash
 from orchestrator.gateway.store import SessionStore, StoredSession
 from orchestrator.gateway_client import Activity, Seal
+from orchestrator.log import get
+from orchestrator.progress import pause
+
+log = get(__name__)
 
 
 class SessionBook:
@@ -96,6 +101,27 @@ class SessionBook:
             seal = await self._close(session, state)
             await self._store.end(session, seal, state)
         return seal
+
+    async def tidy(self) -> None:
+        """Forget expired sessions now and then, until cancelled: nobody seals one whose runner died before its last attempt ended."""
+        while True:
+            await pause(clock().session_sweep_s)
+            if forgotten := await self.forget_expired(clock().session_sweep_s):
+                log.info("sessions.forgotten", sessions=forgotten)
+
+    async def forget_expired(self, ago_s: float) -> int:
+        """Free what expired `ago_s` seconds ago and has no call under way; returns how many. One that is sealed or opened after that is
+        rebuilt, as after a restart."""
+        async with self._opening:
+            before = time.monotonic() - ago_s
+            expired = [
+                session
+                for session in self._by_hash.values()
+                if session.terms.expires < before and not session.calls
+            ]
+            for session in expired:
+                self._forget(session)
+        return len(expired)
 
     def activity(self, rollout: int, attempt: int, epoch: int) -> Activity:
         """What the session of a lease epoch is doing, as far as this process knows it."""

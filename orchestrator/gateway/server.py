@@ -8,6 +8,7 @@
 | courier | the bus, the ingest | NATS, the orchestrator |
 | lease, watch and keeper, one per rollout server | its owner; its answer; a published version | time; the supervisor; the trainer |
 | policy | the bus, Postgres | NATS, Postgres |
+| sessions: forgets expired ones | time | time |
 """
 
 import os
@@ -160,6 +161,7 @@ class Gateway:
             await stack.enter_async_context(announced(engine, run_id))
             if (dog := on_watch()) is not None:
                 metrics.registry.register(dog.registry)
+            tasks.start_soon(restartable, "sessions", book.tidy)
             tasks.start_soon(restartable, "versions.bus", partial(versions.follow, bus, settings.run))
             tasks.start_soon(restartable, "versions.look", versions.watch)
             for server, lease in zip(servers, leases, strict=True):

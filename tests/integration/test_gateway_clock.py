@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
+from orchestrator.clock import Clock
 from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.gateway_client import Budget, NativeLlm, SessionOver
+from orchestrator.gateway_client import Budget, NativeLlm, OpenSession, SessionOver
 from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, make_policies, open_rig
 
@@ -38,6 +39,47 @@ async def rig(
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+async def test_an_expired_session_leaves_the_gateways_memory_once_it_has_no_call_and_is_sealed_from_the_record(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.gateway.book.clock", lambda: Clock(session_sweep_s=0.2))
+    await rig.stop_gateway()
+    async with rig.another_gateway() as (gateway, admin):
+
+        async def remembers(sessions: int) -> None:
+            with anyio.fail_after(PATIENCE_S):
+                while gateway.metrics.registry.get_sample_value("penstock_gateway_open_sessions") != sessions:
+                    await anyio.sleep(0.05)
+
+        async def opened(ttl_s: float) -> tuple[int, OpenSession]:
+            rollout, budget = await rig.new_rollout(), Budget(20, 2048)
+            terms: dict[str, Any] = {"epoch": 1, "attempt": 1, "budget": budget, "ttl_s": ttl_s}
+            return rollout, await admin.open_session(run=rig.run, rollout=rollout, **terms)
+
+        (_, living), (left, leaving), (_, busy) = await opened(1800.0), await opened(5.0), await opened(5.0)
+        async with NativeLlm(gateway.url, leaving.token) as llm:
+            await llm.complete([user("oak")], max_tokens=4)
+        go_on = rig.proxy.held["/generate"] = anyio.Event()
+
+        async def call() -> None:
+            async with NativeLlm(gateway.url, busy.token) as llm:
+                with pytest.raises(SessionOver, match="expired"):
+                    await llm.complete([user("elm")], max_tokens=4)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await remembers(2)  # not the one with a call under way, not the one that has time
+            go_on.set()
+        await remembers(1)
+        async with NativeLlm(gateway.url, leaving.token) as llm:
+            with pytest.raises(SessionOver, match="expired"):
+                await llm.complete([user("oak")], max_tokens=4)
+        seal = await admin.seal(rollout=left, attempt=1, epoch=1)
+        assert (seal.steps, seal.last_idx) == (1, 0)
+        async with NativeLlm(gateway.url, living.token) as llm:
+            await llm.complete([user("ash")], max_tokens=4)
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
