@@ -26,6 +26,7 @@ from orchestrator.contracts.events import TaskSubmitted, encode
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.context import Flow
 from orchestrator.flow.intake import Intake
+from orchestrator.flow.letters import keep_letters
 from orchestrator.home import write_template
 from orchestrator.pool.engine import open_engine
 from tests import builders
@@ -149,6 +150,45 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         assert await listed(home) == []
         assert [trace.to_state for trace in await traces(engine)] == ["dropped", "retried", "retried"]
         assert (await audit(engine, run.name)).violations == 0
+        group.cancel_scope.cancel()
+
+
+async def test_what_a_runner_refused_is_listed_shown_published_again_and_dropped(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with (
+        open_engine(database_url) as engine,
+        NatsBus.connect(nats_server.url) as bus,
+        anyio.create_task_group() as group,
+    ):
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        group.start_soon(keep_letters, Flow(run.run_id, run.name, config, engine, bus))
+        subject = subjects.work_rollout(run.name)
+        for name in ("one", "other"):
+            refused = Outgoing(subject, f"{run.name}:{name}", "RolloutAssigned/1", b'{"run": 7}')
+            await bus.dead_letter(refused, f"{name} is no assignment")
+
+        async def ours() -> list[dict[str, str]]:
+            return [line for line in await listed(home) if subject in line["what"]]
+
+        async def both() -> bool:
+            return len(await ours()) == 2
+
+        await until(both)
+        one, other = await ours()
+        assert (one["reason"], other["reason"]) == ("one is no assignment", "other is no assignment")
+        shown = json.loads((await dead(home, "show", one["id"])).stdout)
+        assert (shown["stream"], shown["body"]) == ("WORK", {"run": 7})
+        assert (await dead(home, "retry", one["id"])).exit_code == 0
+        async with bus.subscribe(subjects.consume_work_rollout(run.name)) as arriving:
+            with anyio.fail_after(20):
+                (again,) = await arriving.take(1)
+            assert (again.body, again.schema) == (b'{"run": 7}', "RolloutAssigned/1")
+            await again.ack()
+        assert (await dead(home, "drop", other["id"])).exit_code == 0
+        assert await ours() == []
         group.cancel_scope.cancel()
 
 
