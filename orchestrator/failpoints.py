@@ -15,7 +15,7 @@ the action:
 
 One line is one arrival: whoever gets there first takes the first line, notes `POINT ACTION PID PROCESS` in the file `hits` beside it, and
 obeys (PROCESS is its name under a supervisor, - elsewhere). So a running stack is armed without a restart. Without the variable a boundary
-costs one look at `directory`.
+costs one look at `directory`. A file NAME…@PROCESS arms for one process of the stack alone.
 """
 
 import errno
@@ -257,6 +257,13 @@ def _obey(point: str) -> float:
 
 
 def _taken(file: str) -> str | None:
+    """The next action that is armed for this process alone, else for any; None when there is none."""
+    process = os.environ.get(PROCESS)
+    mine = _taken_from(f"{file}@{process}") if process else None
+    return mine or _taken_from(file)
+
+
+def _taken_from(file: str) -> str | None:
     """The next action in `file` of the directory, which is then nobody else's; None when it is not armed."""
     assert directory is not None
     armed, mine = directory / file, directory / f".{file}.{os.getpid()}.{threading.get_ident()}"

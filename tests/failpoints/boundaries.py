@@ -5,10 +5,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.contracts.events import RolloutFinished, encode
+from orchestrator.contracts.events import StepRecorded, encode
+from orchestrator.contracts.states import Purpose
 from orchestrator.failpoints import BOUNDARIES, Kind
+from orchestrator.pool.leases import Lease
+from tests.builders import Author
 from tests.failpoints.conftest import ACTIONS
 from tests.failpoints.world import World
 
@@ -36,6 +41,10 @@ ELSEWHERE = {"prune.detach", "prune.drop"}
 """Of a run that has ended: tests/integration/test_prune.py."""
 
 
+SHARED = {"lease.taken", "lease.renewed", "worker.read", "presence.commit", "fetch", "journal.sync"}
+"""Several processes get there all the time: each of them dies there. The others' deaths at a shared boundary are whoever's gets there first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One boundary: what arms it (`points`), and which processes nobody else may hurt meanwhile."""
@@ -53,7 +62,12 @@ class Case:
 def cases(names: list[str] | None, actions: list[str] | None) -> list[Case]:
     """All of a running stack, or those chosen."""
     return [
-        Case(name, points_of(name, actions or ACTIONS), _busy(name), PROVOKED.get(name))
+        Case(
+            name,
+            points_of(name, actions or ACTIONS) | _of_each(name, actions or ACTIONS),
+            _busy(name),
+            PROVOKED.get(name),
+        )
         for name in BOUNDARIES
         if name not in AT_THE_START | ELSEWHERE and (not names or name in names)
     ]
@@ -65,6 +79,12 @@ def points_of(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list
     single = [told[action] for action in ACTIONS if action in actions and action in told]
     points = {f"{name}.before": single, f"{name}.after": single} if single else {}
     return points | ({name: ["duplicate"]} if "duplicate" in actions else {})
+
+
+def _of_each(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
+    if name not in SHARED or "exit" not in actions:
+        return {}
+    return {f"{name}.before@{process}": ["exit"] for process in BOUNDARIES[name].who}
 
 
 def _busy(name: str) -> frozenset[str]:
@@ -116,10 +136,12 @@ async def _bad_work(world: World) -> None:
 
 
 async def _an_impossible_number(world: World) -> None:
-    event = RolloutFinished(
-        run=world.seen.run, rollout=2**70, attempt=1, epoch=1, failure_class="completed", steps=0, last_idx=-1, digest=""
-    )  # fmt: skip
-    await _send(world, subjects.results_rollout(world.seen.run), RolloutFinished.schema(), encode(event))
+    """A step in which all fits but the number of its rollout, which only Postgres refuses."""
+    run, author = world.seen.run, Author(turns=1)
+    lease = Lease(1, 1, 1, 0, 1, 1, 0, Purpose.RECORD, "", None, "", "", {})
+    event, *_ = author.trajectory(lease, run, author.ids(4, 4))
+    event = msgspec.structs.replace(event, rollout=2**70)
+    await _send(world, subjects.steps(run, "1"), StepRecorded.schema(), encode(event))
 
 
 async def _a_task_by_command(world: World) -> None:

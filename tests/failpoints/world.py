@@ -144,7 +144,11 @@ class World:
     def who(self, name: str) -> set[str]:
         """The processes that were hit at one boundary; - for those that nobody supervises."""
         points = {name, f"{name}.before", f"{name}.after"}
-        return {line.rsplit(" ", 1)[1] for line in self._hits() if line.partition(" ")[0] in points}
+        return {
+            line.rsplit(" ", 1)[1]
+            for line in self._hits()
+            if line.partition(" ")[0].partition("@")[0] in points
+        }
 
     def _hits(self) -> list[str]:
         file = self.directory / HITS

@@ -88,6 +88,28 @@ async def test_a_delay_is_waited_for(armed: Path) -> None:
     assert waited.cancelled_caught and act.done == 0
 
 
+async def test_a_point_that_is_armed_for_one_process_is_passed_by_the_others_and_taken_there_first(
+    armed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = f"{BUS}.before"
+    (armed / f"{point}@runner").write_text("raise")
+    act = Act()
+    for process in (None, "verifier"):
+        monkeypatch.delenv(failpoints.PROCESS, raising=False)
+        if process is not None:
+            monkeypatch.setenv(failpoints.PROCESS, process)
+        assert await boundary(BUS, act.later)
+    monkeypatch.setenv(failpoints.PROCESS, "runner")
+    (armed / point).write_text("delay 0")
+    with pytest.raises(ConnectionResetError):
+        await boundary(BUS, act.later)
+    assert await boundary(BUS, act.later) == 3
+    assert (armed / failpoints.HITS).read_text().splitlines() == [
+        f"{point}@runner raise {os.getpid()} runner",
+        f"{point} delay 0 {os.getpid()} runner",
+    ]
+
+
 async def test_each_line_is_one_arrival_in_order_and_each_hit_is_noted(armed: Path) -> None:
     point = f"{BUS}.before"
     (armed / point).write_text("raise\ndelay 0\nraise\n")
