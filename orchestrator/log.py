@@ -1,10 +1,18 @@
-"""structlog for every process: JSON lines on stderr (or text on a terminal), with run, group, rollout and step ids where bound."""
+"""structlog for every process: JSON lines on stderr (or text on a terminal), with run, group, rollout and step ids where bound.
 
+A log line never raises: stderr is a file on the disk that holds journals and checkpoints too, and who says that this disk is full must live to
+see it have room again. Lines that could not be written are counted (`lines_lost`, metric `penstock_log_lines_lost_total`), and the first one
+that can be written is preceded by one that says how many are missing.
+"""
+
+import io
 import logging
 import os
 import re
 import sys
-from typing import cast
+import threading
+from collections.abc import Callable
+from typing import TextIO, cast
 
 import structlog
 
@@ -33,6 +41,62 @@ class _Redacted:
         return redact(str(self._renderer(logger, name, event)))
 
 
+class _Lines:
+    """Where finished lines go: a file, or nowhere while it takes none. For any thread; raises nothing that a file raises."""
+
+    def __init__(self, file: TextIO, missing: Callable[[int], str]) -> None:
+        """`missing` makes the line that says how many were lost."""
+        self._file = file
+        self._missing = missing
+        self._lock = threading.Lock()
+        self._torn = False  # the file ends with a part of a line
+        self._untold = 0
+        self.lost = 0
+
+    def msg(self, line: str) -> None:
+        """Write one line."""
+        with self._lock:
+            before = "\n" if self._torn else ""
+            if self._untold:
+                before += self._missing(self._untold) + "\n"
+            head = before.encode("utf-8", "backslashreplace")
+            data = head + line.encode("utf-8", "backslashreplace") + b"\n"
+            written = self._put(data)
+            if written:
+                self._torn = data[written - 1 : written] != b"\n"
+            if written >= len(head):
+                self._untold = 0
+            if written < len(data):
+                self._untold += 1
+                self.lost += 1
+
+    debug = info = warning = error = critical = msg  # structlog calls the level's name
+
+    def _put(self, data: bytes) -> int:
+        """Bytes that the file took. Past Python's buffer: what a full disk refuses must not be held back for the next write to fail on."""
+        written = 0
+        try:
+            try:
+                number = self._file.fileno()
+            except io.UnsupportedOperation:  # stderr of a test, in memory
+                self._file.write(data.decode())
+                self._file.flush()
+                return len(data)
+            while written < len(data):
+                written += os.write(number, data[written:])
+        except (OSError, ValueError):  # full, read-only, broken, nobody reads the pipe; closed
+            pass
+        return written
+
+
+_lines: _Lines | None = None
+
+
+def lines_lost() -> int:
+    """Lines of this process that could not be written, since its log was configured."""
+    return _lines.lost if _lines is not None else 0
+
+
 def configure(process: str, *, level: str | None = None, json: bool | None = None) -> None:
     """Set up this process's log; `process` is on every line. $PENSTOCK_LOG_LEVEL overrides the level (default info)."""
     name = (level or os.environ.get("PENSTOCK_LOG_LEVEL") or "info").upper()
@@ -40,16 +104,24 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=True)
     )
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+    def missing(lines: int) -> str:
+        event = {"event": "log.lines_lost", "lines": lines, "level": "warning", "process": process}
+        return str(renderer(None, "warning", stamp(None, "warning", event)))
+
+    global _lines
+    _lines = lines = _Lines(sys.stderr, missing)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            stamp,
             structlog.processors.format_exc_info,
             _Redacted(renderer),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, name, logging.INFO)),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
 
-from orchestrator.log import get
+from orchestrator.log import get, lines_lost
 from orchestrator.progress import Board, Loop, boarding
 
 log = get(__name__)
@@ -101,6 +101,14 @@ class Watchdog:
             "penstock_event_loop_blocked", "times that the event loop did not run for too long", process,
             registry=self.registry,
         ).labels(board.process)  # fmt: skip
+        self._lines = Counter(
+            "penstock_log_lines_lost", "log lines that could not be written", process, registry=self.registry
+        ).labels(board.process)
+        self._lost = 0  # of them in the counter
+        self._damaged = Counter(
+            "penstock_journal_damaged_bytes", "bytes of journals that were found damaged at the start", process,
+            registry=self.registry,
+        ).labels(board.process)  # fmt: skip
 
     def run(self) -> None:
         """Look until stopped."""
@@ -109,6 +117,10 @@ class Watchdog:
 
     def stop(self) -> None:
         self._stop.set()
+
+    def damaged(self, size: int) -> None:
+        """So many bytes of a journal belong to no frame."""
+        self._damaged.inc(size)
 
     def look(self) -> None:
         """One look at everything."""
@@ -120,6 +132,9 @@ class Watchdog:
             passed -= stood_still
         self._look_at_event_loop(passed)
         self._look_at_loops(now)
+        lost, before = lines_lost(), self._lost
+        self._lines.inc(max(0, lost - before))
+        self._lost = lost
         if self.settings.metrics_file is not None:
             try:
                 write_to_textfile(str(self.settings.metrics_file), self.registry)

@@ -1,9 +1,10 @@
 """The journal: messages towards Postgres, kept by their sender until Postgres has them.
 
 A message is durable when `append` returns; concurrent appends share one fsync. It is dropped once `settle` was told that the data pool
-has it, or has refused it. Format (fixed): segment files `NNNNNNNN.journal`, each beginning with MAGIC, then frames of
+has it, or has refused it. Format (fixed): segment files `NNNNNNNN.journal` of frames (bus.frames).
 
-    u32 length · u32 crc32(payload) · payload        (little-endian; payload is JSON, one `_Put` or `_Settled`)
+What a kill cut off at the end of the last segment was never acknowledged, and is cut. Any other damage is an alarm (`journal.damaged`, metric
+`penstock_journal_damaged_bytes_total`): the file is kept beside itself as `NAME.corrupt` for a person, and every whole frame of it is used.
 
 While the data pool is away the journal grows, on the disk and, with the bodies that are to be sent, in memory. Who can ask its own clients to
 wait does so before it makes more (`room`), so both stay within `limit_bytes` and what was under way when that was reached.
@@ -14,8 +15,7 @@ What the journal is *not*: a queue. Order is kept, but a settled entry may come 
 import fcntl
 import io
 import os
-import struct
-import zlib
+import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,31 +26,19 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.bus.frames import MAGIC, Content, Put, Settled, frame, read
 from orchestrator.failpoints import boundary_sync
 from orchestrator.log import get
+from orchestrator.watchdog import on_watch
 
 log = get(__name__)
 
-MAGIC = b"PENSTOCK-JOURNAL-1\n"
 SEGMENT_BYTES = 16 * 1024 * 1024
 LIMIT_BYTES = 512 * 1024 * 1024
-_FRAME = struct.Struct("<II")
 
 
 class JournalFull(BusError):
     """The disk refuses the journal (full, read-only): nothing was accepted. Back-pressure, not loss."""
-
-
-class _Put(msgspec.Struct, tag="put", tag_field="op"):
-    n: int
-    subject: str
-    msg_id: str
-    schema: str
-    body: msgspec.Raw
-
-
-class _Settled(msgspec.Struct, tag="settled", tag_field="op"):
-    ns: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +53,6 @@ class Entry:
 class _Segment:
     path: Path
     open_entries: set[int]
-
-
-def _frames(data: bytes) -> Iterable[tuple[bytes, int]]:
-    """Payloads of a segment with the offset behind each; ends at the first frame that is torn or corrupt."""
-    at = len(MAGIC)
-    while at + _FRAME.size <= len(data):
-        length, crc = _FRAME.unpack_from(data, at)
-        payload = data[at + _FRAME.size : at + _FRAME.size + length]
-        if len(payload) < length or zlib.crc32(payload) != crc:
-            return
-        at += _FRAME.size + length
-        yield payload, at
-
-
-def _frame(record: _Put | _Settled) -> bytes:
-    payload = msgspec.json.encode(record)
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
@@ -103,11 +74,13 @@ class Journal:
         self._entries: dict[int, Entry] = {}
         self._next = 1
         self._file: io.FileIO  # unbuffered: what the disk refused must not be written later
-        self._size = 0
+        self._size = 0  # of what is durable in it
+        self._tail_known = True  # nothing lies behind `_size` in the file
         self._buffer: list[tuple[Entry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
         self._flush = anyio.Lock(fast_acquire=True)
         self.torn_bytes = 0  # what the last open had to cut off
+        self.damaged_bytes = 0  # and what it found that belongs to no frame
 
     @classmethod
     @asynccontextmanager
@@ -123,8 +96,8 @@ class Journal:
                     f"the journal {directory} is held by another process: stop it, or use another directory"
                 ) from None
             journal = cls(directory, limit_bytes)
-            journal._recover()
             try:
+                journal._recover()
                 journal._begin_segment()
             except OSError as error:
                 raise journal._full(error) from error
@@ -155,8 +128,8 @@ class Journal:
         """Keep `message`; durable on return. Raises JournalFull, and then nothing was kept."""
         entry = Entry(self._next, message)
         self._next += 1
-        put = _Put(entry.n, message.subject, message.msg_id, message.schema, msgspec.Raw(message.body))
-        self._buffer.append((entry, _frame(put)))
+        put = Put(entry.n, message.subject, message.msg_id, message.schema, msgspec.Raw(message.body))
+        self._buffer.append((entry, frame(put)))
         async with self._flush:
             # Whoever gets the lock first writes for all that wait behind it.
             if self._buffer:
@@ -175,7 +148,7 @@ class Journal:
         self._roomy.set()
         self._roomy = anyio.Event()
         self._buffer.append(
-            (None, _frame(_Settled(known)))
+            (None, frame(Settled(known)))
         )  # goes with the next flush: losing it only repeats a no-op
         while len(self._segments) > 1 and not self._segments[0].open_entries:
             self._segments.pop(0).path.unlink()
@@ -194,14 +167,18 @@ class Journal:
         batch, self._buffer = self._buffer, []
         data = b"".join(frame for _, frame in batch)
         try:
+            if not self._tail_known:
+                self._cut()
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._write_durably, data)
         except OSError as error:
-            # Take back whatever part of the write came through; every entry of the batch is refused.
-            self._file.truncate(self._size)
-            self._file.seek(self._size)
+            # Every entry of the batch is refused, whatever comes of taking back the part that came through.
             refusal = self._full(error)
             self._refused |= {entry.n: refusal for entry, _ in batch if entry is not None}
+            try:
+                self._cut()
+            except OSError as worse:
+                log.error("journal.tail_unknown", file=str(self._segments[-1].path), error=worse.strerror)
             return
         for entry, _ in batch:
             if entry is not None:  # from now on it may be sent: nobody sees what the disk may still refuse
@@ -215,6 +192,14 @@ class Journal:
                 log.warning("journal.no_new_segment", directory=str(self._directory), error=error.strerror)
             else:
                 full.close()
+
+    def _cut(self) -> None:
+        """End the file behind what is durable. Raises OSError, and then nothing may be written before this came through: behind a tail that
+        nobody knows an entry might not be found again."""
+        self._tail_known = False
+        self._file.truncate(self._size)
+        self._file.seek(self._size)
+        self._tail_known = True
 
     def _full(self, error: OSError) -> JournalFull:
         return JournalFull(
@@ -245,14 +230,22 @@ class Journal:
         self._segments.append(_Segment(path, set()))
 
     def _recover(self) -> None:
-        for path in sorted(self._directory.glob("*.journal")):
+        paths = sorted(self._directory.glob("*.journal"))
+        for path in paths:
             data = path.read_bytes()
+            content = read(data)
+            if content.damaged or (content.torn and path is not paths[-1]):
+                self._alarm(path, content)
+            elif content.torn:
+                self.torn_bytes += content.torn
+                if not content.end:  # killed while it was begun
+                    path.unlink()
+                    break
+                os.truncate(path, content.end)
             segment = _Segment(path, set())
             self._segments.append(segment)
-            end = len(MAGIC)
-            for payload, end in _frames(data):  # noqa: B007 - the last offset is used below
-                record = msgspec.json.decode(payload, type=_Put | _Settled)
-                if isinstance(record, _Settled):
+            for record in content.records:
+                if isinstance(record, Settled):
                     for n in record.ns:
                         if n in self._entries:
                             self._forget(n)
@@ -261,11 +254,27 @@ class Journal:
                     message = Outgoing(record.subject, record.msg_id, record.schema, bytes(record.body))
                     self._keep(Entry(record.n, message), segment)
                     self._next = max(self._next, record.n + 1)
-            if end < len(data):
-                self.torn_bytes += len(data) - end
         while self._segments and not self._segments[0].open_entries:
             last = self._segments.pop(0)
             if not self._segments:  # keep the numbering: a number is never used twice
                 self._segments.append(last)
                 break
             last.path.unlink()
+
+    def _alarm(self, path: Path, content: Content) -> None:
+        """Acknowledged entries may be missing: say so, and keep the file, which is deleted once its other entries are settled."""
+        damaged, copy = content.damaged + content.torn, path.with_name(f"{path.name}.corrupt")
+        self.damaged_bytes += damaged
+        kept = str(copy)
+        if not copy.exists():  # else it was found damaged before
+            try:
+                shutil.copyfile(path, copy)
+            except OSError as error:
+                copy.unlink(missing_ok=True)
+                kept = f"nowhere: {error.strerror}"
+        log.error(
+            "journal.damaged", file=str(path), bytes=damaged, frames=len(content.records), kept=kept,
+            consequence="entries in these bytes are lost; the others are sent",
+        )  # fmt: skip
+        if (dog := on_watch()) is not None:
+            dog.damaged(damaged)

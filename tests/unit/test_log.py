@@ -1,12 +1,18 @@
-"""What a log line must never show."""
+"""What a log line must never show, and that it never raises."""
 
 import doctest
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from orchestrator import log
 from orchestrator.gateway.sessions import new_token
+from tests.unit.bus.test_journal import files_end_at
 
 
 def test_the_example_of_the_docstring_holds() -> None:
@@ -37,3 +43,55 @@ def test_tokens_keys_and_passwords_are_cut_out_of_every_line_and_of_tracebacks(
 def test_what_is_no_secret_stays() -> None:
     line = "http://127.0.0.1:30000/generate s/ab Bearer x /s/ (16:20:01) a@b c://d"
     assert log.redact(line) == line
+
+
+@pytest.fixture
+def configured() -> Iterator[None]:
+    """Afterwards the log is as it was."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_full_disk_costs_lines_raises_nothing_and_how_many_is_said_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "runner.log"
+    with place.open("a") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        log.configure("runner", json=True)
+        logger = log.get("test")
+        logger.info("first")
+        with files_end_at(place.stat().st_size + 20):  # the next line is torn, those behind it are lost
+            for _ in range(3):
+                logger.error("journal.full")
+        assert log.lines_lost() == 3
+        logger.info("second")
+        logger.info("third")
+    first, torn, *after = place.read_text().splitlines()
+    assert json.loads(first)["event"] == "first" and len(torn) == 20
+    said = [json.loads(line) for line in after]
+    assert [line["event"] for line in said] == ["log.lines_lost", "second", "third"]
+    assert (said[0]["lines"], said[0]["process"], said[0]["level"]) == (3, "runner", "warning")
+
+
+@pytest.mark.usefixtures("configured")
+def test_what_nobody_reads_and_what_is_closed_end_no_process_that_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        log.configure("test", json=True)
+        log.get("test").error("nobody reads this")
+    log.get("test").error("nor this")
+    assert log.lines_lost() == 2
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        log.configure("test", json=True)
+        for _ in range(3):
+            log.get("test").error("nor these")
+    assert log.lines_lost() == 3

@@ -176,3 +176,14 @@ async def test_while_postgres_is_away_it_is_named_in_log_and_metrics() -> None:
         assert (line["loop"], line["waits_for"]) == ("dispatcher", "postgres")
         assert value(watchdog, "penstock_loop_stuck", loop="dispatcher", waits_for="postgres") == 1
     await engine.dispose()
+
+
+async def test_lines_that_the_log_lost_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = 2
+    monkeypatch.setattr("orchestrator.watchdog.lines_lost", lambda: lost)
+    with dog() as (watchdog, _):
+        watchdog.look()
+        lost = 5
+        watchdog.look()
+        watchdog.look()
+        assert value(watchdog, "penstock_log_lines_lost_total") == 5

@@ -1,5 +1,6 @@
 """The journal keeps what it acknowledged, through kills and torn writes."""
 
+import io
 import resource
 import signal
 from collections.abc import Iterator
@@ -8,9 +9,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
+from orchestrator.bus import frames
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.journal import Journal, JournalFull
+from orchestrator.watchdog import WatchdogSettings, watching
 
 pytestmark = pytest.mark.anyio
 
@@ -171,3 +176,155 @@ async def test_a_full_disk_refuses_every_waiting_entry_and_keeps_the_earlier_one
         await journal.append(message(2))
     async with Journal.open(tmp_path) as journal:
         assert [entry.message for entry in journal.pending()] == [message(0), message(2)]
+
+
+class Failing(io.FileIO):
+    """A segment on a disk that fails: half of every write comes through, and what came through cannot be taken back."""
+
+    broken = True
+    stuck = True
+
+    def write(self, data: object) -> int:  # type: ignore[override]
+        whole = bytes(data)  # type: ignore[call-overload]
+        if not self.broken:
+            return super().write(whole)
+        super().write(whole[: len(whole) // 2])
+        raise OSError(5, "Input/output error")
+
+    def truncate(self, size: int | None = None) -> int:
+        if self.stuck:
+            raise OSError(30, "Read-only file system")
+        return super().truncate(size)
+
+
+async def test_a_tail_that_cannot_be_taken_back_refuses_every_waiter_and_all_that_comes_until_it_can(
+    tmp_path: Path,
+) -> None:
+    async with Journal.open(tmp_path) as journal:
+        await journal.append(message(0))
+        (segment,) = tmp_path.glob("*.journal")
+        journal._file.close()
+        journal._file = failing = Failing(segment, "r+b")
+        failing.seek(segment.stat().st_size)
+        refused: list[int] = []
+
+        async def try_append(n: int) -> None:
+            with pytest.raises(JournalFull, match="cannot be written"):
+                await journal.append(message(n))
+            refused.append(n)
+
+        async with anyio.create_task_group() as tasks:
+            for n in (1, 2, 3):
+                tasks.start_soon(try_append, n)
+        assert sorted(refused) == [1, 2, 3]
+        failing.broken = False  # it would take more: behind a part of a frame, where nobody finds it
+        torn = segment.read_bytes()
+        for n in (4, 5):
+            with pytest.raises(JournalFull, match="Read-only"):
+                await journal.append(message(n))
+        assert segment.read_bytes() == torn and [e.message for e in journal.pending()] == [message(0)]
+        failing.stuck = False
+        await journal.append(message(6))
+        assert [entry.message for entry in journal.pending()] == [message(0), message(6)]
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message for entry in journal.pending()] == [message(0), message(6)]
+        assert journal.torn_bytes == journal.damaged_bytes == 0
+
+
+@pytest.fixture
+def fresh_loggers() -> Iterator[None]:
+    """Loggers that were used before keep their processors, which a captured log exchanges."""
+    structlog.configure(cache_logger_on_first_use=False)
+    yield
+    structlog.reset_defaults()
+
+
+async def written(directory: Path, *numbers: int) -> Path:
+    """A segment with messages, closed."""
+    async with Journal.open(directory) as journal:
+        for n in numbers:
+            await journal.append(message(n))
+    return max(directory.glob("*.journal"))
+
+
+def flip(segment: Path, at: int) -> bytes:
+    """Change one byte; returns what the file holds then."""
+    data = bytearray(segment.read_bytes())
+    data[at] ^= 0xFF
+    segment.write_bytes(data)
+    return bytes(data)
+
+
+@pytest.mark.usefixtures("fresh_loggers")
+async def test_a_bad_frame_costs_itself_alone_and_the_file_is_kept_and_named(tmp_path: Path) -> None:
+    segment = await written(tmp_path, 0, 1, 2, 3)
+    length = (segment.stat().st_size - len(frames.MAGIC)) // 4
+    damaged = flip(segment, len(frames.MAGIC) + length + length // 2)
+    with capture_logs() as logs, watching("test", WatchdogSettings()) as dog:
+        async with Journal.open(tmp_path) as journal:
+            assert [entry.message for entry in journal.pending()] == [message(0), message(2), message(3)]
+            assert (journal.damaged_bytes, journal.torn_bytes) == (length, 0)
+            copy = tmp_path / "00000001.journal.corrupt"
+            assert copy.read_bytes() == damaged
+            await journal.settle([entry.n for entry in journal.pending()])
+            await journal.append(message(9))
+            assert copy.read_bytes() == damaged and not segment.exists()
+    (line,) = [line for line in logs if line["event"] == "journal.damaged"]
+    assert (line["file"], line["bytes"], line["kept"]) == (str(segment), length, str(copy))
+    assert line["log_level"] == "error"
+    assert (
+        dog.registry.get_sample_value("penstock_journal_damaged_bytes_total", {"process": "test"}) == length
+    )
+
+
+@pytest.mark.usefixtures("fresh_loggers")
+async def test_a_torn_segment_is_no_alarm_at_this_start_nor_at_the_next(tmp_path: Path) -> None:
+    segment = await written(tmp_path, 0, 1)
+    segment.write_bytes(segment.read_bytes()[:-5])
+    with capture_logs() as logs:
+        for n in (2, 3):
+            assert (await written(tmp_path, n)).exists()
+        # Killed while a segment was begun: nothing is in it.
+        (tmp_path / "00000009.journal").write_bytes(frames.MAGIC[:7])
+        async with Journal.open(tmp_path) as journal:
+            assert [entry.message for entry in journal.pending()] == [message(n) for n in (0, 2, 3)]
+    assert logs == [] and not list(tmp_path.glob("*.corrupt"))
+
+
+@pytest.mark.usefixtures("fresh_loggers")
+async def test_an_earlier_segment_that_ends_early_is_an_alarm(tmp_path: Path) -> None:
+    earlier = await written(tmp_path, 0, 1)
+    await written(tmp_path, 2)
+    earlier.write_bytes(earlier.read_bytes()[:-5])
+    with capture_logs() as logs:
+        async with Journal.open(tmp_path) as journal:
+            assert [entry.message for entry in journal.pending()] == [message(0), message(2)]
+    assert [line["event"] for line in logs] == ["journal.damaged"] and logs[0]["file"] == str(earlier)
+    assert (tmp_path / f"{earlier.name}.corrupt").exists()
+
+
+@pytest.mark.usefixtures("fresh_loggers")
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_file_that_does_not_begin_as_a_journal_is_an_alarm_and_its_whole_frames_are_used(
+    tmp_path: Path, whole: bool
+) -> None:
+    segment = await written(tmp_path, 0, 1)
+    flip(segment, 3)
+    if not whole:
+        segment.write_bytes(b"something else, of another program")
+    with capture_logs() as logs:
+        async with Journal.open(tmp_path) as journal:
+            assert [e.message for e in journal.pending()] == ([message(0), message(1)] if whole else [])
+            await journal.append(message(2))
+    assert [line["event"] for line in logs] == ["journal.damaged"]
+    assert logs[0]["bytes"] == (len(frames.MAGIC) if whole else 34)
+    assert (tmp_path / "00000001.journal.corrupt").exists()
+
+
+async def test_zeros_that_a_lost_power_left_behind_are_a_torn_tail(tmp_path: Path) -> None:
+    segment = await written(tmp_path, 0)
+    with segment.open("ab") as file:
+        file.write(bytes(100))
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message for entry in journal.pending()] == [message(0)]
+        assert (journal.torn_bytes, journal.damaged_bytes) == (100, 0)
