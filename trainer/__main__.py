@@ -5,6 +5,7 @@ SIGTERM ended it (a batch under way is repeated by the next start); 1: one sente
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -82,10 +83,12 @@ def main() -> int:
     except* (PenstockError, ValueError) as errors:
         sentence = str(_first(errors))
     if sentence:
-        print(f"trainer: {sentence}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk
+            print(f"trainer: {sentence}", file=sys.stderr)
         return 1
     if stopped:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(0)  # a train step may still run in its thread, and nobody needs its result
     return 0
 

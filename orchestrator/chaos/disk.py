@@ -32,19 +32,15 @@ def unmount(place: Path) -> None:
 
 def fill(place: Path) -> None:
     """Nobody can write another byte below `place`."""
-    with (place / BALLAST).open("wb") as ballast:
-        try:
-            while True:
-                ballast.write(_BLOCK)
-                ballast.flush()
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+    # Unbuffered: what a buffer could not write it tries to write again, and fails, when the file is closed.
+    with (place / BALLAST).open("wb", buffering=0) as ballast:
+        for block in (_BLOCK, bytes(512)):
             try:
-                while ballast.raw.write(b"\0" * 512):
-                    pass
-            except OSError:
-                return
+                while True:
+                    ballast.write(block)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
 
 def empty(place: Path) -> None:

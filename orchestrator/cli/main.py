@@ -1,5 +1,6 @@
 """The root of the command line: sub-commands by subject, errors as one sentence."""
 
+import contextlib
 import sys
 
 import typer
@@ -48,7 +49,8 @@ app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajector
 
 
 def _ended(error: BaseException) -> SystemExit:
-    print(plain(f"penstock: {error}"), file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk
+        print(plain(f"penstock: {error}"), file=sys.stderr)
     return SystemExit(1)
 
 

@@ -7,10 +7,12 @@ import anyio
 
 from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
 from orchestrator.flow.worker import WorkerSettings
+from orchestrator.log import configure
 
 
 def main() -> None:
     run, database_url, nats_url, journal, gateway_url, secret, socket = sys.argv[1:]
+    configure("runner")
     worker = WorkerSettings(run, database_url, nats_url, Path(journal), "bubblewrap", 4, "runner")
     anyio.run(serve_rollouts, RunnerSettings(worker, gateway_url, Path(secret), Path(socket)))
 

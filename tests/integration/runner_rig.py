@@ -178,14 +178,16 @@ class Rig:
             )
 
     @asynccontextmanager
-    async def runner_process(self, gateway_url: str = "") -> AsyncIterator["subprocess.Popen[bytes]"]:
-        """A runner as a process of its own, killed with the context at the latest."""
+    async def runner_process(
+        self, gateway_url: str = "", log: int | None = None
+    ) -> AsyncIterator["subprocess.Popen[bytes]"]:
+        """A runner as a process of its own, killed with the context at the latest. `log`: a descriptor for what it says."""
         worker = self.settings.worker
         arguments = [
             worker.run, worker.database_url, worker.nats_url, str(worker.journal),
             gateway_url or self.settings.gateway_url, str(self.settings.gateway_secret), str(self.settings.gateway_socket),
         ]  # fmt: skip
-        process = _begin(arguments)
+        process = _begin(arguments, log)
         try:
             yield process
         finally:
@@ -196,8 +198,9 @@ class Rig:
         return await self.rows("SELECT * FROM attempts WHERE rollout_id = :id ORDER BY attempt", id=rollout)
 
 
-def _begin(arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-m", "tests.integration.runner_process", *arguments])
+def _begin(arguments: Sequence[str], log: int | None) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.integration.runner_process", *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 @asynccontextmanager

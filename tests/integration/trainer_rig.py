@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -84,13 +85,13 @@ async def pool(database_url: str, tmp_path: Path, model: Path) -> AsyncIterator[
         yield Pool(database_url, engine, trainers, tmp_path / "policies", model)
 
 
-async def start_trainer(pool: Pool, **environment: str) -> Process:
-    """The process, given `environment` beside what it needs."""
+async def start_trainer(pool: Pool, log: int = subprocess.PIPE, **environment: str) -> Process:
+    """The process, given `environment` beside what it needs. `log`: a descriptor for what it says, where nobody reads it meanwhile."""
     command = [
         sys.executable, "-m", "trainer", "--run", "test", "--policies", str(pool.policies), "--subject", SUBJECT
     ]  # fmt: skip
     needed = {"DATABASE_URL": pool.url, "OMP_NUM_THREADS": "1"}
-    return await anyio.open_process(command, env=os.environ | needed | environment, stdout=None)
+    return await anyio.open_process(command, env=os.environ | needed | environment, stdout=None, stderr=log)
 
 
 async def until(process: Process, event: str) -> list[str]:

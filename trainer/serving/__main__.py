@@ -12,6 +12,7 @@ os.environ["OMP_NUM_THREADS"] = (
 )
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -126,11 +127,13 @@ def main(argv: Sequence[str]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, listener, started))
     except ValueError as error:
-        print(f"rollout server: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk
+            print(f"rollout server: {error}", file=sys.stderr)
         return 1
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # torch's and the engine's threads need no orderly end: nothing here is durable

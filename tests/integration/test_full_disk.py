@@ -1,0 +1,175 @@
+"""One small disk for the log, the journal and the checkpoints of a process, full to the last byte: it lives, and afterwards nothing is missing."""
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy import select
+
+from orchestrator.chaos import disk
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.pool.tables import processes
+from tests.builders import Author, ready_groups
+from tests.integration.runner_rig import a_task, open_rig, runs, says
+from tests.integration.trainer_rig import Pool, model, pool, start_trainer
+from trainer.checkpoint import list_checkpoints
+from trainer.policy.init import make_policy
+
+__all__ = ["model", "pool"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+PATIENCE_S = 100.0  # torch is loaded, on a busy machine
+SIZE_MB = 8
+# The results of so many are larger than what is left of the journal's last page, which a full disk still takes.
+ROLLOUTS = 4
+TALKS = a_task(runs("echo done > out"), says("done " * 700))
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Unlike `tmp_path`, the users of sandboxes can pass through it, and a Unix socket's path fits."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+@pytest.fixture
+def small_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(disk, "SIZE_MB", SIZE_MB)
+    place = directory / "disk"
+    if not disk.mount(place):
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield place
+    finally:
+        disk.unmount(place)
+
+
+@contextmanager
+def a_log(place: Path) -> Iterator[int]:
+    """What a supervised process has for stdout and stderr."""
+    log = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        yield log
+    finally:
+        os.close(log)
+
+
+def fill(place: Path, log: int) -> None:
+    """Not one more byte, in the log's last page neither."""
+    disk.fill(place)
+    with pytest.raises(OSError, match="No space left"):
+        while True:
+            os.write(log, b" ")
+
+
+def events(log: Path) -> list[str]:
+    """What happened, by the lines that are whole; the first behind what filled the disk stands on the same line."""
+    lines = [line.strip() for line in log.read_text().splitlines()]
+    return [json.loads(line)["event"] for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+async def until(wanted: Callable[[], Awaitable[bool]], alive: Callable[[], bool], log: Path) -> None:
+    """Wait for it, while the process lives."""
+    with anyio.fail_after(PATIENCE_S):
+        while not await wanted():
+            assert alive(), f"it died of a full disk: {log.read_text().strip()}"
+            await anyio.sleep(0.05)
+
+
+async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_once_there_is_room(
+    database_url: str,
+    nats_server: EmbeddedNats,
+    directory: Path,
+    small_disk: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    policy = make_policy(tmp_path_factory.mktemp("policy"), seed=0)
+    journal, log = small_disk / "journal", small_disk / "runner.log"
+    async with open_rig(database_url, nats_server.url, directory, policy, lease_ttl_s=1.0) as opened:
+        worker = replace(opened.settings.worker, journal=journal)
+        rig = replace(opened, settings=replace(opened.settings, worker=worker))
+        with a_log(log) as descriptor:
+            async with rig.runner_process(log=descriptor) as process:
+
+                def alive() -> bool:
+                    return process.poll() is None
+
+                async def segment() -> bool:
+                    return any(path.stat().st_size for path in journal.glob("*.journal"))
+
+                await until(segment, alive, log)
+                fill(small_disk, descriptor)
+                rollouts = [await rig.submit(TALKS) for _ in range(ROLLOUTS)]
+
+                async def ended() -> bool:
+                    return len(await rig.rows("SELECT 1 FROM sessions WHERE state = 'sealed'")) == ROLLOUTS
+
+                await until(ended, alive, log)
+                (row,) = await rig.rows("SELECT now() AS now")
+
+                async def renewed() -> bool:
+                    query = "SELECT 1 FROM rollouts WHERE state = 'running' AND lease_until > :then"
+                    return bool(await rig.rows(query, then=row.now + timedelta(seconds=4)))
+
+                await until(
+                    renewed, alive, log
+                )  # what the journal refused keeps its lease, far beyond its time to live
+                disk.empty(small_disk)
+                rollouts.append(
+                    await rig.submit(TALKS)
+                )  # and another, of which there is room to say something
+                for rollout in rollouts:
+                    await rig.state(rollout, "finished")
+                    (attempt,) = await rig.attempts(rollout)
+                    assert attempt.failure_class == "completed"
+                assert alive()
+        said = events(log)
+        assert {"log.lines_lost", "rollout.finished"} <= set(said), said
+
+
+async def test_a_trainer_whose_disk_is_full_lives_and_its_version_comes_through_once_there_is_room(
+    pool: Pool, small_disk: Path
+) -> None:
+    run = await pool.run(trainer={"keep_checkpoints": 9, "parts": 1}, clock={"disk_retry_s": 0.2})
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    there, log = replace(pool, policies=small_disk / "policies"), small_disk / "trainer.log"
+    root = (await there.trainer(run)).root  # version 0
+    with a_log(log) as descriptor:
+        fill(small_disk, descriptor)
+        async with await start_trainer(there, log=descriptor) as process:
+
+            def alive() -> bool:
+                return process.returncode is None
+
+            async def waits() -> bool:
+                rows = await pool.rows(select(processes.c.loops))
+                loops = [loop for row in rows for loop in row.loops]
+                return any(
+                    loop["item"] == "the checkpoint of batch 0" and loop["waits_for"] == "disk"
+                    for loop in loops
+                )
+
+            await until(waits, alive, log)
+            assert (await pool.newest(run)).version == 0
+            assert [path.name for path in list_checkpoints(root)] == ["version-000000"]
+            disk.empty(small_disk)
+
+            async def committed() -> bool:
+                return (await pool.newest(run)).version == 1
+
+            await until(committed, alive, log)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(PATIENCE_S):
+                assert await process.wait() == 0
+    said = events(log)
+    assert {"log.lines_lost", "checkpoint.saved", "batch.committed"} <= set(said)
+    await there.trainer(run)  # what it saved is whole
