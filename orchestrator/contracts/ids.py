@@ -42,6 +42,11 @@ def ids_from_bytes(raw: bytes) -> Ids:
     return np.frombuffer(raw, dtype="<i4")
 
 
+LOGPROB_SLACK = 1e-4
+"""How far above 0 a logprob may lie by rounding. A fused kernel takes logit - logsumexp, both rounded to float32: off by their last place,
+which is 6e-5 for logits near 1,000. More is no logarithm of a probability."""
+
+
 def logprobs_to_bytes(values: Sequence[float] | Logprobs) -> bytes:
     """Logprobs as little-endian float32."""
     return np.asarray(values, dtype="<f4").tobytes()

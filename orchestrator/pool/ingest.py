@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import StepRecorded
 from orchestrator.contracts.ids import (
+    LOGPROB_SLACK,
     NO_PARENT,
     chain_sha,
     logprobs_from_bytes,
@@ -37,9 +38,6 @@ from orchestrator.pool.tables import messages, prompts, rollouts, sampling, step
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
 VERSION_SUSPECT = "version_suspect"
-LOGPROB_SLACK = 1e-4
-"""How far above 0 a logprob may lie by rounding. A fused kernel takes logit - logsumexp, both rounded to float32: off by their last place,
-which is 6e-5 for logits near 1,000. More is no logarithm of a probability."""
 
 
 @dataclass(frozen=True, slots=True)

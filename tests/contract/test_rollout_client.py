@@ -80,6 +80,10 @@ def _break(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     return reply  # type: ignore[no-any-return]
 
 
+def _score(reply: dict[str, Any], logprob: float | None) -> None:
+    reply["meta_info"]["output_token_logprobs"][3][0] = logprob
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -89,6 +93,9 @@ def _break(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         (lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1), "not adjacent"),
         (lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}), "unknown finish reason"),
         (lambda reply: reply.pop("meta_info"), "no completion"),
+        (lambda reply: _score(reply, 0.5), "a logprob is 0.5"),
+        (lambda reply: _score(reply, float("nan")), "not JSON"),
+        (lambda reply: _score(reply, None), "no completion"),
     ],
 )
 async def test_a_reply_that_contradicts_itself_is_the_servers_fault(

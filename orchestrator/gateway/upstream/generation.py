@@ -1,11 +1,12 @@
 """One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.ids import LOGPROB_SLACK, Ids
 
 FinishKind = Literal["stop", "length", "abort"]
 
@@ -141,6 +142,9 @@ def parse_generation(reply: Any) -> Generation:
         raise ValueError("output ids and the ids of their logprobs differ")
     if generation.completion_tokens != len(ids):
         raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
+    for logprob in generation.logprobs:
+        if not -math.inf < logprob <= LOGPROB_SLACK:
+            raise ValueError(f"a logprob is {logprob}, which is no logarithm of a probability")
     at = 0
     for span in generation.spans:
         if span.start != at or span.end <= span.start:
