@@ -149,12 +149,12 @@ class Rig:
             "SELECT * FROM rollouts WHERE rollout_id = :id", lambda row: row.state in states, id=rollout
         )
 
-    async def counted(self, name: str) -> None:
-        """Wait until something was counted."""
+    async def counted(self, *names: str) -> None:
+        """Wait until something was counted under one of the names."""
         await self.until(
-            "SELECT coalesce(sum(value), 0) AS n FROM counters WHERE name = :name",
+            "SELECT coalesce(sum(value), 0) AS n FROM counters WHERE name = ANY(:names)",
             lambda row: row.n >= 1,
-            name=name,
+            names=list(names),
         )
 
     async def verdict(self, rollout: int) -> float:
