@@ -23,6 +23,7 @@ from sandboxes import cgroups, seccomp
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
 from sandboxes.bubblewrap_program import BubblewrapProgram
 from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
+from sandboxes.heir import appoint
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch
@@ -80,6 +81,7 @@ class BubblewrapProvider:
         _check(spec)
         if not self._ready:
             await anyio.to_thread.run_sync(self._prepare)
+        appoint(self._root)
         sandbox = BubblewrapSandbox(self._root, spec, self._hierarchies, own_user=os.geteuid() == 0)
         async with sandbox.opened():
             yield sandbox

@@ -3,8 +3,7 @@
 The contract holds as far as it can without isolation. What does not hold:
 
 - The network, and the host's files and processes, can be reached. The number of processes is not limited.
-- A program that clears its environment and leaves its session may outlive its `exec`. After a kill -9 of the
-  owner, `sandboxes.reap` must end what still runs.
+- A program that clears its environment and leaves its session may outlive its `exec`, and its owner.
 - Places such as `/app` lie elsewhere: whole arguments, variables and directories that begin with one are
   rewritten, but not what is inside a script (`Sandbox.path` tells).
 """
@@ -27,6 +26,7 @@ import anyio.to_thread
 from sandboxes import procfs
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
 from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
+from sandboxes.heir import appoint
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch, Program
@@ -68,6 +68,7 @@ class LocalProvider:
             )
         if not self._ready:  # whoever comes while it is prepared prepares it too
             await anyio.to_thread.run_sync(self._prepare)
+        appoint(self._root)
         sandbox = LocalSandbox(self._root, spec, None, own_user=False)
         async with sandbox.opened():
             yield sandbox

@@ -1,7 +1,7 @@
 """Clean up after owners that were killed: `python -m sandboxes.reap [DIR]`, or `reap(DIR)`.
 
-Isolated programs die with their owner by themselves (the kernel signals them); what remains is directories and
-control groups, and, without isolation, processes. Live owners are left alone.
+The heir of a killed owner (heir.py) does it at once; the next start does it where the heir was killed, too. Live owners are left
+alone.
 """
 
 from __future__ import annotations

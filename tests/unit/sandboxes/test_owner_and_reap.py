@@ -14,16 +14,18 @@ from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.owner import Owner, prepare_root, record_path, records, working_as
 from sandboxes.reap import Reaped, default_root, reap
+from tests.unit.sandboxes.conftest import heirs
 
 DAEMON = "(setsid sleep 600 &) "
 
 
 def killed_owner(reference: str) -> None:
-    """Start an owner in a process of its own, and kill it while its program runs."""
+    """Start an owner in a process of its own, and kill it while its program runs, and its heir before."""
     command = [sys.executable, "-W", "ignore", "-m", "sandboxes.conformance.victim", reference, DAEMON]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         said = victim.stdout.readline()
+        assert procfs.kill(heirs(victim.pid)) == 1
         victim.kill()
     assert said == b"ready\n"
 
