@@ -68,6 +68,8 @@ EXEMPT = {
     "orchestrator/stack.py:SERVER_STOP_S": STOP,
     "orchestrator/watchdog.py:LONGEST_LOOK_S": POLL,
     "sandboxes/bubblewrap_program.py:_DIE_S": "the kernel's time to end processes",
+    "sandboxes/heir.py:_END_S": STOP,
+    "sandboxes/heir.py:_LOOK_S": POLL,
     "sandboxes/local.py:_DIE_S": "the kernel's time to end processes",
     "sandboxes/program.py:LOOK_S": POLL,
     "trainer/loop.py:LOAD_S": START,
