@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -288,22 +288,65 @@ class RewardSection(_Section):
     zero_signal: Literal["performance", "returns"] = "performance"
 
 
-class TrainerSection(_Section):
-    """CISPO and AdamW. `parts` is U, the train steps of one batch."""
+LossName = Literal["cispo", "grpo", "dapo", "gspo", "reinforce", "sft"]
 
-    parts: Positive = 1
+RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "cispo": (0.0, 5.0),
+    "grpo": (0.8, 1.2),
+    "dapo": (0.8, 1.28),
+    "gspo": (0.9997, 1.0004),
+}
+"""`trainer.ratio_min` and `ratio_max` where they are not given; the other losses have no ratio."""
+
+
+class TrainerSection(_Section):
+    """The loss and AdamW (ops/guides/losses.md). Ratio bounds are absolute: an offset of 0.2 above 1 is written 1.2."""
+
+    parts: Positive = 1  # U, the train steps of one batch
+    loss: LossName = "cispo"
+    ratio_min: float = 0.0  # not given: the loss's own (RATIO_BOUNDS)
+    ratio_max: Annotated[float, Field(allow_inf_nan=False)] = 5.0  # not given: the loss's own
+    negative_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # of negative advantages
+    aggregation: Literal["token", "prompt", "sample"] = "token"  # what counts the same in the denominator
+    anchor: Literal["behavior", "proximal"] = (
+        "behavior"  # of the ratio; proximal: the trainer before the batch
+    )
+    mask: Literal["none", "icepop", "mis"] = "none"  # tokens or samples of too large a mismatch do not train
+    tis_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0  # proximal, no mask: largest weight
+    icepop_min: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5  # trainer ÷ behavior, per token
+    icepop_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    mis_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = (
+        2.0  # trainer ÷ behavior, product of a sample
+    )
     lr: Annotated[float, Field(gt=0)] = 1e-5
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    ratio_min: float = 0.0
-    ratio_max: float = 5.0
-    negative_scale: float = 1.0
-    aggregation: Literal["token", "prompt"] = "token"
+    clip_norm: float = 1.0  # gradients longer than this are shortened to it
     pack_tokens: Positive = 16384
     keep_checkpoints: Positive = 3
     permute_advantages: bool = False  # the control: advantages shuffled within each batch
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_of_loss(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        low, high = RATIO_BOUNDS.get(str(given.get("loss")), RATIO_BOUNDS["cispo"])
+        return {"ratio_min": low, "ratio_max": high, **given}
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "TrainerSection":
+        if not (0 <= self.ratio_min <= 1 <= self.ratio_max and self.ratio_min < self.ratio_max):
+            raise ValueError(
+                f"ratio_min is {self.ratio_min} and ratio_max {self.ratio_max}: they are absolute ratios with 1 between them, "
+                "so an offset of 0.2 above 1 is written 1.2"
+            )
+        if self.icepop_min >= self.icepop_max:
+            raise ValueError(
+                f"icepop_min ({self.icepop_min}) must be less than icepop_max ({self.icepop_max})"
+            )
+        return self
 
 
 class WatchdogSection(_Section):

@@ -22,10 +22,11 @@ from trainer.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from trainer.loss.cispo import CispoSettings
+from trainer.loss.choose import make_loss
+from trainer.loss.correction import CorrectionSettings
 from trainer.model import check_vocabulary, load_model
 from trainer.report import REASONS, report
-from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
+from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 CANARY_TOKENS = 32
 
@@ -69,13 +70,18 @@ class Learner:
         be resumed from its checkpoint.
         """
         reports = []
+        settings = update_settings(self._section)
+        wall, cpu = time.perf_counter(), time.process_time()  # proximal logprobs are the first train step's
+        try:
+            samples = [anchored(self._model, part.samples, settings) for part in parts]
+        except ValueError as error:
+            raise BadBatch(f"the proximal logprobs cannot be used: {error}") from error
         for number, part in enumerate(parts):
-            wall, cpu = time.perf_counter(), time.process_time()
             metrics = train_step(
                 self._model,
                 self._optimizer,
-                part.samples,
-                update_settings(self._section),
+                samples[number],
+                settings,
                 trainer_version=self.version,
             )
             if metrics.skip_reason in REASONS:
@@ -87,6 +93,7 @@ class Learner:
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
             )
+            wall, cpu = time.perf_counter(), time.process_time()
             self._train_steps += 1
             done(number, values)
             reports.append(values)
@@ -138,10 +145,19 @@ def optimizer_settings(section: TrainerSection) -> OptimizerSettings:
 
 
 def update_settings(section: TrainerSection) -> UpdateSettings:
-    """CISPO as configured."""
+    """The loss as configured."""
     return UpdateSettings(
-        cispo=CispoSettings(section.ratio_min, section.ratio_max, section.negative_scale),
+        loss=make_loss(section.loss, section.ratio_min, section.ratio_max),
+        correction=CorrectionSettings(
+            section.anchor,
+            section.mask,
+            section.tis_max,
+            section.icepop_min,
+            section.icepop_max,
+            section.mis_max,
+        ),
         aggregation=section.aggregation,
+        negative_scale=section.negative_scale,
         max_grad_norm=section.clip_norm,
         pack_tokens=section.pack_tokens,
     )

@@ -36,6 +36,7 @@ def report(
         "gradient_norm": metrics.gradient_norm,
         "lr": lr,
         "clip_fraction": metrics.clip_fraction,
+        "cut_fraction": metrics.cut_fraction,
         "kl_k1": metrics.kl_k1,
         "kl_k3": metrics.kl_k3,
         "max_abs_dlogprob": metrics.max_abs_dlogprob,

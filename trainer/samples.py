@@ -3,8 +3,10 @@
 A sample lives in the process only, so it is a frozen dataclass of numpy arrays. `T` is the number of tokens of state
 and action together, `A` the number of action tokens. Everything per token is per *action* token, in order:
 
-    ids               [ s s s s s | a a a ]      int32[T], state_len = 5
+    tokens            [ s s s s s | a a a ]      a branch of T ids, state_len = 5
     behavior_logprobs             [ b b b ]      float32[A], after temperature, as the rollout server returned them
+
+The tokens stay as the step tree holds them, so a batch takes the memory of its unique tokens: `ids` is for who wants one row.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from orchestrator.contracts.branch import Branch
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -25,8 +29,8 @@ class Sample:
     first action token would have no predictor) or when a behavior logprob, advantage or weight is not finite.
     """
 
-    ids: Ids  # int32[T]
-    state_len: int  # ids[:state_len] is the state, the rest the action
+    tokens: Branch  # T ids
+    state_len: int  # the first so many are the state, the rest the action
     behavior_logprobs: Floats  # float32[A]
     versions: Ids  # int32[A], the policy version that made each token
     advantage: Floats  # float32[A]
@@ -37,18 +41,21 @@ class Sample:
     seq: int = 0  # queue position of the group
     domain: str = ""
     temperature: float = 1.0
+    proximal_logprobs: Floats | None = None  # float32[A], of the trainer before the batch's first train step
 
     def __post_init__(self) -> None:
-        if not 0 < self.state_len <= len(self.ids):
-            raise ValueError(f"{self.name}: state_len {self.state_len} is not in 1..{len(self.ids)}")
-        if self.ids.dtype != np.int32 or (len(self.ids) and int(self.ids.min()) < 0):
+        if not 0 < self.state_len <= len(self.tokens):
+            raise ValueError(f"{self.name}: state_len {self.state_len} is not in 1..{len(self.tokens)}")
+        if self.tokens.own.dtype != np.int32 or self.tokens.lowest < 0:
             raise ValueError(f"{self.name}: ids must be int32 and not negative")
         if not self.temperature > 0:
             raise ValueError(
                 f"{self.name}: temperature {self.temperature} has no log-probabilities; it must be > 0"
             )
-        for field in ("behavior_logprobs", "versions", "advantage", "weight"):
+        for field in ("behavior_logprobs", "versions", "advantage", "weight", "proximal_logprobs"):
             values = getattr(self, field)
+            if values is None:
+                continue
             if values.shape != (self.action_len,):
                 raise ValueError(
                     f"{self.name}: {field} has shape {values.shape}, expected ({self.action_len},)"
@@ -85,7 +92,7 @@ class Sample:
 
         made_by = np.asarray(version, np.int32)
         return cls(
-            ids=tokens,
+            tokens=Branch(tokens),
             state_len=len(state),
             behavior_logprobs=np.asarray(behavior_logprobs, np.float32),
             versions=np.full(n, made_by, np.int32) if made_by.ndim == 0 else made_by,
@@ -100,9 +107,19 @@ class Sample:
         )
 
     @property
+    def ids(self) -> Ids:
+        """int32[T]: state and action as one row, put together anew at every call."""
+        return self.tokens.full
+
+    @property
+    def action(self) -> Ids:
+        """int32[A]."""
+        return self.tokens.tail(self.state_len)
+
+    @property
     def action_len(self) -> int:
         """A, the number of action tokens."""
-        return len(self.ids) - self.state_len
+        return len(self.tokens) - self.state_len
 
     @property
     def trained_tokens(self) -> int:

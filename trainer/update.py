@@ -9,9 +9,9 @@ The function knows neither the data pool nor files.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from torch import nn
 from orchestrator.progress import current
 from trainer.logprobs import CHUNK, pack_logprobs
 from trainer.loss.aggregation import Aggregation, normalisers
-from trainer.loss.cispo import CispoSettings, cispo
+from trainer.loss.base import Loss, Tokens
+from trainer.loss.cispo import Cispo
+from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
-from trainer.loss.nll import nll
 from trainer.samples import Floats, Sample
 from trainer.tree.pack import Pack, pack_samples
 
@@ -31,9 +32,10 @@ from trainer.tree.pack import Pack, pack_samples
 class UpdateSettings:
     """How samples become a gradient. `pack_tokens` and `head_chunk` change memory and time only, never the result."""
 
-    objective: Literal["cispo", "nll"] = "cispo"
-    cispo: CispoSettings = field(default_factory=CispoSettings)
+    loss: Loss = field(default_factory=Cispo)
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
     aggregation: Aggregation = "token"
+    negative_scale: float = 1.0  # of negative advantages, whatever the loss
     max_grad_norm: float = 1.0
     spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
     pack_tokens: int = 8192  # merged tokens per forward pass
@@ -76,7 +78,7 @@ def train_step(
     The model must be attached to tree attention. The denominator counts the action tokens of train weight > 0 of
     `samples`, before merging. On a skipped step `applied` is False and `skip_reason` says why; gradients are dropped.
     """
-    sums = MetricSums(trainer_version, settings.cispo.ratio_min, settings.cispo.ratio_max)
+    sums = MetricSums(trainer_version)
     factors = normalisers(samples, settings.aggregation)
     optimizer.zero_grad(set_to_none=True)
     skip: str | None = None if any(factors) else "no_action_tokens"
@@ -104,11 +106,22 @@ def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: Up
     result = [np.empty(sample.action_len, np.float32) for sample in samples]
     with torch.no_grad():
         for pack in pack_samples(samples, settings.pack_tokens, trained_only=False):
+            current().moved()
             logp, _ = pack_logprobs(model, pack, settings.head_chunk)
             ends = np.cumsum([sample.action_len for sample in pack.samples])[:-1]
             for index, values in zip(pack.indices, np.split(logp.float().cpu().numpy(), ends), strict=True):
                 result[index] = values.astype(np.float32)
     return result
+
+
+def anchored(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Sample]:
+    """The samples with what the anchor needs: with the proximal one the trainer's logprobs as it stands, before the first train step."""
+    if settings.correction.anchor == "behavior":
+        return list(samples)
+    logprobs = recompute_logprobs(model, samples, settings)
+    return [
+        replace(sample, proximal_logprobs=values) for sample, values in zip(samples, logprobs, strict=True)
+    ]
 
 
 def split_train_steps(samples: Sequence[Sample], train_steps: int) -> list[list[Sample]]:
@@ -131,28 +144,60 @@ def _backward(
     model: nn.Module, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings, sums: MetricSums
 ) -> bool:
     """Add one pack's gradients; False (and no backward) when its loss is not finite."""
-    edges, samples = pack.edges, pack.samples
     logp, entropy = pack_logprobs(model, pack, settings.head_chunk)
+    loss = pack_loss(pack, factors, settings, logp, entropy, sums)
+    if not math.isfinite(float(loss.detach())):
+        return False
+    torch.autograd.backward(loss)
+    return True
+
+
+def pack_loss(
+    pack: Pack,
+    factors: np.ndarray[Any, Any],
+    settings: UpdateSettings,
+    logp: torch.Tensor,
+    entropy: torch.Tensor,
+    sums: MetricSums,
+) -> torch.Tensor:
+    """The loss of one pack as a function of its edges' logprobs, a scalar with gradient through `logp`; counted in `sums`.
+
+    `logp` and `entropy` are [E]; `factors` has the denominator's factor of each of the pack's samples.
+    """
+    edges, samples = pack.edges, pack.samples
 
     def along(values: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(logp)
 
     behavior = along(edges.gather(samples, lambda sample: sample.behavior_logprobs))
     coefficient = along(edges.gather(samples, lambda sample: sample.weight) * factors[edges.sample])
-    if settings.objective == "cispo":
-        advantage = along(edges.gather(samples, lambda sample: sample.advantage))
-        loss, _ = cispo(logp, behavior, advantage, coefficient, settings.cispo)
-    else:
-        loss = nll(logp, coefficient)
-    value = float(loss.detach())
+    advantage = along(edges.gather(samples, lambda sample: sample.advantage))
+    advantage = torch.where(advantage < 0, advantage * settings.negative_scale, advantage)
+    owner = torch.from_numpy(edges.sample).to(logp.device)
+    anchor, cut = behavior, 0
+    if settings.correction.anchor == "proximal":
+        anchor = along(edges.gather(samples, _proximal))
+    if not settings.correction.idle:
+        trainer = anchor if settings.correction.anchor == "proximal" else logp
+        correction = correct(settings.correction, trainer, behavior, owner)
+        coefficient, cut = coefficient * correction.weight, int(correction.cut.sum())
+    value = settings.loss(Tokens(logp, anchor, advantage, coefficient, owner))
     sums.add(
         pack,
-        value,
+        float(value.loss.detach()),
         logp.detach().double().cpu().numpy(),
         behavior.double().cpu().numpy(),
         entropy.double().cpu().numpy(),
+        clipped=int(value.clipped.sum()),
+        cut=cut,
     )
-    if not math.isfinite(value):
-        return False
-    torch.autograd.backward(loss)
-    return True
+    return value.loss
+
+
+def _proximal(sample: Sample) -> Floats:
+    """A sample's proximal logprobs, which `anchored` puts there."""
+    if sample.proximal_logprobs is None:
+        raise ValueError(
+            f"{sample.name} has no proximal logprobs: call trainer.update.anchored on the batch first"
+        )
+    return sample.proximal_logprobs

@@ -63,6 +63,14 @@ def test_without_a_file_everything_has_a_value() -> None:
             "[reward]\nzero_signal = 'never'\n",
             "reward.zero_signal: Input should be 'performance' or 'returns'",
         ),
+        ("[trainer]\nloss = 'ppo'\n", "trainer.loss: Input should be 'cispo', 'grpo', 'dapo', 'gspo',"),
+        (
+            "[trainer]\nloss = 'grpo'\nratio_max = 0.2\n",
+            "trainer: ratio_min is 0.8 and ratio_max 0.2: they are absolute ratios with 1 between them",
+        ),
+        ("[trainer]\nratio_min = 1.0\nratio_max = 1.0\n", "trainer: ratio_min is 1.0 and ratio_max 1.0"),
+        ("[trainer]\nicepop_min = 6\n", "trainer: icepop_min (6.0) must be less than icepop_max (5.0)"),
+        ("[trainer]\ntis_max = inf\n", "trainer.tis_max: Input should be a finite number"),
         ("[rollout]\nscaffolds = {shell = 0}\n", "scaffolds must be shares >= 0 with at least one above 0"),
         ("queue = 3\n", "queue: Input should be a valid dictionary"),
         ("[queue\n", "is not valid TOML"),
@@ -146,6 +154,23 @@ def test_the_window_is_the_fraction_of_the_capacity_rounded_down(
         ).queue.window
         == window
     )
+
+
+def test_ratio_bounds_that_are_not_given_are_the_losss_own() -> None:
+    def bounds(**section: object) -> tuple[float, float]:
+        trainer = Config.model_validate({"trainer": section}).trainer
+        return trainer.ratio_min, trainer.ratio_max
+
+    assert bounds() == bounds(loss="cispo") == (0.0, 5.0)
+    assert bounds(loss="grpo") == (0.8, 1.2) and bounds(loss="dapo", ratio_min=0.7) == (0.7, 1.28)
+
+
+def test_what_a_run_stored_before_a_key_existed_is_the_configuration_that_it_was() -> None:
+    stored = Config().to_json()
+    old = ("parts", "lr", "betas", "eps", "weight_decay", "clip_norm", "ratio_min", "ratio_max", "negative_scale",
+           "aggregation", "pack_tokens", "keep_checkpoints", "permute_advantages")  # fmt: skip
+    stored["trainer"] = {key: stored["trainer"][key] for key in old}
+    assert differences(Config.from_json(stored), Config()) == []
 
 
 def test_a_stage_ends_by_the_first_condition_that_holds() -> None:

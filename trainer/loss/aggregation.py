@@ -1,10 +1,14 @@
 """The denominator of a train step, fixed before packing and merging.
 
-    token   1 / Σ_i |o_i|                     every action token of the train step counts the same
+    token   1 / Σ_i |o_i|                       every action token of the train step counts the same
     prompt  1 / (P · Σ_{i in its group} |o_i|)  every group (prompt) counts the same
+    sample  1 / (S · |o_i|)                     every sample (completion) counts the same
 
-|o_i| counts action tokens of train weight > 0 over all micro-batches of the train step. It knows samples only, so
-merging, packing and the number of packs cannot change the loss.
+|o_i| counts action tokens of train weight > 0, over all micro-batches of the train step; P and S count groups and samples that have
+any. It knows samples only, so merging, packing and the number of packs cannot change the loss.
+
+Example: group a with samples of 3 and 1 tokens, group b with one of 2. By token each counts 1/6; by prompt 1/8 in a and 1/4 in b;
+by sample 1/9, 1/3 and 1/6.
 """
 
 from collections import Counter
@@ -13,20 +17,22 @@ from typing import Literal
 
 from trainer.samples import Sample
 
-Aggregation = Literal["token", "prompt"]
+Aggregation = Literal["token", "prompt", "sample"]
 
 
 def normalisers(samples: Sequence[Sample], aggregation: Aggregation) -> list[float]:
     """One factor per sample, for each of its action tokens; 0 where the sample has no token of weight > 0."""
-    if aggregation not in ("token", "prompt"):
-        raise ValueError(f"unknown aggregation {aggregation!r}; known are token and prompt")
+    if aggregation not in ("token", "prompt", "sample"):
+        raise ValueError(f"unknown aggregation {aggregation!r}; known are token, prompt and sample")
+    if aggregation == "sample":
+        units = [str(i) for i in range(len(samples))]
+    else:
+        units = [sample.group if aggregation == "prompt" else "" for sample in samples]
     counts = Counter[str]()
-    for sample in samples:
-        counts[sample.group if aggregation == "prompt" else ""] += sample.trained_tokens
-    prompts = sum(1 for count in counts.values() if count) if aggregation == "prompt" else 1
+    for unit, sample in zip(units, samples, strict=True):
+        counts[unit] += sample.trained_tokens
+    share = sum(1 for count in counts.values() if count)  # units that have anything to say
     return [
-        1.0 / (prompts * counts[sample.group if aggregation == "prompt" else ""])
-        if sample.trained_tokens
-        else 0.0
-        for sample in samples
+        1.0 / (share * counts[unit]) if sample.trained_tokens else 0.0
+        for unit, sample in zip(units, samples, strict=True)
     ]

@@ -30,13 +30,14 @@ class TrainStepMetrics:
     packs: int
     naive_tokens: int  # Σ tokens of the samples: what one row per sample forwards
     merged_tokens: int  # tokens forwarded
-    clip_fraction: float  # share of tokens whose ratio lies outside the bounds
+    clip_fraction: float  # share of tokens whose term the loss's ratio bounds changed
     kl_k1: float
     kl_k3: float
     max_abs_dlogprob: float
     mean_abs_dlogprob: float
     ess: float
     entropy: float  # nats per token, after temperature
+    cut_fraction: float = 0.0  # share of tokens that the correction truncated or masked
     staleness: Mapping[int, int] = field(default_factory=dict)  # trainer's version − token's version → tokens
     domain_tokens: Mapping[str, int] = field(default_factory=dict)
 
@@ -54,26 +55,31 @@ class TrainStepMetrics:
 class MetricSums:
     """Sums over the packs of one train step. Order and number of packs do not matter."""
 
-    def __init__(self, trainer_version: int, ratio_min: float, ratio_max: float) -> None:
+    def __init__(self, trainer_version: int) -> None:
         self._trainer_version = trainer_version
-        self._bounds = (ratio_min, ratio_max)
         self._sums = Counter[str]()
-        self._values = dict.fromkeys(
-            ("loss", "clipped", "k1", "k3", "dlogprob", "r", "rr", "entropy", "worst"), 0.0
-        )
+        self._values = dict.fromkeys(("loss", "k1", "k3", "dlogprob", "r", "rr", "entropy", "worst"), 0.0)
         self._staleness = Counter[int]()
         self._domains = Counter[str]()
 
-    def add(self, pack: Pack, loss: float, logp: Doubles, behavior: Doubles, entropy: Doubles) -> None:
-        """Count one pack; the arrays are [E] along its loss edges."""
+    def add(
+        self,
+        pack: Pack,
+        loss: float,
+        logp: Doubles,
+        behavior: Doubles,
+        entropy: Doubles,
+        *,
+        clipped: int = 0,
+        cut: int = 0,
+    ) -> None:
+        """Count one pack; the arrays are [E] along its loss edges, `clipped` and `cut` numbers of them."""
         delta = logp - behavior
         ratio = np.exp(
             np.clip(delta, -80.0, 80.0)
         )  # a metric must not overflow where the clipped loss does not
-        low, high = self._bounds
         values = self._values
         values["loss"] += loss
-        values["clipped"] += float(np.count_nonzero((ratio < low) | (ratio > high)))
         values["k1"] += float((ratio * delta).sum())
         values["k3"] += float((ratio * delta - (ratio - 1)).sum())
         values["dlogprob"] += float(np.abs(delta).sum())
@@ -88,6 +94,8 @@ class MetricSums:
             self._domains[sample.domain] += sample.trained_tokens
         self._sums.update(
             tokens=len(logp),
+            clipped=clipped,
+            cut=cut,
             samples=len(pack.samples),
             packs=1,
             naive=pack.naive_tokens,
@@ -108,13 +116,14 @@ class MetricSums:
             packs=sums["packs"],
             naive_tokens=sums["naive"],
             merged_tokens=sums["merged"],
-            clip_fraction=values["clipped"] / n,
+            clip_fraction=sums["clipped"] / n,
             kl_k1=values["k1"] / n,
             kl_k3=values["k3"] / n,
             max_abs_dlogprob=values["worst"],
             mean_abs_dlogprob=values["dlogprob"] / n,
             ess=values["r"] ** 2 / (n * values["rr"]) if values["rr"] else 1.0,
             entropy=values["entropy"] / n,
+            cut_fraction=sums["cut"] / n,
             staleness=dict(sorted(self._staleness.items())),
             domain_tokens=dict(sorted(self._domains.items())),
         )

@@ -9,12 +9,18 @@ import pytest
 import torch
 
 from tests.unit.trainer.forests import Forest, everything, group_of_rollouts, qwen3, seeded
+from trainer.loss.base import Loss
+from trainer.loss.choose import BOUNDED, UNBOUNDED
+from trainer.loss.correction import CorrectionSettings
+from trainer.loss.grpo import Grpo
 from trainer.loss.metrics import TrainStepMetrics
+from trainer.loss.sft import Sft
 from trainer.samples import Sample
 from trainer.tree.forward import attach_tree_attention
 from trainer.update import (
     OptimizerSettings,
     UpdateSettings,
+    anchored,
     make_optimizer,
     recompute_logprobs,
     split_train_steps,
@@ -63,16 +69,16 @@ def test_on_policy_samples_have_ratio_one_through_the_same_backend() -> None:
     model = policy()
     samples = group_of_rollouts()
     logprobs = recompute_logprobs(model, samples, UpdateSettings(pack_tokens=30))
-    anchored = [dataclasses.replace(s, behavior_logprobs=b) for s, b in zip(samples, logprobs, strict=True)]
+    on_policy = [dataclasses.replace(s, behavior_logprobs=b) for s, b in zip(samples, logprobs, strict=True)]
     optimizer = make_optimizer(model, OptimizerSettings())
-    metrics = train_step(model, optimizer, anchored, UpdateSettings(), trainer_version=0)
+    metrics = train_step(model, optimizer, on_policy, UpdateSettings(), trainer_version=0)
     assert metrics.max_abs_dlogprob < 1e-5 and metrics.ess > 0.9999 and metrics.clip_fraction == 0
-    later = train_step(model, optimizer, anchored, UpdateSettings(), trainer_version=1)
+    later = train_step(model, optimizer, on_policy, UpdateSettings(), trainer_version=1)
     assert later.max_abs_dlogprob > 1e-4
     assert set(later.staleness) == {1}
 
 
-@pytest.mark.parametrize("aggregation", ["token", "prompt"])
+@pytest.mark.parametrize("aggregation", ["token", "prompt", "sample"])
 def test_the_number_of_packs_and_chunks_does_not_change_the_step(aggregation: Any) -> None:
     samples = everything()
     samples += [dataclasses.replace(s, group="other", seq=1) for s in group_of_rollouts()[:3]]
@@ -83,6 +89,55 @@ def test_the_number_of_packs_and_chunks_does_not_change_the_step(aggregation: An
     assert max(float((after_whole[n] - after_parts[n]).abs().max()) for n in after_whole) < 1e-6
     assert (parts.action_tokens, parts.naive_tokens) == (whole.action_tokens, whole.naive_tokens)
     assert parts.merge_ratio < whole.merge_ratio
+
+
+LOSSES: dict[str, Loss] = {
+    **{name: make(0.8, 1.2) for name, make in BOUNDED.items()},
+    **{name: make() for name, make in UNBOUNDED.items()},
+}
+
+
+@pytest.mark.parametrize("mask", ["none", "icepop", "mis"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_loss_and_no_mask_depends_on_how_samples_are_packed(loss: str, mask: Any) -> None:
+    model = policy(torch.float64)
+    near = [
+        dataclasses.replace(s, behavior_logprobs=b + s.advantage * np.float32(0.2))
+        for s, b in zip(everything(), recompute_logprobs(model, everything(), UpdateSettings()), strict=True)
+    ]
+    settings = UpdateSettings(
+        loss=LOSSES[loss],
+        correction=CorrectionSettings("proximal", mask, icepop_min=0.9, icepop_max=1.1, mis_max=1.1),
+    )
+    samples = anchored(model, near, settings)
+    same: dict[str, Any] = {"loss": settings.loss, "correction": settings.correction}
+    whole, after_whole = one_step(samples, **same)
+    parts, after_parts = one_step(samples, pack_tokens=25, **same)
+    assert whole.packs == 1 and parts.packs > 5
+    assert (whole.cut_fraction > 0) == (mask != "none")
+    assert parts.clip_fraction == whole.clip_fraction and parts.cut_fraction == whole.cut_fraction
+    assert parts.loss == pytest.approx(whole.loss, abs=1e-6)
+    assert max(float((after_whole[n] - after_parts[n]).abs().max()) for n in after_whole) < 1e-6
+
+
+def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with_it() -> None:
+    model = policy()
+    settings = UpdateSettings(loss=Grpo(), correction=CorrectionSettings("proximal"))
+    first = anchored(model, group_of_rollouts(), settings)
+    optimizer = make_optimizer(model, OptimizerSettings(lr=3e-2))
+    at_start = train_step(model, optimizer, first, settings, trainer_version=0)
+    assert (
+        at_start.clip_fraction == 0 and at_start.cut_fraction > 0
+    )  # the behavior is far away, the anchor is not
+    second = train_step(model, optimizer, first, settings, trainer_version=0)
+    assert second.clip_fraction > 0
+    again = anchored(model, group_of_rollouts(), settings)
+    assert train_step(model, optimizer, again, settings, trainer_version=1).clip_fraction == 0
+
+
+def test_a_batch_without_its_proximal_logprobs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rollout '1', step 0\) has no proximal logprobs"):
+        one_step(group_of_rollouts(), correction=CorrectionSettings("proximal"))
 
 
 def test_samples_of_weight_zero_change_nothing() -> None:
@@ -149,7 +204,7 @@ def test_supervised_training_weighs_tokens_and_ignores_advantages() -> None:
     samples = group_of_rollouts()
     flipped = [dataclasses.replace(s, advantage=-s.advantage) for s in samples]
     doubled = [dataclasses.replace(s, weight=s.weight * 2) for s in samples]
-    losses = [one_step(batch, objective="nll")[0].loss for batch in (samples, flipped, doubled)]
+    losses = [one_step(batch, loss=Sft())[0].loss for batch in (samples, flipped, doubled)]
     assert losses[0] > 0 and losses[1] == losses[0] and losses[2] == pytest.approx(2 * losses[0])
 
 

@@ -1,0 +1,82 @@
+"""Which policy the ratio is anchored on, and what becomes of tokens that trainer and rollout server see too differently.
+
+    k_t = π_trainer(o_t) / π_behavior(o_t)      staleness and the mismatch of the two engines in one number
+
+    anchor     ratio of the loss      π_trainer in k             weight w_t: none          icepop               mis
+    behavior   π / π_behavior         π, in this train step      1                         1[in]                1[in]
+    proximal   π / π_proximal         π before the batch         min(k_t, tis_max)         k_t · 1[in]          ρ_i · 1[in]
+
+`in` is icepop_min ≤ k_t ≤ icepop_max per token for IcePop (Ling Team 2025), and ρ_i = Π_t k_t ≤ mis_max per sample for MIS (masked
+importance sampling). With the behavior anchor the loss's own ratio already is k, so a mask only decides. `proximal` is the decoupled
+objective of AReaL with truncated importance sampling (TIS): the trainer computes its logprobs once, before the first train step of a
+batch, through the same trees. The first train step then has ratio 1 throughout: with one train step per batch bounds do nothing.
+
+No gradient flows through w. The denominator of aggregation.py was fixed before and counts masked tokens too.
+
+Example, proximal, tis_max 2: behavior (−1, −3, −1), proximal (−1, −2, −2) → k = (1, e = 2.72, 0.37), w = (1, 2, 0.37).
+icepop 0.5–5: w = (1, 2.72, 0). mis, one sample: ρ = e^(0+1−1) = 1 ≤ 2, so w = (1, 1, 1).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Anchor = Literal["behavior", "proximal"]
+Mask = Literal["none", "icepop", "mis"]
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionSettings:
+    """Bounds are absolute ratios."""
+
+    anchor: Anchor = "behavior"
+    mask: Mask = "none"
+    tis_max: float = 2.0
+    icepop_min: float = 0.5
+    icepop_max: float = 5.0
+    mis_max: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.tis_max > 0 or not self.mis_max > 0:
+            raise ValueError(f"tis_max and mis_max must be > 0, got {self.tis_max} and {self.mis_max}")
+        if not 0 <= self.icepop_min < self.icepop_max:
+            raise ValueError(
+                f"IcePop's bounds must satisfy 0 ≤ min < max, got {self.icepop_min} and {self.icepop_max}"
+            )
+
+    @property
+    def idle(self) -> bool:
+        """Whether every weight is 1."""
+        return self.anchor == "behavior" and self.mask == "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """`weight` [E] ≥ 0, detached; `cut` bool[E]: the tokens that were truncated or masked."""
+
+    weight: Tensor
+    cut: Tensor
+
+
+def correct(settings: CorrectionSettings, trainer: Tensor, behavior: Tensor, sample: Tensor) -> Correction:
+    """Weights of tokens with these logprobs [E]; `trainer` is the proximal policy's, or with the behavior anchor the present one's.
+
+    `sample` int64[E] says which tokens are one sample; samples are whole.
+    """
+    log_k = (trainer - behavior).detach()
+    k = torch.exp(log_k)
+    proximal = settings.anchor == "proximal"
+    if settings.mask == "none":
+        cut = k > settings.tis_max if proximal else torch.zeros_like(k, dtype=torch.bool)
+        return Correction(k.clamp(max=settings.tis_max) if proximal else torch.ones_like(k), cut)
+    if settings.mask == "mis":
+        samples = int(sample.max()) + 1 if len(sample) else 0
+        log_rho = log_k.new_zeros(samples).index_add_(0, sample, log_k)[sample]
+        k = torch.exp(log_rho)
+        cut = k > settings.mis_max
+    else:
+        cut = (k < settings.icepop_min) | (k > settings.icepop_max)
+    kept = k if proximal else torch.ones_like(k)
+    return Correction(torch.where(cut, torch.zeros_like(k), kept), cut)
