@@ -50,12 +50,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, backen
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)  # kernels keep scores and sums in float32 for bfloat16
     groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.transpose(-1, -2)) * scale
+    keys, values = (x.to(wide).repeat_interleave(groups, 1) for x in (k, v))
+    scores = (q.to(wide) @ keys.transpose(-1, -2)) * scale
     visible = torch.from_numpy(plan.mask()).to(q.device)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    return (weights @ v).transpose(1, 2)
+    return (weights @ values).to(q.dtype).transpose(1, 2)
 
 
 class _Rectangles(torch.autograd.Function):

@@ -8,6 +8,8 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -199,7 +201,32 @@ def qwen3_moe() -> Any:
     return Qwen3MoeForCausalLM(config)
 
 
-MODELS: dict[str, Callable[[], Any]] = {build.__name__: build for build in (llama, qwen3, qwen3_moe)}
+def minimax_m2() -> Any:
+    """Sigmoid routing with a correction bias that changes the choice, norms over all heads, half of each head rotated."""
+    config = MiniMaxM2Config(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rotary_dim=8,
+        intermediate_size=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=VOCAB,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config._experts_implementation = "eager"
+    model = MiniMaxM2ForCausalLM(config)
+    for layer in model.model.layers:
+        layer.mlp.e_score_correction_bias.copy_(torch.tensor([0.3, -0.3, 0.0, 0.1]))
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    build.__name__: build for build in (llama, qwen3, qwen3_moe, minimax_m2)
+}
 
 
 def seeded(build: Callable[[], Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
