@@ -18,6 +18,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 
 Positive = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 FILE = "penstock.toml"
 
@@ -283,9 +284,11 @@ class RewardSection(_Section):
 
     process_weight: float = 0.1
     speed_weight: float = 0.1
-    leave_one_out: bool = False
-    advantage_std: bool = False
-    zero_signal: Literal["performance", "returns"] = "performance"
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0  # discount of rewards to go, per step
+    leave_one_out: bool = False  # the baseline leaves a member's own return out
+    advantage_std: bool = False  # divide by the group's standard deviation of performance + 1e-4
+    batch_scale: Literal["none", "std", "whiten"] = "none"  # divide by the batch's spread; whiten: centre too
+    zero_signal: Literal["performance", "returns"] = "performance"  # what must differ for a group to train
 
 
 LossName = Literal["cispo", "grpo", "dapo", "gspo", "reinforce", "sft"]
@@ -318,12 +321,21 @@ class TrainerSection(_Section):
     mis_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = (
         2.0  # trainer ÷ behavior, product of a sample
     )
-    lr: Annotated[float, Field(gt=0)] = 1e-5
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0  # gradients longer than this are shortened to it
-    pack_tokens: Positive = 16384
+    lr: Annotated[float, Field(gt=0)] = 1e-5  # the highest rate
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the rate, after the warm-up
+    warmup_steps: Annotated[int, Field(ge=0)] = 0  # train steps of linear rise
+    decay_steps: Annotated[int, Field(ge=0)] = (
+        0  # the train step of the run from which on lr is last_lr_share · lr
+    )
+    last_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8  # smaller for small gradients: 1e-15 in MiniMax-M1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    decay_vectors: bool = True  # false: norms and biases have no weight decay
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0  # gradients longer than this are shortened to it
+    spike_norm: Annotated[float, Field(ge=0)] = 0.0  # longer ones skip their train step; 0: none do
+    pack_tokens: Positive = 16384  # merged tokens of one forward pass: bounds memory
+    pack_pairs: Positive = 1 << 28  # (query, key) pairs of one forward pass: bounds its time where contexts are long
     keep_checkpoints: Positive = 3
     permute_advantages: bool = False  # the control: advantages shuffled within each batch
 
@@ -345,6 +357,14 @@ class TrainerSection(_Section):
         if self.icepop_min >= self.icepop_max:
             raise ValueError(
                 f"icepop_min ({self.icepop_min}) must be less than icepop_max ({self.icepop_max})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _falls(self) -> "TrainerSection":
+        if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule is {self.schedule!r}, so decay_steps ({self.decay_steps}) must be more than warmup_steps ({self.warmup_steps})"
             )
         return self
 

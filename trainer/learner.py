@@ -4,6 +4,7 @@ A learner is always loaded from a checkpoint and is thrown away when a batch tur
 never outlive their batch.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.model import check_vocabulary, load_model
 from trainer.report import REASONS, report
+from trainer.schedule import Schedule
+from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 CANARY_TOKENS = 32
@@ -44,6 +47,9 @@ class Learner:
         self._model = load_model(checkpoint.path)
         self._optimizer = make_optimizer(self._model, optimizer_settings(section))
         restore_optimizer(checkpoint, self._model, self._optimizer)
+        self._schedule = Schedule(
+            section.lr, section.schedule, section.warmup_steps, section.decay_steps, section.last_lr_share
+        )
         self._train_steps = checkpoint.state.train_steps
 
     @classmethod
@@ -77,6 +83,9 @@ class Learner:
         except ValueError as error:
             raise BadBatch(f"the proximal logprobs cannot be used: {error}") from error
         for number, part in enumerate(parts):
+            rate = self._schedule.rate(self._train_steps)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
             metrics = train_step(
                 self._model,
                 self._optimizer,
@@ -89,7 +98,7 @@ class Learner:
             values = report(
                 metrics,
                 part.rollouts,
-                lr=self._section.lr,
+                lr=rate,
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
             )
@@ -141,7 +150,9 @@ def canary_ids(model: nn.Module) -> list[int]:
 
 def optimizer_settings(section: TrainerSection) -> OptimizerSettings:
     """AdamW as configured."""
-    return OptimizerSettings(section.lr, section.betas, section.eps, section.weight_decay)
+    return OptimizerSettings(
+        section.lr, section.betas, section.eps, section.weight_decay, section.decay_vectors
+    )
 
 
 def update_settings(section: TrainerSection) -> UpdateSettings:
@@ -159,5 +170,6 @@ def update_settings(section: TrainerSection) -> UpdateSettings:
         aggregation=section.aggregation,
         negative_scale=section.negative_scale,
         max_grad_norm=section.clip_norm,
-        pack_tokens=section.pack_tokens,
+        spike_grad_norm=section.spike_norm or math.inf,
+        budget=Budget(section.pack_tokens, section.pack_pairs),
     )

@@ -44,6 +44,7 @@ from orchestrator.scheduling.policies import queue_policy
 from trainer.batch import Part, read_parts
 from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
 from trainer.learner import Learner, save_first
+from trainer.scaled import scaled_parts
 
 log = get(__name__)
 T = TypeVar("T")
@@ -146,13 +147,14 @@ class Trainer:
         seed = (
             [self.config.run.seed % 2**32, batch.batch_no] if self.config.trainer.permute_advantages else None
         )
-        return await transact(
+        parts = await transact(
             self._engine,
             lambda connection: read_parts(
                 connection, self.run_id, batch.batch_id, self.config.trainer.parts, seed
             ),
             at="trainer.read",
         )
+        return scaled_parts(parts, self.config.reward.batch_scale)
 
     async def train(self, batch: Batch, parts: Sequence[Part]) -> list[dict[str, Any]]:
         """All train steps of the batch; returns their reports. Raises BadBatch."""

@@ -1,7 +1,7 @@
 """One train step: samples in, one optimizer step and its metrics out.
 
     samples ──normalisers (before merging)──┐
-            ──pack_samples──▶ per pack: forward, loss, backward (gradients add up) ──▶ clip ──▶ optimizer step
+            ──pack_samples──▶ one tree, pass by pass: forward, loss, backward (gradients add up) ──▶ clip ──▶ optimizer step
 
 A loss or gradient that is not finite skips the step: parameters and optimizer state stay as they were, bit by bit.
 The function knows neither the data pool nor files.
@@ -17,20 +17,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from orchestrator.progress import current
-from trainer.logprobs import CHUNK, pack_logprobs
+from trainer.logprobs import CHUNK
 from trainer.loss.aggregation import Aggregation, normalisers
 from trainer.loss.base import Loss, Tokens
 from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
 from trainer.samples import Floats, Sample
+from trainer.tree.execute import backward, score
 from trainer.tree.pack import Pack, pack_samples
+from trainer.tree.passes import Budget
+from trainer.tree.plan import Longs
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """How samples become a gradient. `pack_tokens` and `head_chunk` change memory and time only, never the result."""
+    """How samples become a gradient. `budget` and `head_chunk` change memory and time only, never the result."""
 
     loss: Loss = field(default_factory=Cispo)
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
@@ -38,25 +40,32 @@ class UpdateSettings:
     negative_scale: float = 1.0  # of negative advantages, whatever the loss
     max_grad_norm: float = 1.0
     spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
-    pack_tokens: int = 8192  # merged tokens per forward pass
+    budget: Budget = field(default_factory=lambda: Budget(8192))  # of one forward pass
     head_chunk: int = CHUNK  # rows of logits held at once
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW. A small eps matters when gradients are small; see CISPO's recipe."""
+    """AdamW. A small eps matters when gradients are small; see CISPO's recipe. `decay_vectors`: weight decay on norms and biases too."""
 
     lr: float = 5e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay_vectors: bool = True
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
     """A fresh AdamW over all parameters of the model that take gradients."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if not settings.decay_vectors:
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2]},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
     return torch.optim.AdamW(
-        parameters,
+        groups,
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
@@ -83,11 +92,9 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     skip: str | None = None if any(factors) else "no_action_tokens"
     norm = 0.0
-    for pack in pack_samples(samples, settings.pack_tokens):
-        current().moved()
-        if not _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums):
-            skip = "loss_not_finite"
-            break
+    pack = pack_samples(samples, settings.budget)
+    if not _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums):
+        skip = "loss_not_finite"
     if skip is None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
@@ -103,15 +110,10 @@ def train_step(
 
 def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Floats]:
     """Trainer logprobs of every action token of every sample, float32[A] each, through the same tree backend."""
-    result = [np.empty(sample.action_len, np.float32) for sample in samples]
-    with torch.no_grad():
-        for pack in pack_samples(samples, settings.pack_tokens, trained_only=False):
-            current().moved()
-            logp, _ = pack_logprobs(model, pack, settings.head_chunk)
-            ends = np.cumsum([sample.action_len for sample in pack.samples])[:-1]
-            for index, values in zip(pack.indices, np.split(logp.float().cpu().numpy(), ends), strict=True):
-                result[index] = values.astype(np.float32)
-    return result
+    pack = pack_samples(samples, settings.budget, trained_only=False)
+    logprobs = score(model, pack, settings.head_chunk).logprobs.float().cpu().numpy()
+    ends = np.cumsum([sample.action_len for sample in samples], dtype=np.int64)
+    return [values.astype(np.float32) for values in np.split(logprobs, ends)[:-1]]
 
 
 def anchored(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Sample]:
@@ -143,55 +145,54 @@ def split_train_steps(samples: Sequence[Sample], train_steps: int) -> list[list[
 def _backward(
     model: nn.Module, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings, sums: MetricSums
 ) -> bool:
-    """Add one pack's gradients; False (and no backward) when its loss is not finite."""
-    logp, entropy = pack_logprobs(model, pack, settings.head_chunk)
-    loss = pack_loss(pack, factors, settings, logp, entropy, sums)
-    if not math.isfinite(float(loss.detach())):
-        return False
-    torch.autograd.backward(loss)
-    return True
-
-
-def pack_loss(
-    pack: Pack,
-    factors: np.ndarray[Any, Any],
-    settings: UpdateSettings,
-    logp: torch.Tensor,
-    entropy: torch.Tensor,
-    sums: MetricSums,
-) -> torch.Tensor:
-    """The loss of one pack as a function of its edges' logprobs, a scalar with gradient through `logp`; counted in `sums`.
-
-    `logp` and `entropy` are [E]; `factors` has the denominator's factor of each of the pack's samples.
-    """
-    edges, samples = pack.edges, pack.samples
-
-    def along(values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logp)
-
-    behavior = along(edges.gather(samples, lambda sample: sample.behavior_logprobs))
-    coefficient = along(edges.gather(samples, lambda sample: sample.weight) * factors[edges.sample])
-    advantage = along(edges.gather(samples, lambda sample: sample.advantage))
-    advantage = torch.where(advantage < 0, advantage * settings.negative_scale, advantage)
-    owner = torch.from_numpy(edges.sample).to(logp.device)
-    anchor, cut = behavior, 0
-    if settings.correction.anchor == "proximal":
-        anchor = along(edges.gather(samples, _proximal))
-    if not settings.correction.idle:
-        trainer = anchor if settings.correction.anchor == "proximal" else logp
-        correction = correct(settings.correction, trainer, behavior, owner)
-        coefficient, cut = coefficient * correction.weight, int(correction.cut.sum())
-    value = settings.loss(Tokens(logp, anchor, advantage, coefficient, owner))
+    """Add a pack's gradients and count it; False (gradients are then half done) when its loss is not finite."""
+    objective = PackLoss(pack, factors, settings)
+    scores = backward(model, pack, objective, settings.head_chunk)
     sums.add(
         pack,
-        float(value.loss.detach()),
-        logp.detach().double().cpu().numpy(),
-        behavior.double().cpu().numpy(),
-        entropy.double().cpu().numpy(),
-        clipped=int(value.clipped.sum()),
-        cut=cut,
+        scores.loss,
+        scores.logprobs.double().cpu().numpy(),
+        objective.behavior.astype(np.float64),
+        scores.entropies.double().cpu().numpy(),
+        clipped=objective.clipped,
+        cut=objective.cut,
     )
-    return value.loss
+    return math.isfinite(scores.loss)
+
+
+class PackLoss:
+    """The loss of a pack as a function of its edges' logprobs, asked for some whole samples at a time; what they give adds up."""
+
+    def __init__(self, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings) -> None:
+        """`factors` has the denominator's factor of each of the pack's samples."""
+        edges, samples = pack.edges, pack.samples
+        self._settings, self._sample = settings, edges.sample
+        self.behavior = edges.gather(samples, lambda sample: sample.behavior_logprobs)
+        proximal = settings.correction.anchor == "proximal"
+        self._anchor = edges.gather(samples, _proximal) if proximal else self.behavior
+        self._coefficient = edges.gather(samples, lambda sample: sample.weight) * factors[edges.sample]
+        self._advantage = edges.gather(samples, lambda sample: sample.advantage)
+        self.clipped = self.cut = 0  # edges so far
+
+    def __call__(self, rows: Longs, logp: torch.Tensor) -> torch.Tensor:
+        """A scalar with gradient through `logp` [n], the logprobs of the edges `rows` int64[n], which make up whole samples."""
+        settings = self._settings
+
+        def along(values: np.ndarray[Any, Any]) -> torch.Tensor:
+            return torch.from_numpy(values[rows]).to(logp)
+
+        behavior, anchor, coefficient = along(self.behavior), along(self._anchor), along(self._coefficient)
+        advantage = along(self._advantage)
+        advantage = torch.where(advantage < 0, advantage * settings.negative_scale, advantage)
+        owner = torch.from_numpy(np.unique(self._sample[rows], return_inverse=True)[1]).to(logp.device)
+        if not settings.correction.idle:
+            trainer = anchor if settings.correction.anchor == "proximal" else logp
+            correction = correct(settings.correction, trainer, behavior, owner)
+            coefficient = coefficient * correction.weight
+            self.cut += int(correction.cut.sum())
+        value = settings.loss(Tokens(logp, anchor, advantage, coefficient, owner))
+        self.clipped += int(value.clipped.sum())
+        return value.loss
 
 
 def _proximal(sample: Sample) -> Floats:

@@ -217,6 +217,7 @@ def reward_settings(config: Config) -> RewardSettings:
     return RewardSettings(
         process_weight=section.process_weight,
         speed_weight=section.speed_weight,
+        gamma=section.gamma,
         leave_one_out=section.leave_one_out,
         advantage_std=section.advantage_std,
         zero_signal=section.zero_signal,

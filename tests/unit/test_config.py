@@ -70,6 +70,12 @@ def test_without_a_file_everything_has_a_value() -> None:
         ),
         ("[trainer]\nratio_min = 1.0\nratio_max = 1.0\n", "trainer: ratio_min is 1.0 and ratio_max 1.0"),
         ("[trainer]\nicepop_min = 6\n", "trainer: icepop_min (6.0) must be less than icepop_max (5.0)"),
+        (
+            "[trainer]\nschedule = 'cosine'\nwarmup_steps = 5\n",
+            "trainer: schedule is 'cosine', so decay_steps (0) must be more than warmup_steps (5)",
+        ),
+        ("[trainer]\nbetas = [0.9, 1.0]\n", "trainer.betas.1: Input should be less than 1"),
+        ("[reward]\ngamma = 1.5\n", "reward.gamma: Input should be less than or equal to 1"),
         ("[trainer]\ntis_max = inf\n", "trainer.tis_max: Input should be a finite number"),
         ("[rollout]\nscaffolds = {shell = 0}\n", "scaffolds must be shares >= 0 with at least one above 0"),
         ("queue = 3\n", "queue: Input should be a valid dictionary"),
@@ -170,6 +176,9 @@ def test_what_a_run_stored_before_a_key_existed_is_the_configuration_that_it_was
     old = ("parts", "lr", "betas", "eps", "weight_decay", "clip_norm", "ratio_min", "ratio_max", "negative_scale",
            "aggregation", "pack_tokens", "keep_checkpoints", "permute_advantages")  # fmt: skip
     stored["trainer"] = {key: stored["trainer"][key] for key in old}
+    stored["reward"] = {
+        key: stored["reward"][key] for key in list(stored["reward"]) if key not in ("gamma", "batch_scale")
+    }
     assert differences(Config.from_json(stored), Config()) == []
 
 

@@ -5,11 +5,11 @@ from types import ModuleType
 
 import pytest
 
-from orchestrator.rewards import composite, process, returns, speed
+from orchestrator.rewards import batch, composite, process, returns, speed
 
 
 @pytest.mark.parametrize(
-    "module", [composite, process, returns, speed], ids=lambda m: m.__name__.split(".")[-1]
+    "module", [batch, composite, process, returns, speed], ids=lambda m: m.__name__.split(".")[-1]
 )
 def test_every_worked_example_gives_the_numbers_that_it_shows(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)

@@ -1,0 +1,158 @@
+"""What the configuration makes of a learner: rates, optimizer, anchors, and the scale of a batch's advantages."""
+
+import dataclasses
+import doctest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.config import TrainerSection
+from orchestrator.rewards.batch import BatchScaling
+from tests.unit.trainer.forests import everything, group_of_rollouts
+from trainer import schedule
+from trainer.batch import BadBatch, Part
+from trainer.benchmarks.random_model import write_random_model
+from trainer.checkpoint import open_checkpoint
+from trainer.learner import Learner, optimizer_settings, save_first
+from trainer.model import load_model
+from trainer.scaled import scaled_parts
+from trainer.update import make_optimizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    return write_random_model(
+        directory, vocab_size=259, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24
+    )
+
+
+def part() -> Part:
+    return Part(group_of_rollouts(), [])
+
+
+def learner(model: Path, root: Path, **section: Any) -> Learner:
+    settings = TrainerSection(**{"lr": 1e-3, **section})
+    return Learner(save_first(root, model, settings), settings)
+
+
+def test_the_worked_examples_of_the_schedule_are_true() -> None:
+    failed, tried = doctest.testmod(schedule)
+    assert tried >= 3 and failed == 0
+
+
+def test_every_train_step_has_its_rate_also_after_a_resume(model: Path, tmp_path: Path) -> None:
+    section: dict[str, Any] = {
+        "schedule": "linear",
+        "warmup_steps": 2,
+        "decay_steps": 6,
+        "last_lr_share": 0.2,
+    }
+    whole = learner(model, tmp_path / "whole", **section)
+    rates = [report["lr"] for report in whole.train([part() for _ in range(5)])]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 8e-4, 6e-4])
+    cut = learner(model, tmp_path / "cut", **section)
+    first = cut.train([part() for _ in range(3)])
+    saved = cut.save(tmp_path / "cut", 1, 0, b"digest")
+    again = Learner.resume(saved.path, saved.manifest_sha, TrainerSection(lr=1e-3, **section))
+    rest = again.train([part() for _ in range(2)])
+    assert [report["lr"] for report in [*first, *rest]] == rates
+    same = [one.save(tmp_path / name, 2, 1, b"").manifest_sha for one, name in ((whole, "a"), (again, "b"))]
+    assert same[0] == same[1]
+
+
+def test_a_constant_rate_is_the_configured_one_to_the_last_bit(model: Path, tmp_path: Path) -> None:
+    assert [r["lr"] for r in learner(model, tmp_path, lr=0.1).train([part(), part()])] == [0.1, 0.1]
+
+
+def test_all_train_steps_of_a_batch_are_one_checkpoint(model: Path, tmp_path: Path) -> None:
+    one = learner(model, tmp_path)
+    seen: list[int] = []
+    reports = one.train([part(), part(), part()], lambda number, values: seen.append(number))
+    saved = one.save(tmp_path, 1, 0, b"digest")
+    assert seen == [0, 1, 2] and all(report["applied"] for report in reports)
+    assert open_checkpoint(saved.path).state.train_steps == 3
+
+
+def test_without_decay_of_vectors_only_matrices_shrink(model: Path, tmp_path: Path) -> None:
+    network = load_model(model)
+    settings = optimizer_settings(TrainerSection(lr=0.1, weight_decay=1.0, decay_vectors=False))
+    optimizer = make_optimizer(network, settings)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    shrunk = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
+    assert shrunk == {name for name, p in before.items() if p.ndim >= 2} != set(before)
+
+
+def test_the_optimizer_without_decay_of_vectors_survives_a_resume(model: Path, tmp_path: Path) -> None:
+    section: dict[str, Any] = {"weight_decay": 0.1, "decay_vectors": False}
+    straight = learner(model, tmp_path / "straight", **section)
+    straight.train([part(), part()])
+    cut = learner(model, tmp_path / "cut", **section)
+    cut.train([part()])
+    saved = cut.save(tmp_path / "cut", 1, 0, b"")
+    again = Learner.resume(saved.path, saved.manifest_sha, TrainerSection(lr=1e-3, **section))
+    again.train([part()])
+    shas = [one.save(tmp_path / "end", 2, 1, b"").manifest_sha for one in (straight, again)]
+    assert shas[0] == shas[1]
+
+
+def test_a_gradient_above_the_spike_norm_skips_its_train_step_and_the_batch_goes_on(
+    model: Path, tmp_path: Path
+) -> None:
+    reports = learner(model, tmp_path, spike_norm=1e-6).train([part(), part()])
+    assert [(r["applied"], r["skip_reason"]) for r in reports] == [(False, "gradient_spike")] * 2
+    [report] = learner(model, tmp_path / "off", spike_norm=0.0).train([part()])
+    assert report["applied"]
+
+
+def test_the_proximal_anchor_is_taken_once_for_all_train_steps_of_a_batch(
+    model: Path, tmp_path: Path
+) -> None:
+    one = learner(model, tmp_path, loss="grpo", anchor="proximal", tis_max=0.05, lr=3e-2)
+    first, second = one.train([part(), part()])
+    assert first["clip_fraction"] == 0 and second["clip_fraction"] > 0
+    assert first["cut_fraction"] > 0
+    [next_batch] = one.train([part()])
+    assert next_batch["clip_fraction"] == 0
+
+
+def test_proximal_logprobs_that_are_not_finite_make_the_batch_bad(model: Path, tmp_path: Path) -> None:
+    one = learner(model, tmp_path, anchor="proximal")
+    with torch.no_grad():
+        next(one._model.parameters()).fill_(float("nan"))
+    with pytest.raises(BadBatch, match="the proximal logprobs cannot be used: sample"):
+        one.train([part()])
+
+
+@pytest.mark.parametrize("loss", ["cispo", "grpo", "dapo", "gspo", "reinforce", "sft"])
+def test_every_configured_loss_trains(loss: str, model: Path, tmp_path: Path) -> None:
+    [report] = learner(model, tmp_path, loss=loss, aggregation="sample", anchor="proximal").train([part()])
+    assert report["applied"] and report["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "mean", "spread"), [("none", 0.5, 2.0), ("std", 0.25, 1.0), ("whiten", 0.0, 1.0)]
+)
+def test_a_batchs_advantages_are_scaled_by_all_its_train_steps_together(
+    how: BatchScaling, mean: float, spread: float
+) -> None:
+    samples = everything()
+    tokens = sum(sample.action_len for sample in samples)
+    flat = np.concatenate([np.full(s.action_len, i % 3, np.float64) for i, s in enumerate(samples)])
+    levels = (np.arange(3) - flat.mean()) / flat.std() * 2.0 + 0.5
+    given = [
+        dataclasses.replace(s, advantage=np.full(s.action_len, levels[i % 3], np.float32))
+        for i, s in enumerate(samples)
+    ]
+    parts = scaled_parts([Part(given[:7], []), Part(given[7:], [])], how)
+    assert [len(one.samples) for one in parts] == [7, len(samples) - 7]
+    all_tokens = np.concatenate([sample.advantage for one in parts for sample in one.samples])
+    assert len(all_tokens) == tokens and all_tokens.dtype == np.float32
+    assert all_tokens.mean() == pytest.approx(mean, abs=1e-3)
+    assert all_tokens.std() == pytest.approx(spread, abs=1e-3)
