@@ -1,7 +1,7 @@
 """From a closed batch to samples: what the data pool holds, read once, as the loss wants it.
 
     pool.batches.contents      which rollouts, their pinned advantages and train weights per step
-    pool.steps.trajectories    full ids, behavior logprobs, version spans, temperature: one scan
+    pool.steps.trajectories    the step tree with behavior logprobs, version spans, temperature: one scan
     parts                      U lists of groups by queue position, one train step each
 
 Steps of train weight 0 (marked ones) and empty actions make no sample. The result depends on the rows alone, so a batch that is
@@ -42,7 +42,10 @@ async def read_parts(
     rollouts = await contents(connection, batch_id)
     if permute_seed is not None:
         rollouts = permuted(rollouts, permute_seed)
-    recorded = await trajectories(connection, run_id, [(r.rollout_id, r.attempt) for r in rollouts])
+    try:
+        recorded = await trajectories(connection, run_id, [(r.rollout_id, r.attempt) for r in rollouts])
+    except ValueError as error:
+        raise BadBatch(f"its stored steps do not follow from one another: {error}") from error
     return make_parts(rollouts, recorded, parts)
 
 
@@ -69,16 +72,17 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
         raise BadBatch(f"{name} has {len(steps)} steps, its reward was for {len(rollout.advantages)}")
     samples = []
     for step, advantage, weight in zip(steps, rollout.advantages, rollout.weights, strict=True):
-        if step.marked or not weight or not len(step.action):
+        actions = len(step.tokens) - step.state_len
+        if step.marked or not weight or not actions:
             continue
         try:
             sample = Sample(
-                ids=step.full,
+                tokens=step.tokens,
                 state_len=step.state_len,
                 behavior_logprobs=step.logprobs,
                 versions=expand_spans([(version, end - start) for version, start, end in step.spans]),
-                advantage=np.full(len(step.action), advantage, np.float32),
-                weight=np.full(len(step.action), weight, np.float32),
+                advantage=np.full(actions, advantage, np.float32),
+                weight=np.full(actions, weight, np.float32),
                 group=str(rollout.group_id),
                 rollout=str(rollout.rollout_id),
                 step=step.idx,

@@ -11,24 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trainer.tree.forward import hidden_states
-from trainer.tree.pack import Pack
-
 CHUNK = 512  # rows of logits held at once
-
-
-def pack_logprobs(model: nn.Module, pack: Pack, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Trainer logprobs and entropies of a pack's loss edges, [E] each; only the logprobs carry gradients."""
-    hidden = hidden_states(model, pack.plan)
-    device = hidden.device
-    rows = hidden.index_select(0, torch.from_numpy(pack.edges.position).to(device))
-    return token_logprobs(
-        rows,
-        model.get_output_embeddings(),  # type: ignore[operator]
-        torch.from_numpy(pack.edges.target).to(device),
-        torch.from_numpy(pack.edges.temperature).to(device),
-        chunk,
-    )
 
 
 def token_logprobs(

@@ -1,7 +1,7 @@
 """Steps as they are stored: reading trajectories back, with or without their tokens. `pool.ingest` writes them.
 
-full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt. One index scan, folded once; the SQL functions
-`step_full` and `step_ids` do the same.
+full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt. One index scan; a step comes back as a branch of
+its parent, so tokens that steps share are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import numpy as np
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.branch import Branch
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.tables import messages, prompts, sampling, step_marks, steps
@@ -25,7 +26,7 @@ def canonical(params: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredStep:
-    """One step with its context rebuilt. full: int32[full_len]; logprobs: float32[full_len - state_len]."""
+    """One step, a branch of its parent: tokens has full_len ids; logprobs: float32[full_len - state_len]."""
 
     rollout_id: int
     attempt: int
@@ -34,7 +35,7 @@ class StoredStep:
     parent: int | None
     keep_len: int
     state_len: int
-    full: Ids
+    tokens: Branch
     logprobs: Logprobs
     spans: tuple[tuple[int, int, int], ...]  # (version, start, end) over the action
     agent: str
@@ -44,14 +45,22 @@ class StoredStep:
     reply: dict[str, Any]
 
     @property
+    def full(self) -> Ids:
+        """int32[full_len]: state and action, put together anew at every call."""
+        return self.tokens.full
+
+    @property
     def action(self) -> Ids:
-        return self.full[self.state_len :]
+        return self.tokens.tail(self.state_len)
 
 
 async def trajectories(
     connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
 ) -> dict[int, list[StoredStep]]:
-    """The steps of (rollout, attempt) pairs by rollout, in idx order: one index scan, folded once."""
+    """The steps of (rollout, attempt) pairs by rollout, in idx order: one index scan, nothing expanded.
+
+    Raises ValueError when a step keeps more of its parent, or of its prompt, than there is.
+    """
     if not attempts_of:
         return {}
     key = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
@@ -70,20 +79,22 @@ async def trajectories(
             .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
         )
     ).all()
-    folded: dict[tuple[int, int, int], Ids] = {}
+    known: dict[tuple[int, int, int], Branch] = {}
+    roots: dict[bytes | None, Branch] = {}
     result: dict[int, list[StoredStep]] = {}
-    empty = np.empty(0, dtype="<i4")
     for row in rows:
         if row.parent_idx is not None:
-            base = folded[row.rollout_id, row.attempt, row.parent_idx]
+            above = known[row.rollout_id, row.attempt, row.parent_idx]
         else:
-            base = ids_from_bytes(row.prompt_ids) if row.prompt_ids is not None else empty
-        full = np.concatenate([base[: row.keep_len], ids_from_bytes(row.delta), ids_from_bytes(row.action)])
-        folded[row.rollout_id, row.attempt, row.idx] = full
+            if row.prompt_sha not in roots:
+                roots[row.prompt_sha] = Branch(ids_from_bytes(row.prompt_ids or b""))
+            above = roots[row.prompt_sha]
+        own = np.concatenate([ids_from_bytes(row.delta), ids_from_bytes(row.action)])
+        branch = known[row.rollout_id, row.attempt, row.idx] = Branch(own, above, row.keep_len)
         flat = row.spans
         result.setdefault(row.rollout_id, []).append(
             StoredStep(
-                row.rollout_id, row.attempt, row.idx, StepKind(row.kind), row.parent_idx, row.keep_len, row.state_len, full,
+                row.rollout_id, row.attempt, row.idx, StepKind(row.kind), row.parent_idx, row.keep_len, row.state_len, branch,
                 logprobs_from_bytes(row.logprobs), tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True)), row.agent,
                 row.parse, (row.rollout_id, row.attempt, row.idx) in marked, float(row.params.get("temperature", 1.0)),
                 row.reply or {},

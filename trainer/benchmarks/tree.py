@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,15 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.benchmarks.shapes import Shape, shapes
-from trainer.logprobs import pack_logprobs
 from trainer.samples import Ids, Sample
+from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import LossEdges, Pack, pack_samples
-from trainer.tree.plan import Square, TreePlan
+from trainer.tree.passes import Budget, Pass
+from trainer.tree.plan import TreePlan
 
 ROW_BUDGET = 2048  # tokens per forward pass of the baselines; larger is slower here (cache, page faults)
+ONE_PASS = Budget(1 << 30, 1 << 60)
 BOUND_SHARE = 0.9  # share of the bound that must be reached against varlen
 
 
@@ -95,8 +96,8 @@ def _row_pack(rows: list[tuple[Ids, list[Sample]]]) -> Pack:
         ids=np.concatenate([ids for ids, _ in rows]),
         position_ids=np.concatenate([np.arange(len(ids)) for ids, _ in rows]),
         subtree_end=np.repeat(begins[1:], [len(ids) for ids, _ in rows]),
-        squares=tuple(Square(int(a), int(b)) for a, b in pairwise(begins)),
-        rectangles=(),
+        squares=np.stack([begins[:-1], begins[1:]], 1),
+        rectangles=np.empty((0, 4), np.int64),
     )
     edges = LossEdges(
         position=np.concatenate(
@@ -107,7 +108,7 @@ def _row_pack(rows: list[tuple[Ids, list[Sample]]]) -> Pack:
         offset=np.concatenate(offsets),
         temperature=np.ones(sum(s.action_len for s in samples), np.float32),
     )
-    return Pack(samples, tuple(range(len(samples))), plan, edges)
+    return Pack(samples, tuple(range(len(samples))), plan, edges, (Pass(((0, plan.tokens),), 0, 0, -1),))
 
 
 def flops(model: Any, packs: Sequence[Pack]) -> float:
@@ -133,10 +134,7 @@ def measure(model: nn.Module, make_packs: Callable[[], list[Pack]], repetitions:
         planned = time.process_time()
         loss = 0.0
         for pack in packs:
-            logp, _ = pack_logprobs(model, pack)
-            part = -logp.sum()
-            torch.autograd.backward(part)
-            loss += part.item()
+            loss += backward(model, pack, lambda rows, logp: -logp.sum()).loss
         times.append(time.process_time() - started)
         plannings.append(planned - started)
     tokens = sum(pack.plan.tokens for pack in packs)
@@ -146,7 +144,7 @@ def measure(model: nn.Module, make_packs: Callable[[], list[Pack]], repetitions:
 def bars(model: Any, shape: Shape) -> list[dict[str, Any]]:
     """Measure one shape, print its line and return its bars."""
     samples = shape.build(model.config.vocab_size)
-    tree = measure(model, lambda: pack_samples(samples, 1 << 30), 3)
+    tree = measure(model, lambda: [pack_samples(samples, ONE_PASS)], 3)
     varlen = measure(model, lambda: row_packs(samples, per_rollout=False), 1)
     rollout = measure(model, lambda: row_packs(samples, per_rollout=True), 1)
     for baseline in (varlen, rollout):
@@ -187,7 +185,7 @@ def main(json: bool = False, scale: float = 0.3, long: bool = False) -> None:
     model = policy()
     print(f"all lengths × {scale}; CPU time of forward and backward, one thread")
     warm_up = shapes(0.1)[0].build(model.config.vocab_size)
-    measure(model, lambda: pack_samples(warm_up, 1 << 30), 1)
+    measure(model, lambda: [pack_samples(warm_up, ONE_PASS)], 1)
     results = [bar for shape in shapes(scale, long=long) for bar in bars(model, shape)]
     if json:
         print(json_module.dumps({"bars": results}))

@@ -27,7 +27,7 @@ class TrainStepMetrics:
     gradient_norm: float  # before clipping
     action_tokens: int
     samples: int  # of train weight > 0
-    packs: int
+    packs: int  # forward passes that the tree was cut into
     naive_tokens: int  # Σ tokens of the samples: what one row per sample forwards
     merged_tokens: int  # tokens forwarded
     clip_fraction: float  # share of tokens whose term the loss's ratio bounds changed
@@ -97,7 +97,7 @@ class MetricSums:
             clipped=clipped,
             cut=cut,
             samples=len(pack.samples),
-            packs=1,
+            packs=len(pack.passes),
             naive=pack.naive_tokens,
             merged=pack.plan.tokens,
         )

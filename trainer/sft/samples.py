@@ -25,7 +25,7 @@ def demonstrations_of(steps: Sequence[StoredStep]) -> list[tuple[list[int], list
     continued: set[int] = set()
     for step in steps:
         above = owners[step.parent][: step.keep_len] if step.parent is not None else np.empty(0, np.int64)
-        owner = np.full(len(step.full), STATE, np.int64)
+        owner = np.full(len(step.tokens), STATE, np.int64)
         owner[: len(above)] = above
         owner[step.state_len :] = step.idx
         owners[step.idx] = owner

@@ -1,4 +1,4 @@
-"""Attention over a tree plan: one interface, `attend(q, k, v, plan, scale, backend)`, and its backends.
+"""Attention over a tree plan: one interface, `attend(q, k, v, plan, scale, backend, past)`, and its backends.
 
 | backend | what it is |
 |---|---|
@@ -7,11 +7,14 @@
 
 The rectangle backward runs the flash backward per block with the *global* output and log-sum-exp: then the block's
 probabilities are exp(s − lse) of the whole softmax, so dq, dk and dv are plain sums over blocks. Grouped-query attention
-is native to the kernel: keys and values are never copied to the number of query heads.
+is native to the kernel: keys and values are never copied to the number of query heads. The path above a pass is one more
+full block, read where it lies.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -24,8 +27,18 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, backend: Backend) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: TreePlan,
+    scale: float,
+    backend: Backend,
+    past: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Attention output [1, T, H, D] for q [1, H, T, D] and k, v [1, H_kv, T, D]; H is a multiple of H_kv.
+
+    `past` holds the keys and values [1, H_kv, plan.past, D] of the path above, which every query sees.
 
     Raises ValueError when the shapes do not fit the plan, or the backend does not know the device or dtype.
     """
@@ -34,8 +47,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, backen
             f"tree attention got queries {tuple(q.shape)} and keys {tuple(k.shape)} for a plan of {plan.tokens} tokens; "
             "the model must get one row of plan.ids and no cache"
         )
+    if plan.past != (0 if past is None else past[0].shape[2]):
+        raise ValueError(
+            f"tree attention got the keys of {0 if past is None else past[0].shape[2]} tokens above a plan that hangs below {plan.past}"
+        )
     if backend == "dense":
-        return _dense(q, k, v, plan, scale)
+        return _dense(q, k, v, plan, scale, past)
     if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"the rectangles backend runs on CPU in float32 or float64, not {q.device.type} in {q.dtype}; "
@@ -45,62 +62,80 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, backen
         raise ValueError(
             f"the rectangles backend needs equal head sizes, got {q.shape[-1]} and {v.shape[-1]}"
         )
-    out: Tensor = _Rectangles.apply(q, k, v, plan, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Rectangles.apply(q, k, v, plan, scale, *(past or ()))  # type: ignore[no-untyped-call]
     return out
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, past: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    if past is not None:
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     wide = torch.promote_types(q.dtype, torch.float32)  # kernels keep scores and sums in float32 for bfloat16
     groups = q.shape[1] // k.shape[1]
     keys, values = (x.to(wide).repeat_interleave(groups, 1) for x in (k, v))
     scores = (q.to(wide) @ keys.transpose(-1, -2)) * scale
-    visible = torch.from_numpy(plan.mask()).to(q.device)
+    above = np.ones((plan.tokens, plan.past), np.bool_)
+    visible = torch.from_numpy(np.concatenate([above, plan.mask()], 1)).to(q.device)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     return (weights @ values).to(q.dtype).transpose(1, 2)
 
 
 class _Rectangles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float, *past: Tensor
+    ) -> Tensor:
         _, heads, tokens, size = q.shape
         # [1, T, H, D] in memory, the layout that both the kernel and the caller want; viewed as [1, H, T, D] here.
         out = q.new_empty(1, tokens, heads, size).transpose(1, 2)
         lse = q.new_empty(1, tokens, heads).transpose(1, 2)
-        for s in plan.squares:
-            rows = slice(s.begin, s.end)
+        for begin, end in plan.squares.tolist():
+            rows = slice(begin, end)
             out[:, :, rows], lse[:, :, rows] = _flash(
                 q[:, :, rows], k[:, :, rows], v[:, :, rows], 0.0, True, scale=scale
             )
-        for r in plan.rectangles:
-            rows, keys = slice(r.q_begin, r.q_end), slice(r.k_begin, r.k_end)
-            block, block_lse = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, False, scale=scale)
+        for rows, block_k, block_v in _full_blocks(plan, k, v, past):
+            block, block_lse = _flash(q[:, :, rows], block_k, block_v, 0.0, False, scale=scale)
             seen = lse[:, :, rows]
             # softmax over both key sets: out ← out + (block − out) · e^block_lse / (e^lse + e^block_lse)
             out[:, :, rows].lerp_(block, torch.sigmoid(block_lse - seen).unsqueeze(-1))
             torch.logaddexp(seen, block_lse, out=seen)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *past)
         ctx.plan, ctx.scale = plan, scale
         return out.transpose(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, out, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *past = ctx.saved_tensors
         grad = grad.transpose(1, 2)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for s in ctx.plan.squares:  # the squares partition the tokens: every row is written once
-            rows = slice(s.begin, s.end)
+        d_past = [torch.zeros_like(x) for x in past]
+        for begin, end in ctx.plan.squares.tolist():  # they partition the tokens: every row is written once
+            rows = slice(begin, end)
             dq[:, :, rows], dk[:, :, rows], dv[:, :, rows] = _flash_backward(
                 grad[:, :, rows], q[:, :, rows], k[:, :, rows], v[:, :, rows],
                 out[:, :, rows], lse[:, :, rows], 0.0, True, scale=ctx.scale,
             )  # fmt: skip
-        for r in ctx.plan.rectangles:
-            rows, keys = slice(r.q_begin, r.q_end), slice(r.k_begin, r.k_end)
+        for (rows, block_k, block_v), (_, block_dk, block_dv) in zip(
+            _full_blocks(ctx.plan, k, v, past), _full_blocks(ctx.plan, dk, dv, d_past), strict=True
+        ):
             bq, bk, bv = _flash_backward(
-                grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys],
+                grad[:, :, rows], q[:, :, rows], block_k, block_v,
                 out[:, :, rows], lse[:, :, rows], 0.0, False, scale=ctx.scale,
             )  # fmt: skip
             dq[:, :, rows] += bq
-            dk[:, :, keys] += bk
-            dv[:, :, keys] += bv
-        return dq, dk, dv, None, None
+            block_dk += bk
+            block_dv += bv
+        return dq, dk, dv, None, None, *d_past
+
+
+def _full_blocks(
+    plan: TreePlan, k: Tensor, v: Tensor, past: Sequence[Tensor]
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """The queries of each full block, with its keys and values: the plan's rectangles, then the path for all queries."""
+    for q_begin, q_end, k_begin, k_end in plan.rectangles.tolist():
+        yield slice(q_begin, q_end), k[:, :, k_begin:k_end], v[:, :, k_begin:k_end]
+    if past:
+        yield slice(0, plan.tokens), past[0], past[1]

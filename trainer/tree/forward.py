@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from orchestrator.contracts.branch import Branch
 from trainer.samples import Ids
 from trainer.tree.attention import Backend, attend
+from trainer.tree.path import Path
 from trainer.tree.plan import FlatTree, TreePlan
 from trainer.tree.support import refuse_unsupported
 
@@ -53,13 +55,15 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles") -> 
         )
 
 
-def hidden_states(model: nn.Module, plan: TreePlan) -> Tensor:
-    """Last hidden states [T, hidden] of the plan's tokens, in flat order, before the head."""
+def hidden_states(model: nn.Module, plan: TreePlan, path: Path | None = None) -> Tensor:
+    """Last hidden states [T, hidden] of the plan's tokens, in flat order, before the head. A plan with a past needs its `path`."""
     base: Any = getattr(model, str(model.base_model_prefix))
     device = next(model.parameters()).device
     ids = torch.from_numpy(plan.ids).to(device).long()
     positions = torch.from_numpy(plan.position_ids).to(device)
-    result = base(input_ids=ids[None], position_ids=positions[None], tree=plan, use_cache=False)
+    result = base(
+        input_ids=ids[None], position_ids=positions[None], tree=plan, tree_path=path, use_cache=False
+    )
     hidden: Tensor = result.last_hidden_state[0]
     return hidden
 
@@ -69,10 +73,11 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _merged_logits(model: nn.Module, rows: list[Ids]) -> list[Tensor]:
-    tree = FlatTree(rows)
+    branches = [Branch(row) for row in rows]
+    tree = FlatTree(branches)
     hidden = hidden_states(model, tree.plan)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    return [head(hidden[torch.from_numpy(tree.locate(row, 0, len(row)))]) for row in rows]
+    return [head(hidden[torch.from_numpy(tree.locate(row, 0, len(row)))]) for row in branches]
 
 
 def _implementation(backend: Backend) -> Any:
@@ -85,6 +90,7 @@ def _implementation(backend: Backend) -> Any:
         scaling: float | None = None,
         dropout: float = 0.0,
         tree: TreePlan | None = None,
+        tree_path: Path | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
         if tree is None:
@@ -104,7 +110,8 @@ def _implementation(backend: Backend) -> Any:
                 "prefix-tree merging takes its visibility from the plan, not from an attention mask"
             )
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend(query, key, value, tree, scale, backend), None
+        past = None if tree_path is None else tree_path.attended(module, key, value)
+        return attend(query, key, value, tree, scale, backend, past), None
 
     return tree_attention
 

@@ -1,19 +1,17 @@
-"""Packs: which samples share one tree, and where their loss sits in it.
+"""A pack: all samples of a train step as one tree, where their loss sits in it, and the passes that it is forwarded in.
 
-Sharing exists only inside a pack, so samples are packed by group; groups that fit together share a pack, and a group
-larger than the budget is cut between rollouts, then between samples. A single sample larger than the budget is a pack of
-its own. A pack without any sharing costs what ordinary sequence packing costs.
+Whatever samples share is shared: within a rollout, a group, across groups. Samples that share nothing cost what ordinary sequence packing
+costs. The order of the samples and all that is theirs (weights, advantages, logprobs) is kept beside the tree, per loss edge.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
 from trainer.samples import Floats, Ids, Sample
+from trainer.tree.passes import Budget, Pass, cut_into_passes
 from trainer.tree.plan import FlatTree, Longs, TreePlan
-from trainer.tree.trie import merged_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,88 +49,44 @@ class Pack:
     indices: tuple[int, ...]
     plan: TreePlan
     edges: LossEdges
+    passes: tuple[Pass, ...]
 
     @property
     def naive_tokens(self) -> int:
         """Tokens that one row per sample would forward."""
-        return sum(len(sample.ids) for sample in self.samples)
+        return sum(len(sample.tokens) for sample in self.samples)
 
 
-def pack_samples(samples: Sequence[Sample], budget: int, *, trained_only: bool = True) -> list[Pack]:
-    """Pack samples so that each pack has at most `budget` merged tokens (but at least one sample).
+def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: bool = True) -> Pack:
+    """The tree of the samples, cut into passes within the budget; without samples a pack without passes.
 
     With `trained_only`, samples without a token of weight > 0 are left out, and so are edges of weight 0.
+    Raises ValueError when the budget is too small for the longest sample.
     """
-    kept = [i for i, sample in enumerate(samples) if sample.trained_tokens or not trained_only]
-    packs: list[Pack] = []
-    open_pack: list[int] = []
-    room = budget
-    for unit, tokens in _units(samples, kept, budget):
-        if open_pack and tokens > room:
-            packs.append(_build(samples, open_pack, trained_only))
-            open_pack, room = [], budget
-        open_pack = open_pack + unit
-        room -= tokens
-    if open_pack:
-        packs.append(_build(samples, open_pack, trained_only))
-    return packs
-
-
-def _units(samples: Sequence[Sample], kept: list[int], budget: int) -> Iterable[tuple[list[int], int]]:
-    """Runs of samples that stay together, with their merged tokens: groups, or what an oversized group is cut into."""
-    for _, members in groupby(
-        sorted(kept, key=lambda i: (samples[i].seq, samples[i].group, i)), _group(samples)
-    ):
-        group = list(members)
-        tokens = _merged(samples, group)
-        if tokens <= budget:
-            yield group, tokens
-            continue
-        rollouts = [
-            list(part)
-            for _, part in groupby(
-                sorted(group, key=lambda i: (samples[i].rollout, i)), lambda i: samples[i].rollout
-            )
-        ]
-        pieces = [
-            piece
-            for rollout in rollouts
-            for piece in ([rollout] if _merged(samples, rollout) <= budget else [[i] for i in rollout])
-        ]
-        part: list[int] = []
-        for piece in pieces:
-            if part and _merged(samples, part + piece) > budget:
-                yield part, budget  # counted as full, so that what is left of this group starts a new pack
-                part = []
-            part = part + piece
-        yield part, _merged(samples, part)
-
-
-def _group(samples: Sequence[Sample]) -> Callable[[int], tuple[int, str]]:
-    return lambda i: (samples[i].seq, samples[i].group)
-
-
-def _merged(samples: Sequence[Sample], indices: Iterable[int]) -> int:
-    return merged_tokens([samples[i].ids for i in indices])
-
-
-def _build(samples: Sequence[Sample], indices: list[int], trained_only: bool) -> Pack:
+    indices = tuple(i for i, sample in enumerate(samples) if sample.trained_tokens or not trained_only)
     chosen = tuple(samples[i] for i in indices)
-    tree = FlatTree([sample.ids for sample in chosen])
-    position, target, owner, offset, temperature = [], [], [], [], []
-    for i, sample in enumerate(chosen):
-        offsets = np.flatnonzero(sample.weight) if trained_only else np.arange(sample.action_len)
-        predictors = tree.locate(sample.ids, sample.state_len - 1, len(sample.ids) - 1)
-        position.append(predictors[offsets])
-        target.append(sample.ids[sample.state_len :][offsets].astype(np.int64))
-        owner.append(np.full(len(offsets), i, np.int64))
-        offset.append(offsets.astype(np.int64))
-        temperature.append(np.full(len(offsets), sample.temperature, np.float32))
+    tree = FlatTree([sample.tokens for sample in chosen])
+    lengths = [sample.action_len for sample in chosen]
     edges = LossEdges(
-        np.concatenate(position),
-        np.concatenate(target),
-        np.concatenate(owner),
-        np.concatenate(offset),
-        np.concatenate(temperature),
+        position=_joined(
+            [tree.locate(s.tokens, s.state_len - 1, len(s.tokens) - 1) for s in chosen], np.int64
+        ),
+        target=_joined([s.action for s in chosen], np.int64),
+        sample=np.repeat(np.arange(len(chosen)), lengths),
+        offset=_joined([np.arange(length) for length in lengths], np.int64),
+        temperature=np.repeat(np.array([s.temperature for s in chosen], np.float32), lengths),
     )
-    return Pack(chosen, tuple(indices), tree.plan, edges)
+    if trained_only:
+        kept = _joined([s.weight for s in chosen], np.float32) > 0
+        edges = LossEdges(
+            edges.position[kept],
+            edges.target[kept],
+            edges.sample[kept],
+            edges.offset[kept],
+            edges.temperature[kept],
+        )
+    return Pack(chosen, indices, tree.plan, edges, cut_into_passes(tree, budget))
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype, copy=False)

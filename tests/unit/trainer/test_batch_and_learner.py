@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from orchestrator.config import TrainerSection
+from orchestrator.contracts.branch import Branch
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.batches import BatchRollout
@@ -29,7 +30,7 @@ def step(idx: int, *, rollout_id: int = 1, marked: bool = False) -> StoredStep:
     full = np.concatenate([full, np.array([7, 8, 9], np.int32)])
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     return StoredStep(
-        rollout_id, 1, idx, StepKind.ROOT, None, 0, 2 + idx, full, logprobs, ((3, 0, 2), (4, 2, 3)), "main",
+        rollout_id, 1, idx, StepKind.ROOT, None, 0, 2 + idx, Branch(full), logprobs, ((3, 0, 2), (4, 2, 3)), "main",
         "ok", marked, 0.7, {},
     )  # fmt: skip
 

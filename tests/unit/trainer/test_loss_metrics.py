@@ -11,13 +11,14 @@ from tests.unit.trainer.forests import Forest, group_of_rollouts
 from trainer.loss.metrics import MetricSums
 from trainer.samples import Floats, Sample, expand_spans
 from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
 
 
 def test_metrics_of_two_packs_by_hand() -> None:
     forest = Forest()
     forest.add(forest.ids(3), forest.ids(2), group="a", domain="coding", version=[3, 5])
     forest.add(forest.ids(4), forest.ids(1), group="b", domain="agent", version=5)
-    packs = pack_samples(forest.samples, budget=1)
+    packs = [pack_samples([sample], Budget(100)) for sample in forest.samples]
     sums = MetricSums(trainer_version=6)
     ratios = [np.array([1.0, 8.0]), np.array([0.5])]
     for pack, ratio in zip(packs, ratios, strict=True):
@@ -48,9 +49,9 @@ def test_metrics_of_two_packs_by_hand() -> None:
 def test_the_merge_ratio_is_sample_tokens_over_distinct_prefixes() -> None:
     samples = group_of_rollouts()
     sums = MetricSums(0)
-    for pack in pack_samples(samples, budget=10_000):
-        edges = np.zeros(len(pack.edges))
-        sums.add(pack, 0.0, edges, edges, edges)
+    pack = pack_samples(samples, Budget(10_000))
+    edges = np.zeros(len(pack.edges))
+    sums.add(pack, 0.0, edges, edges, edges)
     distinct = {tuple(s.ids[: n + 1].tolist()) for s in samples for n in range(len(s.ids))}
     naive = sum(len(s.ids) for s in samples)
     assert sums.result(skip_reason=None, gradient_norm=0.0).merge_ratio == naive / len(distinct)

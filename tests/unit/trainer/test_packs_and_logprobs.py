@@ -1,4 +1,4 @@
-"""Packs keep groups together within the budget; logprobs of chosen tokens equal a plain log-softmax."""
+"""A pack keeps every sample and what is its own; logprobs of chosen tokens equal a plain log-softmax."""
 
 import pytest
 import torch
@@ -9,37 +9,35 @@ from trainer.logprobs import token_logprobs
 from trainer.samples import Sample
 from trainer.tree.attention import attend
 from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
 from trainer.tree.plan import FlatTree
 
 
-def test_every_sample_is_in_exactly_one_pack_and_groups_stay_together_when_they_fit() -> None:
-    forest = Forest()
-    for group in range(6):
-        prompt = forest.ids(10)
-        for rollout in range(3):
-            forest.turns(prompt, 2, f"{group}/{rollout}", str(group))
-    for budget in (1, 30, 80, 150, 10_000):
-        packs = pack_samples(forest.samples, budget)
-        assert sorted(i for pack in packs for i in pack.indices) == list(range(len(forest.samples)))
-        assert all(pack.plan.tokens <= budget or len(pack.samples) == 1 for pack in packs)
-        assert all(
-            forest.samples[i] is s for pack in packs for i, s in zip(pack.indices, pack.samples, strict=True)
-        )
-    together = [
-        {pack_no for pack_no, p in enumerate(packs) for s in p.samples if s.group == g} for g in "012345"
-    ]
-    assert all(len(pack_numbers) == 1 for pack_numbers in together)
-    by_rollout = pack_samples(forest.samples, 45)
-    assert all(len({s.rollout for s in pack.samples}) == 1 or pack.plan.tokens <= 45 for pack in by_rollout)
-    assert len(by_rollout) < len(forest.samples)
+def test_a_pack_holds_every_sample_once_in_the_order_given_with_all_that_is_its_own() -> None:
+    samples = everything()
+    pack = pack_samples(samples, Budget(30))
+    assert pack.indices == tuple(range(len(samples))) and list(pack.samples) == samples
+    for i, sample in enumerate(samples):
+        mine = pack.edges.sample == i
+        assert pack.edges.target[mine].tolist() == sample.action.tolist()
+        assert pack.edges.offset[mine].tolist() == list(range(sample.action_len))
+    advantages = pack.edges.gather(samples, lambda sample: sample.advantage)
+    assert advantages.tolist() == [float(a) for sample in samples for a in sample.advantage]
 
 
-def test_packs_come_in_order_of_queue_position() -> None:
+def test_what_groups_share_is_forwarded_once() -> None:
     samples = [
-        Sample.of([1], [2], behavior_logprobs=[0.0], advantage=0.0, group=str(seq), seq=seq)
-        for seq in (3, 1, 2)
+        Sample.of(
+            [1, 2, 3], [group, 5], behavior_logprobs=[0.0, 0.0], advantage=0.0, group=str(group), seq=group
+        )
+        for group in (7, 8, 9)
     ]
-    assert [pack.indices for pack in pack_samples(samples, 1)] == [(1,), (2,), (0,)]
+    assert pack_samples(samples, Budget(100)).plan.tokens == 3 + 3 * 2
+
+
+def test_without_samples_there_is_no_pass() -> None:
+    pack = pack_samples([], Budget(1))
+    assert (pack.samples, pack.passes, len(pack.edges), pack.plan.tokens) == ((), (), 0, 0)
 
 
 def test_loss_edges_lead_from_the_last_shared_token_to_each_branch() -> None:
@@ -47,7 +45,7 @@ def test_loss_edges_lead_from_the_last_shared_token_to_each_branch() -> None:
     state = forest.ids(4)
     forest.add(state, state[:1] * 0 + 1)
     forest.add(state, state[:1] * 0 + 2)
-    [pack] = pack_samples(forest.samples, 100)
+    pack = pack_samples(forest.samples, Budget(100))
     assert pack.plan.tokens == 6
     assert pack.edges.position.tolist() == [3, 3]
     assert pack.edges.target.tolist() == [1, 2]
@@ -58,9 +56,9 @@ def test_weight_zero_leaves_samples_and_edges_out_of_training_but_not_out_of_rec
         Sample.of([1], [2, 3], behavior_logprobs=[0.0, 0.0], advantage=0.0, weight=[0.0, 1.0]),
         Sample.of([4], [5], behavior_logprobs=[0.0], advantage=0.0, weight=0.0),
     ]
-    [trained] = pack_samples(samples, 100)
+    trained = pack_samples(samples, Budget(100))
     assert trained.indices == (0,) and trained.edges.offset.tolist() == [1] and trained.plan.tokens == 3
-    [every] = pack_samples(samples, 100, trained_only=False)
+    every = pack_samples(samples, Budget(100), trained_only=False)
     assert every.indices == (0, 1) and every.edges.target.tolist() == [2, 3, 5]
 
 
@@ -101,7 +99,7 @@ def test_a_bfloat16_head_computes_in_float32() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_rectangles_equal_the_dense_reference_with_grouped_queries(kv_heads: int) -> None:
     torch.manual_seed(0)
-    plan = FlatTree([sample.ids for sample in everything()]).plan
+    plan = FlatTree([sample.tokens for sample in everything()]).plan
     q = torch.randn(1, 4, plan.tokens, 16, dtype=torch.float64, requires_grad=True)
     k, v = (
         torch.randn(1, kv_heads, plan.tokens, 16, dtype=torch.float64, requires_grad=True) for _ in range(2)
@@ -114,7 +112,7 @@ def test_rectangles_equal_the_dense_reference_with_grouped_queries(kv_heads: int
 
 
 def test_attention_refuses_what_does_not_fit_the_plan() -> None:
-    plan = FlatTree([sample.ids for sample in group_of_rollouts()]).plan
+    plan = FlatTree([sample.tokens for sample in group_of_rollouts()]).plan
     q = torch.zeros(1, 2, plan.tokens, 16)
     with pytest.raises(ValueError, match="for a plan of"):
         attend(q[:, :, 1:], q, q, plan, 1.0, "rectangles")

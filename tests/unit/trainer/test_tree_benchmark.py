@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainer.benchmarks.shapes import shapes
-from trainer.benchmarks.tree import main, row_packs
+from trainer.benchmarks.tree import ONE_PASS, main, row_packs
 from trainer.tree.pack import pack_samples
 
 
@@ -23,7 +23,7 @@ def test_the_last_line_of_json_lists_every_bar_with_its_target(capsys: pytest.Ca
 def test_the_baselines_forward_one_row_per_completion_and_one_per_append_only_stretch() -> None:
     for shape, rows in zip(shapes(0.05, long=True), (1, 16, 8, 12, 16), strict=True):
         samples = shape.build(100)
-        [tree] = pack_samples(samples, 1 << 30)
+        tree = pack_samples(samples, ONE_PASS)
         varlen = row_packs(samples, per_rollout=False)
         rollout = row_packs(samples, per_rollout=True)
         assert sum(p.plan.tokens for p in varlen) == tree.naive_tokens

@@ -6,6 +6,7 @@ import torch
 from tests.unit.trainer.forests import FORESTS, MODELS, everything, seeded
 from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
 from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
 
 __all__ = ["double_precision_throughout"]
 
@@ -37,7 +38,7 @@ def test_backends_and_pack_sizes_give_the_same_gradients() -> None:
     _, one_pack = merged(policy, samples, "rectangles")
     _, dense = merged(policy, samples, "dense")
     _, many_packs = merged(policy, samples, "rectangles", budget=20)
-    assert len(pack_samples(samples, 20)) > 10
+    assert len(pack_samples(samples, Budget(20)).passes) > 10
     assert worst(one_pack, dense) <= 1e-10
     assert worst(one_pack, many_packs) <= 1e-10
 

@@ -19,11 +19,13 @@ from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from trainer.logprobs import pack_logprobs
 from trainer.samples import Sample
 from trainer.tree.attention import Backend
+from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
+from trainer.tree.plan import Longs
 
 Gradients = dict[str, torch.Tensor]
 
@@ -90,17 +92,18 @@ def alone(model: Any, samples: list[Sample]) -> tuple[float, Gradients]:
 def merged(
     model: Any, samples: list[Sample], backend: Backend, budget: int = 10_000
 ) -> tuple[float, Gradients]:
-    """The same loss through packs, trees and the chunked head."""
+    """The same loss through one tree in passes of at most `budget` tokens, and the chunked head."""
     attach_tree_attention(model, backend)
     tokens = sum(sample.action_len for sample in samples)
-    total = 0.0
-    for pack in pack_samples(samples, budget):
-        logp, _ = pack_logprobs(model, pack, chunk=7)
-        behavior = torch.from_numpy(pack.edges.gather(pack.samples, lambda s: s.behavior_logprobs)).to(logp)
-        advantage = torch.from_numpy(pack.edges.gather(pack.samples, lambda s: s.advantage)).to(logp)
-        loss = _cispo(logp, behavior, advantage) / tokens
-        torch.autograd.backward(loss)
-        total += loss.item()
+    pack = pack_samples(samples, Budget(budget))
+    behaviors = pack.edges.gather(pack.samples, lambda s: s.behavior_logprobs)
+    advantages = pack.edges.gather(pack.samples, lambda s: s.advantage)
+
+    def loss(rows: Longs, logp: torch.Tensor) -> torch.Tensor:
+        behavior, advantage = (torch.from_numpy(x[rows]).to(logp) for x in (behaviors, advantages))
+        return _cispo(logp, behavior, advantage) / tokens
+
+    total = backward(model, pack, loss, head_chunk=7).loss
     return total, _taken(model)
 
 

@@ -1,0 +1,54 @@
+"""A token sequence as the step tree holds it: what it keeps of another one, and its own tokens behind that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orchestrator.contracts.ids import Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """parent[:keep_len] + own. Branches that keep parts of the same one share its tokens: nothing is copied.
+
+    Example: the prompt [1 2 3] and a step on it with delta [4] and action [5 6] are Branch(own=[1 2 3]) and
+    Branch(own=[4 5 6], parent=the first, keep_len=3), of length 6.
+    Raises ValueError when there is less to keep.
+    """
+
+    own: Ids  # int32[n]
+    parent: Branch | None = None
+    keep_len: int = 0  # tokens of the parent that come first
+    lowest: int = field(init=False)  # no id here or above is lower; 0 when there is none
+
+    def __post_init__(self) -> None:
+        above = 0 if self.parent is None else len(self.parent)
+        if not 0 <= self.keep_len <= above:
+            raise ValueError(
+                f"a step keeps {self.keep_len} tokens of the {above} above it: its parent or prompt is another"
+            )
+        lowest = int(self.own.min(initial=0))
+        object.__setattr__(self, "lowest", lowest if self.parent is None else min(lowest, self.parent.lowest))
+
+    def __len__(self) -> int:
+        return self.keep_len + len(self.own)
+
+    @property
+    def full(self) -> Ids:
+        """int32[len]: the whole sequence, put together anew at every call."""
+        return self.tail(0)
+
+    def tail(self, begin: int) -> Ids:
+        """int32[len − begin]: the tokens from `begin` on. Without a copy where they are all the branch's own."""
+        if begin >= self.keep_len:
+            return self.own[begin - self.keep_len :]
+        pieces: list[Ids] = []
+        branch: Branch | None = self
+        end = len(self)
+        while branch is not None and end > begin:
+            if end > branch.keep_len:
+                pieces.append(branch.own[max(begin - branch.keep_len, 0) : end - branch.keep_len])
+            end, branch = min(end, branch.keep_len), branch.parent
+        return np.concatenate(pieces[::-1])

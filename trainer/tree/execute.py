@@ -1,0 +1,159 @@
+"""Forward and backward over a pack, pass by pass, in bounded memory.
+
+    trunk, on the way down   forward without a graph; its keys and values lengthen the path
+    leaf                     forward, loss, backward; gradients for the path's keys and values add up in path.py
+    trunk, on the way up     forward again, now with its graph; autograd.backward([logprobs, keys, values], [their gradients])
+
+A pack within the budget is one leaf: one forward, one backward. The loss is asked for whole samples: once the last loss edge of a sample has
+its logprob, the gradients at all its edges are known, also for edges in trunks whose backward pass is still to come. So a loss may couple the
+tokens of a sample in any way, but not tokens of different samples. Depth-first over a list: a path of any number of trunks does not recurse.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from orchestrator.progress import current
+from trainer.logprobs import CHUNK, token_logprobs
+from trainer.tree.forward import hidden_states
+from trainer.tree.pack import Pack
+from trainer.tree.passes import Pass
+from trainer.tree.path import Path
+from trainer.tree.plan import Longs
+
+Objective = Callable[[Longs, Tensor], Tensor]
+"""(rows int64[n], logprobs [n] with gradient) → scalar loss. The rows are those of LossEdges, in order; every sample among them is whole.
+The losses of all calls add up to the pack's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Trainer logprobs and entropies of a pack's loss edges, [E] each, without gradient; NaN where nothing was forwarded."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    loss: float = 0.0
+
+
+def score(model: nn.Module, pack: Pack, head_chunk: int = CHUNK) -> Scores:
+    """Logprobs and entropies alone, without any graph."""
+    run = _Run(model, pack, head_chunk)
+    with torch.no_grad():
+        for number, one in enumerate(pack.passes):
+            run.forward(one, run.edges_of[number])
+            run.path.keep(one.trunk)
+    return Scores(run.logp, run.entropy)
+
+
+def backward(model: nn.Module, pack: Pack, objective: Objective, head_chunk: int = CHUNK) -> Scores:
+    """Add the gradients of the pack's loss to the parameters'. A loss that is not finite ends it at once, with gradients half done."""
+    run = _Run(model, pack, head_chunk)
+    open_trunks: list[int] = []
+    for number, one in enumerate(pack.passes):
+        while open_trunks and open_trunks[-1] != one.parent:
+            if not run.learn(open_trunks.pop(), objective):
+                return run.scores()
+        if one.trunk:
+            with torch.no_grad():
+                run.descend(number)
+            open_trunks.append(number)
+        elif not run.learn(number, objective):
+            return run.scores()
+    while open_trunks and run.learn(open_trunks.pop(), objective):
+        pass
+    return run.scores()
+
+
+class _Run:
+    """One walk over a pack's passes."""
+
+    def __init__(self, model: nn.Module, pack: Pack, head_chunk: int) -> None:
+        parameter = next(model.parameters())
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+        self._model, self._pack, self._chunk = model, pack, head_chunk
+        self._device = parameter.device
+        nothing = torch.full((len(pack.edges),), math.nan, dtype=dtype, device=self._device)
+        self.logp, self.entropy, self._d_logp = nothing, nothing.clone(), nothing.clone()
+        self._loss = 0.0
+        self.path = Path(max((one.past for one in pack.passes), default=0))
+        self._pass_of, self._last_pass = _places(pack)
+        self.edges_of = _grouped(self._pass_of, len(pack.passes))
+        self._ended_by = _grouped(self._last_pass, len(pack.passes))
+
+    def scores(self) -> Scores:
+        return Scores(self.logp, self.entropy, self._loss)
+
+    def forward(self, one: Pass, rows: Longs) -> Tensor:
+        """Forward one pass, or with `one.ranges` cut short its chain alone; fill in the edges `rows` of it and return their logprobs."""
+        current().moved()
+        self.path.begin(one.past)
+        whole = one.past == 0 and one.tokens == self._pack.plan.tokens
+        plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
+        hidden = hidden_states(self._model, plan, self.path)
+        edges = self._pack.edges
+        starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
+        position = edges.position[rows]
+        inside = np.searchsorted([begin for begin, _ in one.ranges], position, "right") - 1
+        flat = position - np.array([begin for begin, _ in one.ranges])[inside] + starts[inside]
+        logp, entropy = token_logprobs(
+            hidden.index_select(0, self._tensor(flat)),
+            self._model.get_output_embeddings(),  # type: ignore[operator]
+            self._tensor(edges.target[rows]),
+            self._tensor(edges.temperature[rows]),
+            self._chunk,
+        )
+        places = self._tensor(rows)
+        self.logp[places], self.entropy[places] = logp.detach(), entropy
+        return logp
+
+    def descend(self, number: int) -> None:
+        """Forward a trunk's chain for what hangs on it: its keys, its values, and the logprobs of samples that end further down."""
+        one = self._pack.passes[number]
+        rows = self.edges_of[number]
+        chain = Pass(one.ranges[:1], one.past, one.trunk, one.parent)
+        self.forward(chain, rows[self._last_pass[rows] != number])
+        self.path.keep(one.trunk)
+
+    def learn(self, number: int, objective: Objective) -> bool:
+        """Forward a pass with its graph, ask for the loss of the samples that end in it, and go backward. False: not finite."""
+        one, rows, ended = self._pack.passes[number], self.edges_of[number], self._ended_by[number]
+        if not len(rows) and not one.trunk:
+            return True  # last tokens of samples, which predict nothing
+        logp = self.forward(one, rows)
+        if len(ended):
+            places = self._tensor(ended)
+            leaf = self.logp[places].requires_grad_()
+            with torch.enable_grad():
+                loss = objective(ended, leaf)
+            self._loss += float(loss.detach())
+            if not math.isfinite(self._loss):
+                return False
+            torch.autograd.backward(loss)
+            self._d_logp[places] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        outputs, gradients = self.path.arrived(one.trunk) if one.trunk else ([], [])
+        torch.autograd.backward([logp, *outputs], [self._d_logp[self._tensor(rows)], *gradients])
+        return True
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _places(pack: Pack) -> tuple[Longs, Longs]:
+    """int64[E] twice: the pass that an edge's predictor is forwarded in, and the pass of the last edge of its sample."""
+    starts = np.array([begin for one in pack.passes for begin, _ in one.ranges], np.int64)
+    owner = np.array([i for i, one in enumerate(pack.passes) for _ in one.ranges], np.int64)
+    order = np.argsort(starts)
+    edges = pack.edges
+    pass_of = owner[order][np.searchsorted(starts[order], edges.position, "right") - 1]
+    last_edge = np.searchsorted(edges.sample, edges.sample, "right") - 1
+    return pass_of, pass_of[last_edge]
+
+
+def _grouped(number_of: Longs, count: int) -> list[Longs]:
+    """For each of `count` numbers the edges that have it, in order."""
+    order = np.argsort(number_of, kind="stable")
+    return np.split(order, np.searchsorted(number_of[order], np.arange(1, count))) if count else []
