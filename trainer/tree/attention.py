@@ -4,6 +4,7 @@
 |---|---|
 | dense | softmax under the T² mask. The reference for tests; any device, differentiable by autograd. |
 | rectangles | torch's flash CPU kernel per block, merged by log-sum-exp. CPU, float32 and float64. |
+| flex | FlexAttention, compiled once (flex.py). CUDA, float32, bfloat16 and float16. |
 
 The rectangle backward runs the flash backward per block with the *global* output and log-sum-exp: then the block's
 probabilities are exp(s − lse) of the whole softmax, so dq, dk and dv are plain sums over blocks. Grouped-query attention
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer.tree.flex import attend_flex
 from trainer.tree.plan import TreePlan
 
-Backend = Literal["rectangles", "dense"]
+Backend = Literal["rectangles", "dense", "flex"]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -53,10 +55,12 @@ def attend(
         )
     if backend == "dense":
         return _dense(q, k, v, plan, scale, past)
+    if backend == "flex":
+        return attend_flex(q, k, v, plan, scale, past)
     if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"the rectangles backend runs on CPU in float32 or float64, not {q.device.type} in {q.dtype}; "
-            "use the dense backend"
+            "use flex on a GPU, else dense"
         )
     if q.shape[-1] != v.shape[-1]:
         raise ValueError(

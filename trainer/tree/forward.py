@@ -19,7 +19,11 @@ from trainer.tree.path import Path
 from trainer.tree.plan import FlatTree, TreePlan
 from trainer.tree.support import refuse_unsupported
 
-_NAMES: dict[Backend, str] = {"rectangles": "penstock_tree", "dense": "penstock_tree_dense"}
+_NAMES: dict[Backend, str] = {
+    "rectangles": "penstock_tree",
+    "dense": "penstock_tree_dense",
+    "flex": "penstock_tree_flex",
+}
 _PROBE_TOLERANCE = 1e-3  # logprobs; a wrong mask or position shows as ≥ 1e-2 even in random models
 _PROBE_ROUNDINGS = 16  # of the largest logit: what a 16-bit model's own layers add
 
@@ -41,7 +45,8 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles") -> 
     vocab = hf.get_input_embeddings().num_embeddings
     rows = [np.array(row, np.int32) % vocab for row in ([5, 3, 8, 1, 7, 2], [5, 3, 8, 4, 1], [5, 9])]
     with torch.no_grad():
-        alone = [hf(input_ids=torch.from_numpy(row)[None].long(), use_cache=False).logits[0] for row in rows]
+        on_device = [torch.from_numpy(row)[None].long().to(hf.device) for row in rows]
+        alone = [hf(input_ids=row, use_cache=False).logits[0] for row in on_device]
         hf.set_attn_implementation(_NAMES[backend])
         merged = _merged_logits(model, rows)
     model.train(was_training)
@@ -77,7 +82,8 @@ def _merged_logits(model: nn.Module, rows: list[Ids]) -> list[Tensor]:
     tree = FlatTree(branches)
     hidden = hidden_states(model, tree.plan)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    return [head(hidden[torch.from_numpy(tree.locate(row, 0, len(row)))]) for row in branches]
+    places = [torch.from_numpy(tree.locate(row, 0, len(row))).to(hidden.device) for row in branches]
+    return [head(hidden[place]) for place in places]
 
 
 def _implementation(backend: Backend) -> Any:

@@ -1,0 +1,136 @@
+"""The block mask from two integers per key is the one that trying every pair gives; FlexAttention under it is the dense reference.
+
+Without a GPU: the mask, the forward of torch's own FlexAttention, and how often it is compiled. With one: the kernel, forward and backward.
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from trainer.tree.attention import attend
+from trainer.tree.flex import attend_flex, block_mask, compiled_kernel
+from trainer.tree.plan import TreePlan
+
+SHAPES = [
+    (1, 0), (5, 0), (128, 0), (129, 0), (700, 0), (1, 1), (127, 128), (300, 1), (300, 129), (128, 400), (700, 300),
+]  # fmt: skip
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def plan(tokens: int, past: int = 0, seed: int = 0) -> TreePlan:
+    """A random tree of `tokens` tokens below `past` others; subtrees end anywhere, so blocks of every kind come up."""
+    rng = np.random.default_rng(seed)
+    ends = np.zeros(tokens, np.int64)
+    stack = [(0, tokens)]
+    while stack:
+        begin, end = stack.pop()
+        run = min(end, begin + int(rng.integers(1, 200)))
+        ends[begin:run] = end
+        while run < end:
+            child = min(end, run + int(rng.integers(1, 400)))
+            stack.append((run, child))
+            run = child
+    nothing = np.zeros((0, 4), np.int64)
+    return TreePlan(np.zeros(tokens, np.int32), np.arange(tokens), ends, nothing[:, :2], nothing, past)
+
+
+def inputs(
+    shape: TreePlan, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    torch.manual_seed(0)
+
+    def some(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(1, heads, length, 16, dtype=dtype, device=device)
+
+    q, k, v = some(4, shape.tokens), some(2, shape.tokens), some(2, shape.tokens)
+    return q, k, v, (some(2, shape.past), some(2, shape.past)) if shape.past else None
+
+
+@pytest.fixture
+def may_be_slow() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield
+
+
+@pytest.mark.parametrize(("tokens", "past"), SHAPES)
+def test_the_analytic_block_mask_is_the_one_that_looking_at_every_pair_gives(tokens: int, past: int) -> None:
+    for seed in range(3):
+        shape = plan(tokens, past, seed)
+        ours = block_mask(shape, torch.device("cpu"))
+        rows, keys = ours.seq_lengths
+        assert rows % 128 == keys % 128 == 0 and rows >= tokens and keys >= past + rows
+        built = create_block_mask(ours.mask_mod, 1, 1, rows, keys, device="cpu", BLOCK_SIZE=128)
+        for kind in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):
+            for name in (kind, f"full_{kind}"):
+                assert torch.equal(getattr(ours, name), getattr(built, name)), name
+
+
+@pytest.mark.parametrize(("tokens", "past"), SHAPES)
+def test_the_rule_of_two_integers_is_the_plans_visibility_and_padding_sees_only_itself(
+    tokens: int, past: int
+) -> None:
+    shape = plan(tokens, past)
+    mask = block_mask(shape, torch.device("cpu"))
+    rows, keys = mask.seq_lengths
+    query, key = torch.arange(rows)[:, None], torch.arange(keys)[None, :]
+    visible = mask.mask_mod(torch.tensor(0), torch.tensor(0), query, key).numpy()
+    assert visible[:tokens, :past].all()
+    assert (visible[:tokens, past : past + tokens] == shape.mask()).all()
+    assert not visible[:tokens, past + tokens :].any()
+    padding = np.arange(tokens, rows)
+    assert (visible[tokens:].sum(1) == 1).all() and visible[padding, past + padding].all()
+
+
+@pytest.mark.usefixtures("may_be_slow")
+@pytest.mark.parametrize(("tokens", "past"), SHAPES)
+def test_flex_attention_gives_what_the_dense_reference_gives(tokens: int, past: int) -> None:
+    shape = plan(tokens, past)
+    q, k, v, path = inputs(shape, torch.float64)
+    ours = attend_flex(q, k, v, shape, 0.3, path, kernel=flex_attention)
+    torch.testing.assert_close(ours, attend(q, k, v, shape, 0.3, "dense", path), rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("may_be_slow")
+def test_it_is_compiled_once_for_plans_and_paths_of_every_length() -> None:
+    counter = CompileCounter()  # stands in for the compiler: counts, and runs what it is given as it is
+    for tokens, past in ((512, 0), (300, 0), (1, 0), (1500, 130), (700, 300), (2000, 2000)):
+        shape = plan(tokens, past)
+        q, k, v, path = inputs(shape, torch.float32)
+        attend_flex(q, k, v, shape, 0.3, path, kernel=compiled_kernel(counter))
+    assert counter.frame_count == 1
+
+
+def test_the_compiled_kernel_refuses_a_cpu_and_names_what_to_use() -> None:
+    shape = plan(10)
+    q, k, v, _ = inputs(shape, torch.float32)
+    with pytest.raises(
+        ValueError, match=r"runs on a CUDA device .* not cpu in torch\.float32; on CPU use rectangles"
+    ):
+        attend(q, k, v, shape, 0.3, "flex")
+
+
+@GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tokens", "past"), SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 1e-2), (torch.bfloat16, 5e-2)], ids=["float32", "bfloat16"]
+)
+def test_on_a_gpu_the_compiled_kernel_gives_the_dense_outputs_and_gradients(
+    dtype: torch.dtype, bound: float, tokens: int, past: int
+) -> None:
+    """float32 against TF32's rounding: the kernel's products may use it."""
+    shape = plan(tokens, past)
+    q, k, v, path = inputs(shape, dtype, "cuda")
+    given = [x.requires_grad_() for x in (q, k, v, *(path or ()))]
+    results = []
+    for backend in ("flex", "dense"):
+        out = attend(q, k, v, shape, 0.25, backend, path)
+        results.append([out, *torch.autograd.grad(out, given, torch.ones_like(out))])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=bound, atol=bound)
