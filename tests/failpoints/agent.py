@@ -1,5 +1,6 @@
-"""White boxes for the failpoints: one that uses its turns up and asks once more, one that is broken."""
+"""White boxes for the failpoints: one that uses its turns up and asks once more, one that never waits for an answer, one that is broken."""
 
+import anyio
 from scaffolds.base import Context, Llm, Message, TaskView
 from scaffolds.declare import scaffold
 
@@ -24,3 +25,16 @@ class Broken:
 
     async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
         raise RuntimeError("this scaffold is broken")
+
+
+@scaffold(name="hasty", version="1")
+class Hasty:
+    """Leaves before its completion is whole."""
+
+    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+        for milliseconds in (20, 40, 80):
+            with anyio.move_on_after(milliseconds / 1000):
+                await llm.complete(
+                    [{"role": "user", "content": f"{task.instruction} Within {milliseconds} ms."}]
+                )
+        return "done"

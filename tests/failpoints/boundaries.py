@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+import anyio
 import msgspec
 
 from orchestrator.bus import subjects
@@ -14,14 +15,16 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.failpoints import BOUNDARIES, Kind
 from orchestrator.pool.leases import Lease
 from tests.builders import Author
+from tests.e2e.stack_rig import until
 from tests.failpoints.conftest import ACTIONS
 from tests.failpoints.world import World
 
 Provoke = Callable[[World], Awaitable[None]]
 
+TOGETHER = 8
 DELAY_S = 0.3
 LONG_S = 240.0  # for one more rollout, while others hurt other processes
-BROKEN = "select count(*) from groups where run_id = :run and not done and scaffold like '%Broken'"
+AT_WORK_WITH = "select count(*) from groups where run_id = :run and not done and scaffold like :scaffold"
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
     "instruction.md": "Say something.\n",
@@ -47,12 +50,16 @@ SHARED = {"lease.taken", "lease.renewed", "worker.read", "presence.commit", "fet
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One boundary: what arms it (`points`), and which processes nobody else may hurt meanwhile."""
+    """Boundaries that are armed together: what arms them (`points`), and which processes nobody else may hurt meanwhile."""
 
-    name: str
+    names: tuple[str, ...]
     points: dict[str, list[str]]
     busy: frozenset[str]
     provoke: Provoke | None
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.names)
 
     @property
     def wanted(self) -> list[str]:
@@ -60,17 +67,29 @@ class Case:
 
 
 def cases(names: list[str] | None, actions: list[str] | None) -> list[Case]:
-    """All of a running stack, or those chosen."""
-    return [
-        Case(
-            name,
-            points_of(name, actions or ACTIONS) | _of_each(name, actions or ACTIONS),
-            _busy(name),
-            PROVOKED.get(name),
-        )
-        for name in BOUNDARIES
-        if name not in AT_THE_START | ELSEWHERE and (not names or name in names)
-    ]
+    """All of a running stack, or those chosen: together what is provoked alike, and up to `TOGETHER` that nothing has to provoke
+    and that the same processes get to."""
+    known = [name for name in BOUNDARIES if name not in AT_THE_START | ELSEWHERE]
+    chosen = [name for name in known if not names or name in names]
+    provoked: dict[Provoke, list[str]] = {}
+    others: dict[frozenset[str], list[str]] = {}
+    for name in chosen:
+        if name in PROVOKED:
+            provoked.setdefault(PROVOKED[name], []).append(name)
+        else:
+            others.setdefault(_busy(name), []).append(name)
+    found = [_case(alike, actions, provoke) for provoke, alike in provoked.items()]
+    for alike in others.values():
+        parts = -(-len(alike) // TOGETHER)
+        found += [_case(alike[part::parts], actions, None) for part in range(parts)]
+    return found
+
+
+def _case(names: list[str], actions: list[str] | None, provoke: Provoke | None) -> Case:
+    points: dict[str, list[str]] = {}
+    for name in names:
+        points |= points_of(name, actions or ACTIONS) | _of_each(name, actions or ACTIONS)
+    return Case(tuple(names), points, frozenset[str]().union(*map(_busy, names)), provoke)
 
 
 def points_of(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
@@ -101,24 +120,17 @@ async def _restart_at_work(world: World, *, process: str, how: signal.Signals = 
 
 
 async def _freeze_the_runner(world: World) -> None:
-    await world.progress(LONG_S)
     await world.freeze_the_runner(LONG_S)
 
 
-async def _a_broken_scaffold(world: World) -> None:
-    if not await world.seen.value(BROKEN):
-        await world.submit(1, purpose="record", scaffold="Broken")
+async def _scaffold(world: World, *, name: str, count: int) -> None:
+    """Unless some of its groups are at work."""
+    if not await world.seen.value(AT_WORK_WITH, scaffold=f"%{name}"):
+        await world.submit(count, purpose="record", scaffold=name)
 
 
 async def _a_late_step(world: World) -> None:
     world.arm({"publish.steps.before": ["delay 1.5"]})
-
-
-async def _a_full_buffer(world: World) -> None:
-    """While a batch of steps is not committed, others arrive behind it; then the consumer stops."""
-    world.arm({"steps.commit.before": ["delay 1.0"]})
-    await world.progress(LONG_S)
-    await world.end("orchestrator", signal.SIGTERM)
 
 
 async def _send(world: World, subject: str, schema: str, body: bytes) -> None:
@@ -128,6 +140,18 @@ async def _send(world: World, subject: str, schema: str, body: bytes) -> None:
 
 async def _junk(world: World) -> None:
     await _send(world, subjects.steps(world.seen.run, "1"), "StepRecorded/1", b"\xff\xfe")
+
+
+async def _a_full_buffer(world: World) -> None:
+    """While a batch of steps is not committed, others, and what is none, arrive behind it; then the consumer stops."""
+    point, action = "steps.commit.before", "delay 1.0"
+    before = world.hits()[f"{point} {action}"]
+    world.arm({point: [action]})
+    await until(lambda: world.hits()[f"{point} {action}"] > before, "steps wait to be stored", LONG_S)
+    for _ in range(8):  # arrivals of one stop
+        await _junk(world)
+    await anyio.sleep(0.3)  # of the delay
+    await world.end("orchestrator", signal.SIGTERM)
 
 
 async def _bad_work(world: World) -> None:
@@ -158,10 +182,15 @@ async def _a_command(world: World) -> None:
     await world.command("dead", "list")
 
 
+RESTARTED: dict[str, Provoke] = {
+    process: partial(_restart, process=process) for process in ("orchestrator", "gateway", "verifier")
+}
+BROKEN: Provoke = partial(_scaffold, name="Broken", count=3)
 PROVOKED: dict[str, Provoke] = {
-    "run.create": partial(_restart, process="orchestrator"),
-    "rebuild.commit": partial(_restart, process="orchestrator"),
-    "breaker.commit": _freeze_the_runner,
+    "run.create": RESTARTED["orchestrator"],
+    "rebuild.commit": RESTARTED["orchestrator"],
+    "breaker.commit": BROKEN,
+    "worker.count": BROKEN,
     "lease.lost": _freeze_the_runner,
     "steps.complete": _a_late_step,
     "nak": _a_full_buffer,
@@ -172,21 +201,18 @@ PROVOKED: dict[str, Provoke] = {
     "term": _junk,
     "person.commit": _a_command,
     "publish.tasks": _a_task_by_command,
-    "worker.count": _a_broken_scaffold,
     "lease.ended": partial(_restart_at_work, process="verifier", how=signal.SIGTERM),
-    "server.lease.taken": partial(_restart, process="gateway"),
+    "server.lease.taken": RESTARTED["gateway"],
     "server.lease.ended": partial(_restart, process="gateway", how=signal.SIGTERM),
-    "gateway.url": partial(_restart, process="gateway"),
-    "server.abort": partial(_restart_at_work, process="runner"),
-    "journal.segment": partial(_restart, process="verifier"),
-    "journal.named": partial(_restart, process="verifier"),
+    "gateway.url": RESTARTED["gateway"],
+    "server.abort": partial(_scaffold, name="Hasty", count=2),
+    "journal.segment": RESTARTED["verifier"],
+    "journal.named": RESTARTED["verifier"],
 }
 DISTURBED: dict[str, frozenset[str]] = {
-    "breaker.commit": frozenset({"runner"}),
     "letters.commit": frozenset({"runner"}),
     "ack.dead": frozenset({"runner"}),
     "steps.complete": frozenset({"gateway"}),
-    "server.abort": frozenset({"runner"}),
 }
 assert set(PROVOKED) | set(DISTURBED) | AT_THE_START | ELSEWHERE <= set(BOUNDARIES)
 assert all(

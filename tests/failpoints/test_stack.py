@@ -20,10 +20,10 @@ from tests.failpoints.world import World, at_work
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(1200)]
 
-PATIENCE_S = 240.0  # for one boundary and all its actions, without what it waited for others
+PATIENCE_S = 240.0  # for one case and all its actions, without what it waited for others
 AGAIN_S = 1.0  # without a hit, before what provokes a boundary is tried again
 UNSUPERVISED = {"up", "client"}
-HOPELESS = 5  # boundaries that fail: the stack is broken, the others would only wait
+HOPELESS = 5  # cases that fail: the stack is broken, the others would only wait
 
 
 async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
@@ -42,7 +42,9 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
         await ended_whole(world)
     assert stack.signalled(signal.SIGTERM) == 0
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{len(wanted)} boundaries: {spent.ru_utime + spent.ru_stime:.0f} s of CPU time")
+    print(
+        f"{sum(len(case.names) for case in wanted)} boundaries: {spent.ru_utime + spent.ru_stime:.0f} s of CPU time"
+    )
     assert not failed, "\n".join(failed)
     assert complaints(stack) == []
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
@@ -93,11 +95,11 @@ async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
         began = anyio.current_time()
         try:
             await exercise(world, case)
-            who = ", ".join(sorted(world.who(case.name)))
+            who = ", ".join(sorted({process for name in case.names for process in world.who(name)}))
             print(f"{case.name}: {anyio.current_time() - began:.1f} s, by {who}")
         except AssertionError as error:
             failed.append(
-                f"{case.name}: {error}; alone: ./ops/test --tier failpoints --failpoint {case.name}"
+                f"{case.name}: {error}; alone: ./ops/test --tier failpoints --failpoint {' --failpoint '.join(case.names)}"
             )
             print(failed[-1])
         async with freed:
@@ -118,15 +120,17 @@ async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
 
 
 async def exercise(world: World, case: Case) -> None:
-    """Arm it, wait until every action was taken, then until the same boundary is passed once more and work goes on."""
+    """Arm its boundaries, wait until every action was taken, then until each is passed once more and work goes on."""
     await taken(world, case, case.points, case.wanted)
     # The act again, undisturbed: whoever was killed or lied to is back at it.
-    await taken(world, case, {f"{case.name}.after": ["delay 0"]}, [f"{case.name}.after delay 0"])
+    again = {f"{name}.after": ["delay 0"] for name in case.names}
+    await taken(world, case, again, [f"{point} delay 0" for point in again])
     await until(lambda: all_ready(world, case), f"{', '.join(case.busy)} are ready again", PATIENCE_S)
     await world.progress(PATIENCE_S)
-    known = {name if name not in UNSUPERVISED else "-" for name in BOUNDARIES[case.name].who}
-    strange = world.who(case.name) - known
-    assert not strange, f"{', '.join(strange)} got there, which BOUNDARIES does not know"
+    for name in case.names:
+        known = {process if process not in UNSUPERVISED else "-" for process in BOUNDARIES[name].who}
+        strange = world.who(name) - known
+        assert not strange, f"{', '.join(strange)} got to {name}, which BOUNDARIES does not know"
 
 
 async def taken(world: World, case: Case, points: dict[str, list[str]], wanted: list[str]) -> None:

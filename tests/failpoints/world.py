@@ -18,7 +18,7 @@ from orchestrator.embedded.process_spec import ProcessState
 from orchestrator.failpoints import HITS
 from orchestrator.publish import publish_tasks
 from tests.e2e.observer import PATIENCE_S, Observer, a_task, observing
-from tests.e2e.stack_rig import Stack, until
+from tests.e2e.stack_rig import LOOK_S, Stack, until
 
 AGENT = Path(__file__).parent / "agent.py"
 CONFIG = """\
@@ -35,9 +35,9 @@ max_staleness = 20
 capacity = 20
 window_fraction = 1.0
 max_attempts = 10
-breaker_rate = 0.9
+breaker_rate = 0.3
 breaker_attempts = 3
-breaker_window_s = 2.0
+breaker_window_s = 1.5
 
 [stage]
 max_turns = 2
@@ -49,8 +49,8 @@ max_new_tokens = 32
 [rollout]
 slots = 6
 verify_slots = 2
-scaffolds = {{ "{agent}:Asking" = 1.0, "{agent}:Broken" = 0.0 }}
-lease_ttl_s = 4.0
+scaffolds = {{ "{agent}:Asking" = 1.0, "{agent}:Broken" = 0.0, "{agent}:Hasty" = 0.0 }}
+lease_ttl_s = 3.0
 retry_delay_s = 0.1
 timeout_s = 30.0
 remind_s = 1.0
@@ -185,8 +185,10 @@ class World:
         while True:
             await until(holds, "the runner holds a lease", patience_s)
             pid, before = self.stack.of("runner").pid, await self.seen.value(RAN_OUT)
+            if pid is None:  # it is about to start
+                await anyio.sleep(LOOK_S)
+                continue
             with suppress(ProcessLookupError):  # it may be ended meanwhile
-                assert pid is not None
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     if await holds():  # else it was done with it just before
