@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from tests.unit.trainer.forests import FORESTS, MODELS, everything, seeded
 from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
+from trainer.tree.attention import Backend
 from trainer.tree.pack import pack_samples
 from trainer.tree.passes import Budget
 
@@ -44,10 +46,24 @@ def test_backends_and_pack_sizes_give_the_same_gradients() -> None:
 
 
 @pytest.mark.usefixtures("double_precision_throughout")
-def test_activation_checkpointing_passes_the_plan_along() -> None:
-    policy, samples = seeded(MODELS["qwen3"], dtype=torch.float64), FORESTS["context_rewrites"]()
-    _, plain = merged(policy, samples, "rectangles")
+@pytest.mark.parametrize("budget", [10_000, 20], ids=["one_pass", "many_passes"])
+@pytest.mark.parametrize("backend", ["rectangles", "dense"])
+@pytest.mark.parametrize("model", ["qwen3", "minimax_m2"])
+def test_activation_checkpointing_changes_no_gradient(model: str, backend: Backend, budget: int) -> None:
+    """Layers run again in the backward pass: they must find the plan and the path above it as they were."""
+    policy, samples = seeded(MODELS[model], dtype=torch.float64), FORESTS["context_rewrites"]()
+    _, plain = merged(policy, samples, backend, budget)
     policy.activation_checkpointing_enable()
     policy.train()
-    _, checkpointed = merged(policy, samples, "rectangles")
+    layers = forwards_of(policy.model.layers[0])
+    _, checkpointed = merged(policy, samples, backend, budget)
     assert worst(plain, checkpointed) <= 1e-12
+    passes = len(pack_samples(samples, Budget(budget)).passes)
+    assert len(layers) >= 2 * passes  # so it was on
+
+
+def forwards_of(layer: nn.Module) -> list[str]:
+    """Grows by one with every forward pass of the layer, those of a backward pass included."""
+    seen: list[str] = []
+    layer.input_layernorm.register_forward_hook(lambda *_: seen.append("forward"))  # type: ignore[union-attr]
+    return seen
