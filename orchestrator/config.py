@@ -119,6 +119,9 @@ class SamplingSection(_Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: int = -1
     max_new_tokens: Positive = 256
+    # A completion that repeats itself ends: after so many consecutive tokens above this probability. 0: none does.
+    repetition_tokens: Annotated[int, Field(ge=0)] = 3000
+    repetition_probability: Annotated[float, Field(gt=0, lt=1)] = 0.99
 
 
 class NoContext(_Section):
@@ -335,7 +338,9 @@ class TrainerSection(_Section):
     clip_norm: Annotated[float, Field(gt=0)] = 1.0  # gradients longer than this are shortened to it
     spike_norm: Annotated[float, Field(ge=0)] = 0.0  # longer ones skip their train step; 0: none do
     pack_tokens: Positive = 16384  # merged tokens of one forward pass: bounds memory
-    pack_pairs: Positive = 1 << 28  # (query, key) pairs of one forward pass: bounds its time where contexts are long
+    pack_pairs: Positive = (
+        1 << 28
+    )  # (query, key) pairs of one forward pass: bounds its time where contexts are long
     keep_checkpoints: Positive = 3
     permute_advantages: bool = False  # the control: advantages shuffled within each batch
 

@@ -30,6 +30,7 @@ from orchestrator.gateway.problems import (
 )
 from orchestrator.gateway.record import Recorder
 from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.repetition import Repetition
 from orchestrator.gateway.requests import CompletionRequest, Reply
 from orchestrator.gateway.servers import Flight, Generated, ServerPool
 from orchestrator.gateway.sessions import UNDELIVERED, Session
@@ -324,9 +325,13 @@ class Calls:
             generated = self._scripted(terms.script[session.turns], request, params.max_new_tokens)
         else:
             key = f"{terms.rollout}:{terms.attempt}"
-            generated = await self._pool.generate(placement.ids, params, key, call.flight)
+            rule = Repetition(self._sampling.repetition_tokens, self._sampling.repetition_probability)
+            generated = await self._pool.generate(placement.ids, params, key, call.flight, rule)
         if generated.segments > 1 and request.stop:
             generated = cut_at_stop(generated, request.stop, self._renderer.decode, self._renderer.stop_ids)
+        if generated.repeats:
+            self._metrics.repetitions.inc()
+            recorded = {**recorded, "repetition_stop": True}
         timings = msgspec.structs.replace(generated.timings, queue=generated.timings.queue + held)
         generated = replace(generated, timings=timings)
         session.queued_s += generated.timings.queue

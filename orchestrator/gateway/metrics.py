@@ -40,6 +40,9 @@ class Metrics:
         self.resubmitted = Counter(
             "penstock_gateway_resubmitted", "segments sent again, by reason", ["reason"], registry=r
         )
+        self.repetitions = Counter(
+            "penstock_gateway_repetitions", "completions that the repetition stop ended", registry=r
+        )
         self.queue_s = Histogram(
             "penstock_gateway_queue_seconds",
             "waiting for admission and rollout server, per step",

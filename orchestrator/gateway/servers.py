@@ -23,6 +23,7 @@ from orchestrator.contracts.events import StepTimings, VersionSpan
 from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import unavailable
+from orchestrator.gateway.repetition import Repetition, Watch
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.upstream import Generation, RolloutServerError, SamplingParams
 from orchestrator.log import get
@@ -31,6 +32,7 @@ log = get(__name__)
 
 MOST_BARREN = 8  # segments in a row without a token before a call gives up
 BARREN_WAIT_S = 0.05
+UNWATCHED = Repetition()
 
 
 def nothing() -> Ids:
@@ -68,7 +70,8 @@ class Flight:
 class Generated:
     """A finished action. Invariant: len(ids) == len(logprobs) == sum of the spans. `suspect`: a reply named another version than was
     pinned when its segment was sent. finish: stop | length | abort; `stop`: the stop string that ended it. `seen`: the context of the last
-    segment as it was sent, and what came back on it; empty where nothing was sent. `segments`: replies that it was put together from."""
+    segment as it was sent, and what came back on it; empty where nothing was sent. `segments`: replies that it was put together from.
+    `repeats`: the repetition stop ended it."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -79,6 +82,7 @@ class Generated:
     timings: StepTimings
     seen: Ids = field(default_factory=nothing)
     segments: int = 1
+    repeats: bool = False
 
 
 class Segments:
@@ -106,6 +110,17 @@ class Segments:
             self._span(int(span.version), at + span.start, at + span.end)
         self.suspect = self.suspect or any(int(label) != pinned for label in labels)
         return True
+
+    def end_at(self, length: int) -> None:
+        """Forget the tokens behind the first `length`."""
+        over = len(self.ids) - length
+        self.ids, self.logprobs = self.ids[:length], self.logprobs[:length]
+        self.spans = [
+            VersionSpan(span.version, span.start, min(span.end, length))
+            for span in self.spans
+            if span.start < length
+        ]
+        self.seen = self.seen[: len(self.seen) - over]
 
     def _span(self, version: int, start: int, end: int) -> None:
         if self.spans and self.spans[-1].version == version:
@@ -135,14 +150,16 @@ class ServerPool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def generate(self, ids: Ids, params: SamplingParams, key: str, flight: Flight) -> Generated:
+    async def generate(
+        self, ids: Ids, params: SamplingParams, key: str, flight: Flight, rule: Repetition = UNWATCHED
+    ) -> Generated:
         """One action after `ids`. Held while no server is ready. Raises RequestRefused when a server refuses the request itself,
         Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
         if not self.servers:
             raise unavailable("this gateway was started without a rollout server: name one with --server")
         begun = time.monotonic()
         queue_s, first_byte, barren = 0.0, None, 0
-        so_far = Segments()
+        so_far, watch, repeats = Segments(), Watch(rule), False
         while True:
             asked = time.monotonic()
             with flight.holding():
@@ -154,7 +171,8 @@ class ServerPool:
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
             flight.server, flight.rid = server, rid
-            left = replace(params, max_new_tokens=params.max_new_tokens - len(so_far.ids))
+            room = params.max_new_tokens - len(so_far.ids)
+            left = replace(params, max_new_tokens=watch.segment(room))
             sent = time.monotonic()
             context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key)
@@ -174,6 +192,17 @@ class ServerPool:
                 queue_s += generation.timings.queue_s
                 if first_byte is None and generation.output_ids:
                     first_byte = sent - begun + (generation.timings.first_token_s or 0.0)
+                ends_at = watch.hear(generation.logprobs)
+                if ends_at is not None:
+                    so_far.end_at(ends_at)
+                    finish, repeats = None, True
+                    break
+                if finish.kind == "length" and len(generation.output_ids) == left.max_new_tokens < room:
+                    finish = None  # a segment's end is not the action's
+                    if flight.abandoned.is_set():
+                        break
+                    barren = 0
+                    continue
                 if finish.kind != "abort":
                     break
             if flight.abandoned.is_set():
@@ -200,6 +229,7 @@ class ServerPool:
             StepTimings(queue=queue_s, first_byte=first_byte or 0.0, generation=max(0.0, total - queue_s)),
             so_far.seen,
             so_far.count,
+            repeats,
         )
 
     async def abandon(self, flight: Flight) -> None:
