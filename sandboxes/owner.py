@@ -88,16 +88,20 @@ def record_path(root: Path, sandbox_id: str) -> Path:
 
 
 def records(root: Path) -> list[Record]:
-    """Every sandbox known below `root`, in no order. Records that vanish while we look are closed sandboxes."""
+    """Every sandbox known below `root`, in no order. Records that vanish while we look are closed sandboxes.
+
+    A record appears whole or not at all, unless the machine lost power: one that cannot be read is of an owner before that.
+    """
     found: list[Record] = []
     for path in root.glob("*.json"):
         try:
             raw = json.loads(path.read_text())
+            owner = Owner(**raw["owner"])
+            found.append(Record(raw["id"], owner, tuple(raw["cgroups"]), raw["uid"], raw.get("worker", "")))
         except FileNotFoundError:
             continue
-        found.append(
-            Record(raw["id"], Owner(**raw["owner"]), tuple(raw["cgroups"]), raw["uid"], raw.get("worker", ""))
-        )
+        except (ValueError, KeyError, TypeError):
+            found.append(Record(path.stem, Owner("", "", 0, 0), (), -1))
     return found
 
 

@@ -1,7 +1,7 @@
 """Clean up after owners that were killed: `python -m sandboxes.reap [DIR]`, or `reap(DIR)`.
 
-The heir of a killed owner (heir.py) does it at once; the next start does it where the heir was killed, too. Live owners are left
-alone.
+The heir of a killed owner (heir.py) does it at once; where that was killed too, another worker of the machine or the next start.
+Live owners are left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +20,18 @@ from sandboxes import cgroups, procfs, tree
 from sandboxes.base import SandboxError
 from sandboxes.owner import Record, record_path, records
 
+_BUSY_S = 2.0
+_LOOK_S = 0.02
+_UNFINISHED_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """How much was left behind."""
+    """How much was left behind and is gone, and what could not be removed: one sentence each."""
 
     sandboxes: int
     processes: int
+    failures: tuple[str, ...] = ()
 
 
 def default_root() -> Path:
@@ -32,14 +39,53 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-sandboxes-{os.geteuid()}"
 
 
-def reap(root: Path) -> Reaped:
-    """Remove every sandbox below `root` whose owner is dead. Safe to run beside live owners and itself."""
+def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
+    """Remove every sandbox below `root` whose owner is dead. Safe to run beside live owners and itself: while somebody else does it, that is
+    waited for, `patience_s` seconds at most. What cannot be removed keeps nothing else from being removed.
+    """
     if not root.is_dir():
         return Reaped(0, 0)
+    with _alone(root, patience_s) as alone:
+        if not alone:
+            return Reaped(0, 0, (f"somebody else has been cleaning up {root} for {patience_s:g} s",))
+        _sweep(root)
+        removed = processes = 0
+        failures: list[str] = []
+        for record in records(root):
+            if not record.owner.is_dead():
+                continue
+            try:
+                processes += _bury(root, record)
+                removed += 1
+            except (OSError, SandboxError) as error:
+                failures.append(f"sandbox {record.id}: {error}")
+        return Reaped(removed, processes, tuple(failures))
+
+
+@contextmanager
+def _alone(root: Path, patience_s: float) -> Iterator[bool]:
+    """Whether nobody else cleans up meanwhile. Never waits for ever: whoever holds the lock may be stopped."""
+    deadline = time.monotonic() + patience_s
     with (root / "reap.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        dead = [record for record in records(root) if record.owner.is_dead()]
-        return Reaped(len(dead), sum(_bury(root, record) for record in dead))
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    yield False
+                    return
+                time.sleep(_LOOK_S)
+            else:
+                yield True
+                return
+
+
+def _sweep(root: Path) -> None:
+    """Records that were never finished, of owners that were killed or had no room."""
+    for path in root.glob("*.new"):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _UNFINISHED_S:
+                path.unlink()
 
 
 def _bury(root: Path, record: Record) -> int:
@@ -72,6 +118,9 @@ def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else default_root()
     found = reap(root)
     print(f"{root}: removed {found.sandboxes} sandboxes, ended {found.processes} processes")
+    for failure in found.failures:
+        print(failure, file=sys.stderr)
+    sys.exit(bool(found.failures))
 
 
 if __name__ == "__main__":

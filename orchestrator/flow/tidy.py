@@ -9,8 +9,7 @@ import anyio
 import anyio.to_thread
 
 from orchestrator.log import get
-from sandboxes.base import SandboxError
-from sandboxes.reap import default_root, reap
+from sandboxes.reap import Reaped, default_root, reap
 
 log = get(__name__)
 
@@ -21,9 +20,10 @@ async def tidy(every_s: float) -> None:
         await anyio.sleep(every_s)
         try:
             found = await anyio.to_thread.run_sync(reap, default_root())
-        except (SandboxError, OSError) as error:
-            # Tried again. What is still there a time to live after its owner's death is a violation in every audit on this machine.
-            log.warning("sandboxes.left", error=str(error))
-            continue
+        except OSError as error:
+            found = Reaped(0, 0, (str(error),))
         if found.sandboxes:
             log.info("sandboxes.reaped", sandboxes=found.sandboxes, processes=found.processes)
+        for failure in found.failures:
+            # Tried again. What is still there a time to live after its owner's death is a violation in every audit on this machine.
+            log.warning("sandboxes.left", error=failure)

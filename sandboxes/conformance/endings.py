@@ -9,8 +9,10 @@ import sys
 
 import anyio
 
+from sandboxes import procfs
 from sandboxes.base import KilledBy, Provider, SandboxSpec
 from sandboxes.conformance.registry import check, fail, long_sleep, require, shell, sleepers
+from sandboxes.heir import heirs
 
 # A grandchild in a session of its own, its parent gone: what a program does to be forgotten.
 _DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' >/dev/null 2>&1 &)"
@@ -74,6 +76,7 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
             said = await victim.stdout.receive()
             require(said == b"ready\n" and await _seen(seconds), f"the victim said {said!r}")
         finally:
+            procfs.kill(heirs(victim.pid))  # the kernel has to do it alone
             victim.kill()
     with anyio.move_on_after(3):
         while sleepers(seconds):

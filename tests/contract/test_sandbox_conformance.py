@@ -17,6 +17,7 @@ from sandboxes.reap import default_root, reap
 pytestmark = pytest.mark.anyio
 
 LOCAL_DOES_NOT_ISOLATE = {
+    "programs die with a killed owner",
     "the hosts environment and processes cannot be seen",
     "the hosts files cannot be read",
     "programs have no rights",

@@ -18,6 +18,7 @@ from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.rollout_runner import serve_rollouts
 from orchestrator.pool.engine import Role, open_engine
 from sandboxes import procfs
+from sandboxes.heir import heirs
 from sandboxes.owner import records
 from sandboxes.reap import default_root
 from tests.integration import runner_rig
@@ -178,6 +179,7 @@ async def test_what_a_killed_runner_that_never_starts_again_leaves_is_removed_by
         with zombie(rig) as process:
             await held_by(rig, rollout, "runner")
             left = await sandbox_of(process.pid)
+            assert procfs.kill(heirs(process.pid)) == 1
         with anyio.fail_after(PATIENCE_S):
             while left.exists() or any(procfs.marked(procfs.MARKER, left.name)):
                 await anyio.sleep(0.02)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import procfs
-
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -19,12 +17,3 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     yield directory
     shutil.rmtree(directory)
-
-
-def heirs(owner: int) -> list[int]:
-    """The heirs that a process has."""
-    return [
-        pid
-        for pid in procfs.tree(owner)
-        if b"sandboxes.heir" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    ]

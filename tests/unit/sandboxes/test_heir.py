@@ -1,7 +1,6 @@
 """What a killed owner of sandboxes leaves is gone at once, without a next start."""
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -11,14 +10,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.leftovers import kill_descendants, mark
 from sandboxes import procfs
 from sandboxes.base import SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.heir import heirs
 from sandboxes.reap import default_root
-from tests.unit.sandboxes.conftest import heirs
 
 PATIENCE_S = 20.0
-MARK = "PENSTOCK_TEST_OWNER"
 OWNER = """
 import os, signal, sys, threading, time
 import anyio
@@ -39,25 +39,29 @@ anyio.run(own, *sys.argv[1:])
 PROVIDERS = ["sandboxes.bubblewrap:BubblewrapProvider", "sandboxes.local:LocalProvider"]
 
 
-def owner(reference: str, delay: str) -> tuple[int, str]:
-    """Start one that is killed `delay` seconds after it starts a program: its exit status, and the mark of all that it started."""
-    mark = secrets.token_hex(8)
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", OWNER, reference, delay],
-        env={**os.environ, MARK: mark},
-        check=False,
-    )
-    return ended.returncode, mark
+def owner(reference: str, delay: str) -> tuple[int, int]:
+    """Start one that is killed `delay` seconds after it starts a program: its exit status, and its number."""
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", OWNER, reference, delay]) as process:
+        return process.wait(), process.pid
 
 
-def left(mark: str) -> list[str]:
-    """Its processes (an heir carries the mark, a sandbox does not), sandboxes, and whoever carries one of those."""
-    root = default_root()
-    living = [
-        pid for pid in procfs.marked(MARK, mark) if (found := procfs.stat(pid)) and found.state not in "ZX"
+def left(pid: int) -> list[str]:
+    """Its heir, its sandboxes, and whoever carries one of those."""
+    records = [path.name for path in default_root().iterdir() if path.name != "reap.lock"]
+    heirs = [
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and f'"pid": {pid},'.encode() in command(entry)
     ]
-    sandboxes = [path.name for path in root.iterdir() if path.name != "reap.lock"]
-    return [*map(str, living), *sandboxes]
+    sandboxes = [str(found) for name in records for found in procfs.marked(procfs.MARKER, name)]
+    return [*records, *heirs, *sandboxes]
+
+
+def command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # gone
+        return b""
 
 
 @pytest.mark.parametrize("reference", PROVIDERS)
@@ -65,17 +69,17 @@ def test_whenever_in_the_start_of_a_program_its_owner_is_killed_nothing_is_left(
     root: Path, reference: str
 ) -> None:
     for milliseconds in range(0, 16, 2):
-        status, mark = owner(reference, str(milliseconds / 1000))
+        status, pid = owner(reference, str(milliseconds / 1000))
         assert status == -signal.SIGKILL
         until = time.monotonic() + PATIENCE_S
-        while (found := left(mark)) and time.monotonic() < until:
+        while (found := left(pid)) and time.monotonic() < until:
             time.sleep(0.01)
         assert found == [], f"killed after {milliseconds} ms"
 
 
 def test_an_owner_that_ends_by_itself_leaves_no_heir(root: Path) -> None:
-    status, mark = owner(PROVIDERS[0], "never")
-    assert (status, left(mark)) == (0, [])
+    status, pid = owner(PROVIDERS[0], "never")
+    assert (status, left(pid)) == (0, [])
 
 
 @pytest.mark.anyio
@@ -90,3 +94,30 @@ async def test_an_heir_that_was_killed_is_replaced_when_the_next_sandbox_is_open
     async with provider.open(SandboxSpec()):
         [second] = heirs(os.getpid())
     assert second != first
+
+
+def test_a_child_that_its_owner_forked_does_not_keep_an_heir_from_its_work(root: Path) -> None:
+    forks = OWNER.replace(
+        "        def die():",
+        "        if os.fork() == 0:\n            time.sleep(8)\n            os._exit(0)\n        def die():",
+    )
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", forks, PROVIDERS[0], "0.02"])
+    assert process.wait() == -signal.SIGKILL
+    while found := left(process.pid):
+        assert time.monotonic() - began < 6, found
+        time.sleep(0.01)
+
+
+def test_a_supervisor_that_kills_what_a_dead_worker_left_spares_its_heir(root: Path, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    marked = {**os.environ, **mark(layout, "runner")}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", OWNER, PROVIDERS[0], "0.05"], env=marked
+    )
+    assert process.wait() == -signal.SIGKILL
+    kill_descendants(layout, "runner")
+    until = time.monotonic() + PATIENCE_S
+    while found := left(process.pid):
+        assert time.monotonic() < until, found
+        time.sleep(0.01)

@@ -1,20 +1,22 @@
 """Who owns a sandbox, and what happens to it when the owner was killed."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from sandboxes import procfs
+from sandboxes import procfs, tree
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
-from sandboxes.owner import Owner, prepare_root, record_path, records, working_as
+from sandboxes.heir import heirs
+from sandboxes.owner import Owner, Record, prepare_root, record_path, records, working_as
 from sandboxes.reap import Reaped, default_root, reap
-from tests.unit.sandboxes.conftest import heirs
 
 DAEMON = "(setsid sleep 600 &) "
 
@@ -86,3 +88,45 @@ def test_a_root_of_somebody_elses_is_refused(root: Path) -> None:
     (root / "link").symlink_to("real")
     with pytest.raises(SandboxError, match="belongs to somebody else"):
         prepare_root(root / "link")
+
+
+def test_a_sandbox_that_cannot_be_removed_keeps_no_other_from_being_removed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = default_root()
+    prepare_root(base)
+    dead = replace(Owner.current(), boot="another")
+    for name in ("first", "stubborn", "torn"):
+        Record(name, dead, (), -1).write(base)
+        (base / name).mkdir()
+    record_path(base, "torn").write_bytes(b"")  # as a loss of power leaves it
+
+    def remove(path: Path) -> None:
+        if path.name == "stubborn":
+            raise PermissionError(1, "not permitted", str(path))
+        removed(path)
+
+    removed = tree.remove
+    monkeypatch.setattr(tree, "remove", remove)
+    found = reap(base)
+    assert (found.sandboxes, len(found.failures)) == (2, 1) and "stubborn" in found.failures[0]
+    assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "stubborn", "stubborn.json"]
+
+
+def test_whoever_stands_still_while_it_cleans_up_stops_nobody_for_long(root: Path) -> None:
+    base = default_root()
+    prepare_root(base)
+    with (base / "reap.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = reap(base, patience_s=0.05)
+    assert found.sandboxes == 0 and "somebody else" in found.failures[0]
+
+
+def test_a_record_that_was_never_finished_is_swept_once_it_is_old(root: Path) -> None:
+    base = default_root()
+    prepare_root(base)
+    for name, age_s in (("old", 3600), ("young", 0)):
+        (base / f"{name}.new").touch()
+        os.utime(base / f"{name}.new", (time.time() - age_s,) * 2)
+    assert reap(base) == Reaped(0, 0)
+    assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "young.new"]
