@@ -25,7 +25,10 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 from orchestrator.log import configure
+from sandboxes.owner import records
+from sandboxes.reap import default_root
 
+HEIRS_S = 5.0
 VAR = Path("var")
 ROOT = VAR / "chaos"
 
@@ -157,13 +160,23 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def left_behind(directory: Path) -> list[str]:
-    """Processes of a stack that was stopped: there must be none (I5)."""
+    """Processes and sandboxes of a stack that was stopped: there must be none (I5). Heirs of killed workers have a moment to remove theirs."""
     from orchestrator.embedded.leftovers import find_leftovers
 
-    return [
-        f"I5: process {process.pid} of the stack still runs"
-        for process in find_leftovers(Home.at(directory).layout)
-    ]
+    home = Home.at(directory)
+    patience = time.monotonic() + HEIRS_S
+    while True:
+        processes = [
+            f"process {process.pid} of the stack still runs" for process in find_leftovers(home.layout)
+        ]
+        sandboxes = [
+            f"sandbox {record.id} of the stack is still there"
+            for record in records(default_root())
+            if record.worker.startswith(home.workers)
+        ]
+        if not (processes or sandboxes) or time.monotonic() > patience:
+            return [f"I5: {found}" for found in (*processes, *sandboxes)]
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

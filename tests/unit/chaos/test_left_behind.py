@@ -1,0 +1,26 @@
+"""What must not be there once a hurt stack has been stopped."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.chaos import main
+from orchestrator.config import FILE
+from orchestrator.home import Home
+from sandboxes.owner import Owner, Record, prepare_root
+from sandboxes.reap import default_root
+
+
+def test_a_sandbox_of_the_stopped_stack_is_a_violation_and_one_of_another_stack_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(main, "HEIRS_S", 0.0)
+    (tmp_path / "stack").mkdir()
+    (tmp_path / "stack" / FILE).touch()
+    prepare_root(default_root())
+    workers = Home.at(tmp_path / "stack").workers
+    for name, worker in (("mine", f"{workers}runner"), ("theirs", "elsewhere:/runs/other:runner")):
+        Record(name, Owner.current(), (), -1, worker).write(default_root())
+    assert main.left_behind(tmp_path / "stack") == ["I5: sandbox mine of the stack is still there"]
