@@ -1,11 +1,12 @@
-"""Synthetic trajectories with the sharing patterns of real agents, random token ids."""
+"""Synthetic step trees with the sharing patterns of real agents, random token ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.samples import Ids, Sample
+from orchestrator.contracts.branch import Branch
+from trainer.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +22,49 @@ class Shape:
 def _turns(
     rng: np.random.Generator,
     vocab: int,
-    state: Ids,
+    above: Branch,
     turns: int,
     action: int,
     observation: int,
     group: str,
     rollout: str,
-) -> tuple[list[Sample], Ids]:
-    samples = []
+) -> list[Sample]:
+    """One append-only stretch: each step is an observation (the first none) and an action behind the step before."""
+    samples: list[Sample] = []
+    logprobs = np.full(action, -np.log(vocab), np.float32)
+    ones = np.ones(action, np.float32)
     for step in range(turns):
-        reply = rng.integers(0, vocab, action).astype(np.int32)
+        own = rng.integers(0, vocab, action + observation * (step > 0)).astype(np.int32)
+        above = Branch(own, above, len(above))
         samples.append(
-            Sample.of(
-                state,
-                reply,
-                behavior_logprobs=np.full(action, -np.log(vocab), np.float32),
-                advantage=1.0,
-                group=group,
-                rollout=rollout,
-                step=step,
+            Sample(
+                above,
+                len(above) - action,
+                logprobs,
+                np.zeros(action, np.int32),
+                ones,
+                ones,
+                group,
+                rollout,
+                step,
             )
         )
-        state = np.concatenate([state, reply, rng.integers(0, vocab, observation).astype(np.int32)])
-    return samples, state
+    return samples
 
 
-def group(size: int, turns: int, prompt: int, action: int, observation: int) -> Callable[[int], list[Sample]]:
-    """`size` append-only rollouts of one prompt (size 1: a single chain)."""
+def group(
+    size: int, turns: int, prompt: int, action: int, observation: int, groups: int = 1
+) -> Callable[[int], list[Sample]]:
+    """`size` append-only rollouts of one prompt (size 1: a single chain); with `groups` > 1 of as many prompts."""
 
     def build(vocab: int) -> list[Sample]:
         rng = np.random.default_rng(0)
-        start = rng.integers(0, vocab, prompt).astype(np.int32)
-        return [
-            sample
-            for rollout in range(size)
-            for sample in _turns(rng, vocab, start, turns, action, observation, "g", str(rollout))[0]
-        ]
+        samples: list[Sample] = []
+        for number in range(groups):
+            start = Branch(rng.integers(0, vocab, prompt).astype(np.int32))
+            for rollout in range(size):
+                samples += _turns(rng, vocab, start, turns, action, observation, f"g{number}", str(rollout))
+        return samples
 
     return build
 
@@ -68,14 +76,13 @@ def rewrites(
 
     def build(vocab: int) -> list[Sample]:
         rng = np.random.default_rng(0)
-        start = rng.integers(0, vocab, prompt).astype(np.int32)
+        start = Branch(rng.integers(0, vocab, prompt).astype(np.int32))
         samples: list[Sample] = []
         for rollout in range(size):
-            state = start
+            above = start
             for _ in range(contexts):
-                more, _end = _turns(rng, vocab, state, turns, action, observation, "g", str(rollout))
-                samples += more
-                state = np.concatenate([start, rng.integers(0, vocab, observation).astype(np.int32)])
+                samples += _turns(rng, vocab, above, turns, action, observation, "g", str(rollout))
+                above = Branch(rng.integers(0, vocab, observation).astype(np.int32), start, prompt)
         return samples
 
     return build

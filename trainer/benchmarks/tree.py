@@ -24,7 +24,9 @@ import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trainer.benchmarks.shapes import Shape, shapes
+from trainer.benchmarks.bars import bar
+from trainer.benchmarks.bounded import report
+from trainer.benchmarks.shapes import Shape, group, shapes
 from trainer.samples import Ids, Sample
 from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
@@ -141,8 +143,8 @@ def measure(model: nn.Module, make_packs: Callable[[], list[Pack]], repetitions:
     return Cost(tokens, statistics.median(times), flops(model, packs), loss, statistics.median(plannings))
 
 
-def bars(model: Any, shape: Shape) -> list[dict[str, Any]]:
-    """Measure one shape, print its line and return its bars."""
+def bars(model: Any, shape: Shape) -> tuple[list[dict[str, Any]], Cost]:
+    """Measure one shape, print its line and return its bars, and what the tree cost."""
     samples = shape.build(model.config.vocab_size)
     tree = measure(model, lambda: [pack_samples(samples, ONE_PASS)], 3)
     varlen = measure(model, lambda: row_packs(samples, per_rollout=False), 1)
@@ -159,40 +161,52 @@ def bars(model: Any, shape: Shape) -> list[dict[str, Any]]:
         flush=True,
     )
     result = [
-        _bar(f"{shape.name}: share of the bound, varlen", against_varlen / bound, "ratio", BOUND_SHARE),
-        _bar(
-            f"{shape.name}: planning", tree.planning / tree.seconds, "share of the step", 0.02, at_most=True
-        ),
+        bar(f"{shape.name}: share of the bound, varlen", against_varlen / bound, "ratio", BOUND_SHARE),
+        bar(f"{shape.name}: planning", tree.planning / tree.seconds, "share of the step", 0.02, at_most=True),
     ]
     if shape.target_varlen:
-        result.append(_bar(f"{shape.name}: speed-up, varlen", against_varlen, "×", shape.target_varlen))
+        result.append(bar(f"{shape.name}: speed-up, varlen", against_varlen, "×", shape.target_varlen))
     if shape.target_rollout:
         result.append(
-            _bar(f"{shape.name}: speed-up, rollout rows", against_rollout, "×", shape.target_rollout)
+            bar(f"{shape.name}: speed-up, rollout rows", against_rollout, "×", shape.target_rollout)
         )
-    return result
+    return result, tree
 
 
-def _bar(name: str, value: float, unit: str, target: float, *, at_most: bool = False) -> dict[str, Any]:
-    value = round(value, 4)
-    holds = value <= target if at_most else value >= target
-    return {"name": name, "value": value, "unit": unit, "target": target, "holds": holds}
+def large_batch(model: Any, seconds_per_flop: float, groups: int = 32) -> dict[str, Any]:
+    """Plan a batch that nobody would train here, print its line and return its bar: planning against the step's time by its operations."""
+    samples = group(8, 30, 1000, 100, 100, groups)(model.config.vocab_size)
+    started = time.process_time()
+    pack = pack_samples(samples, Budget(16384))
+    planning = time.process_time() - started
+    step = flops(model, [pack]) * seconds_per_flop
+    print(
+        f"planning {len(samples)} stored steps: {pack.naive_tokens} → {pack.plan.tokens} tokens in {len(pack.passes)} passes, "
+        f"{planning:.2f} s of a step of {step:.0f} s"
+    )
+    return bar("planning a large batch", planning / step, "share of the step", 0.02, at_most=True)
 
 
-def main(json: bool = False, scale: float = 0.3, long: bool = False) -> None:
-    """Print one line per shape, then the bars (with `json`: one last line {"bars": [...]})."""
+def main(json: bool = False, scale: float = 0.3, long: bool = False, *, memory: bool = True) -> None:
+    """Print one line per shape, of planning and of memory, then the bars (with `json`: one last line {"bars": [...]})."""
     torch.set_num_threads(1)
     model = policy()
     print(f"all lengths × {scale}; CPU time of forward and backward, one thread")
     warm_up = shapes(0.1)[0].build(model.config.vocab_size)
     measure(model, lambda: [pack_samples(warm_up, ONE_PASS)], 1)
-    results = [bar for shape in shapes(scale, long=long) for bar in bars(model, shape)]
+    results = []
+    for shape in shapes(scale, long=long):
+        found, tree = bars(model, shape)
+        results += found
+    results.append(large_batch(model, tree.seconds / tree.flops, groups=32 if memory else 1))
+    if memory:
+        results += report()
     if json:
         print(json_module.dumps({"bars": results}))
         return
-    for bar in results:
+    for one in results:
         print(
-            f"{'holds ' if bar['holds'] else 'MISSED'} {bar['name']}: {bar['value']} (target {bar['target']})"
+            f"{'holds ' if one['holds'] else 'MISSED'} {one['name']}: {one['value']} (target {one['target']})"
         )
 
 

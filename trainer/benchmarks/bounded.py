@@ -1,0 +1,164 @@
+"""What bounded memory costs: peak memory and CPU time of one tree in passes, against one graph and against its longest sample alone.
+
+Every case is a process of its own: `python -m trainer.benchmarks.bounded CASE [--scale 1]` prints one JSON line. The peak is the growth of the
+resident set over forward and backward (ru_maxrss less what was resident before), after a warm-up that leaves gradients behind; the time
+is process CPU time, one thread.
+
+    whole     the tree in one pass
+    longest   its longest sample alone, in one pass: what any trainer must hold
+    bounded   the tree in passes of a third of the longest sample
+    row       one sample of 32,768 tokens in one pass, a smaller model
+    path      the same in passes of 2,048
+"""
+
+import argparse
+import json
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.benchmarks.bars import bar
+from trainer.benchmarks.shapes import rewrites
+from trainer.samples import Sample
+from trainer.tree.execute import backward
+from trainer.tree.forward import attach_tree_attention
+from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
+
+PATH_TOKENS = 32_768
+CASES = ("whole", "longest", "bounded", "row", "path")
+UNBOUNDED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`peak` in MB (10⁶ bytes)."""
+
+    tokens: int
+    passes: int
+    seconds: float
+    peak: float
+    loss: float
+
+
+def policy(layers: int, hidden: int, mlp: int) -> Any:
+    """A small Qwen3 with random weights, two query heads to each of key and value."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        intermediate_size=mlp,
+        vocab_size=2048,
+        max_position_embeddings=PATH_TOKENS,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config)
+    attach_tree_attention(model)
+    return model
+
+
+def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
+    """The samples of a case and its budget. Raises ValueError for an unknown one."""
+    if case in ("row", "path"):
+        length = round(PATH_TOKENS * scale)
+        ids = np.random.default_rng(0).integers(0, 2048, length).astype(np.int32)
+        zeros = np.zeros(length - length // 2, np.float32)
+        chain = Sample.of(ids[: length // 2], ids[length // 2 :], behavior_logprobs=zeros, advantage=1.0)
+        return [chain], Budget(2048 if case == "path" else UNBOUNDED, UNBOUNDED)
+    n = [max(2, round(tokens * scale)) for tokens in (1024, 56, 56)]
+    samples = rewrites(4, 3, 6, *n)(2048)
+    longest = max(samples, key=lambda sample: len(sample.tokens))
+    if case == "longest":
+        return [longest], Budget(UNBOUNDED, UNBOUNDED)
+    if case == "whole":
+        return samples, Budget(UNBOUNDED, UNBOUNDED)
+    if case == "bounded":
+        return samples, Budget(len(longest.tokens) // 3, UNBOUNDED)
+    raise ValueError(f"unknown case {case!r}; known: {', '.join(CASES)}")
+
+
+def measure(case: str, scale: float) -> Measured:
+    """Run a case in this process, which must not have held more memory before."""
+    torch.set_num_threads(1)
+    model = policy(2, 64, 128) if case in ("row", "path") else policy(4, 256, 768)
+    samples, budget = samples_of(case, scale)
+    warm_up = pack_samples(rewrites(1, 1, 2, 8, 4, 4)(2048), Budget(20))
+    backward(model, warm_up, lambda rows, logp: -logp.sum())
+    model.zero_grad(set_to_none=False)
+    before = resident()
+    started = time.process_time()
+    pack = pack_samples(samples, budget)
+    loss = backward(model, pack, lambda rows, logp: -logp.sum()).loss
+    seconds = time.process_time() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return Measured(pack.plan.tokens, len(pack.passes), seconds, peak / 1e6, loss)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """The bars of the cases, by name."""
+    found = []
+    for name, short, long, one in (
+        ("G4 × 3 rewrites × 6 turns", "bounded", "whole", "longest"),
+        ("path of 32768 tokens", "path", "row", "row"),
+    ):
+        ours, time_of, peak_of = measured[short], measured[long], measured[one]
+        assert abs(ours.loss - time_of.loss) <= 1e-4 * abs(time_of.loss), (ours.loss, time_of.loss)
+        found += [
+            bar(
+                f"{name} in passes: peak", ours.peak / peak_of.peak, "× the longest sample", 1.0, at_most=True
+            ),
+            bar(f"{name} in passes: time", ours.seconds / time_of.seconds, "× one pass", 1.6, at_most=True),
+        ]
+    return [*found, bar("path of 32768 tokens: CPU", measured["path"].seconds, "s", 180.0, at_most=True)]
+
+
+def report() -> list[dict[str, Any]]:
+    """Measure all cases, print a table and return their bars."""
+    print(f"\n{'in bounded memory':20}{'tokens':>8}{'passes':>8}{'CPU s':>8}{'peak MB':>9}")
+    measured = {}
+    for case in CASES:
+        one = measured[case] = apart(case)
+        print(f"{case:20}{one.tokens:8d}{one.passes:8d}{one.seconds:8.2f}{one.peak:9.0f}", flush=True)
+    return bars(measured)
+
+
+def apart(case: str) -> Measured:
+    """`measure` in a fresh process."""
+    command = [sys.executable, "-m", "trainer.benchmarks.bounded", case]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--scale", type=float, default=1.0)
+    options = parser.parse_args()
+    print(json.dumps(asdict(measure(options.case, options.scale))))
+
+
+if __name__ == "__main__":
+    main()
