@@ -19,6 +19,7 @@ from orchestrator.cli import (
     sft,
     status,
     tasks,
+    trainer,
 )
 from orchestrator.cli.terminal import plain
 from orchestrator.collector import collect_seldom
@@ -45,6 +46,7 @@ app.add_typer(scaffold.app, name="scaffold", help="Agents: write one, try it, in
 app.add_typer(
     dead.app, name="dead", help="What could not be used: messages, and groups without attempts left."
 )
+app.add_typer(trainer.app, name="trainer")
 app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
 
 

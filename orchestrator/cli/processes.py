@@ -1,8 +1,6 @@
-"""One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier, trainer."""
+"""One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier (and trainer.py)."""
 
-import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from orchestrator.bus import subjects
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
 from orchestrator.clock import ticking
 from orchestrator.config import Config
@@ -155,34 +152,5 @@ def _read(file: Path) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
-    for command in (orchestrator, gateway, runner, verifier, trainer):
+    for command in (orchestrator, gateway, runner, verifier):
         app.command()(command)
-
-
-def trainer(
-    config: ConfigOption = HERE,
-    overrides: SetOption = None,
-    train_steps: Annotated[
-        int, typer.Option(help="Stop after so many train steps (0: until the run ends).")
-    ] = 0,
-    retry: Annotated[bool, typer.Option(help="Go on although the last batches were quarantined.")] = False,
-) -> None:
-    """The trainer: claims batches, trains, publishes versions: penstock trainer -c runs/first --train-steps 10"""
-    home = Home.at(config, tuple(overrides or ()))
-    resolved = home.connected()
-    run = resolved.run.name
-    arguments = ["--run", run, "--policies", str(home.policies), "--subject", subjects.policy(run)]
-    arguments += ["--metrics", str(home.metrics("trainer"))]
-    arguments += [
-        "--no-progress-s",
-        str(resolved.watchdog.no_progress_s),
-        "--lag-s",
-        str(resolved.watchdog.lag_s),
-    ]
-    if train_steps:
-        arguments += ["--train-steps", str(train_steps)]
-    if retry:
-        arguments.append("--retry")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
-    # The process becomes the trainer: its signals and its exit status are the trainer's own.
-    os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)

@@ -7,11 +7,9 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import torch
 from sqlalchemy import insert, select
 
 from orchestrator.config import Config
-from orchestrator.contracts.ids import Ids, Logprobs
 from orchestrator.contracts.states import Purpose
 from orchestrator.pool.policies import progress
 from orchestrator.pool.runs import begin_end, close_intake
@@ -26,28 +24,13 @@ from orchestrator.pool.tables import (
     train_steps,
 )
 from tests.builders import Author, accepted, dispatch, finish, ready_groups
-from tests.integration.trainer_rig import SUBJECT, Pool, model, pool, start_trainer, until
+from tests.integration.trainer_rig import SUBJECT, Pool, model, pool, scored_by, start_trainer, until
 from trainer.checkpoint import list_checkpoints, open_checkpoint
 from trainer.loop import Halted, TrainerSettings, run_trainer, train_batches
-from trainer.model import load_model
 from trainer.phases import Nothing
 
 __all__ = ["model", "pool"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-def scored_by(model: Path) -> Author:
-    """An author whose behavior logprobs are the model's own, by plain Hugging Face code: what is trained is then on-policy."""
-    network: Any = load_model(model, backend=None).eval()
-
-    def score(full: Ids, state_len: int) -> Logprobs:
-        with torch.no_grad():
-            logits = network(input_ids=torch.from_numpy(full)[None].long(), use_cache=False).logits[0]
-        logp = logits.log_softmax(-1)[state_len - 1 : -1]
-        targets = torch.from_numpy(full[state_len:]).long()
-        return np.asarray(logp.gather(1, targets[:, None])[:, 0].numpy(), np.float32)
-
-    return Author(score=score)
 
 
 async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcement(pool: Pool) -> None:

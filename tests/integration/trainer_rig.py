@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+import torch
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.config import Config
+from orchestrator.contracts.ids import Ids, Logprobs
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.policies import PolicyVersion, newest_version
 from orchestrator.pool.runs import Run
-from tests.builders import make_run
+from tests.builders import Author, make_run
 from trainer.benchmarks.random_model import write_random_model
+from trainer.model import load_model
 from trainer.phases import Trainer
 
 SUBJECT = "policy.test"
@@ -104,3 +108,17 @@ async def until(process: Process, event: str) -> list[str]:
             line = await lines.receive_until(b"\n", 1 << 20)
             seen.append(json.loads(line)["event"] if line.startswith(b"{") else line.decode())
     return seen
+
+
+def scored_by(model: Path) -> Author:
+    """An author whose behavior logprobs are the model's own, by plain Hugging Face code: what is trained is then on-policy."""
+    network: Any = load_model(model, backend=None).eval()
+
+    def score(full: Ids, state_len: int) -> Logprobs:
+        with torch.no_grad():
+            logits = network(input_ids=torch.from_numpy(full)[None].long(), use_cache=False).logits[0]
+        logp = logits.log_softmax(-1)[state_len - 1 : -1]
+        targets = torch.from_numpy(full[state_len:]).long()
+        return np.asarray(logp.gather(1, targets[:, None])[:, 0].numpy(), np.float32)
+
+    return Author(score=score)

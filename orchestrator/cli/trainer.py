@@ -1,0 +1,104 @@
+"""penstock trainer: the trainer process of a run; penstock trainer verify: is what it computes what plain Hugging Face computes?"""
+
+import json
+import os
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.bus import subjects
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.cli.sft import torch_process
+from orchestrator.home import Home
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def trainer(
+    context: typer.Context,
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    train_steps: Annotated[
+        int, typer.Option(help="Stop after so many train steps (0: until the run ends).")
+    ] = 0,
+    retry: Annotated[bool, typer.Option(help="Go on although the last batches were quarantined.")] = False,
+) -> None:
+    """The trainer: claims batches, trains, publishes versions: penstock trainer -c runs/first --train-steps 10"""
+    if context.invoked_subcommand is not None:
+        if config != HERE or overrides or train_steps or retry:
+            raise ValueError(f"options of `penstock trainer {context.invoked_subcommand}` go behind its name")
+        return
+    home = Home.at(config, tuple(overrides or ()))
+    resolved = home.connected()
+    run = resolved.run.name
+    arguments = ["--run", run, "--policies", str(home.policies), "--subject", subjects.policy(run)]
+    arguments += ["--metrics", str(home.metrics("trainer"))]
+    arguments += [
+        "--no-progress-s",
+        str(resolved.watchdog.no_progress_s),
+        "--lag-s",
+        str(resolved.watchdog.lag_s),
+    ]
+    if train_steps:
+        arguments += ["--train-steps", str(train_steps)]
+    if retry:
+        arguments.append("--retry")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
+    # The process becomes the trainer: its signals and its exit status are the trainer's own.
+    os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)
+
+
+@app.command()
+def verify(
+    batch: Annotated[int, typer.Option(min=0, help="Number of a closed or committed batch.")],
+    config: ConfigOption = HERE,
+    dtype: Annotated[
+        Literal["float64", "float32"], typer.Option(help="What both sides compute in.")
+    ] = "float64",
+    groups: Annotated[
+        int, typer.Option(min=0, help="Only the first so many groups of each train step (0: all).")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute a stored batch again at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
+    resolved = Home.at(config).connected()
+    arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
+    printed = torch_process(
+        "trainer.verify", arguments, environment={"DATABASE_URL": resolved.services.database_url}
+    )
+    said: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    if as_json:
+        typer.echo(json.dumps(said))
+    else:
+        _show(said)
+    if not said["ok"]:
+        raise typer.Exit(1)
+
+
+def _show(said: dict[str, Any]) -> None:
+    table = Table("", "merged, trainer", "vanilla, stored", "difference", "bound", "")
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for check in said["checks"]:
+        verdict = (
+            "" if check["bound"] is None else "[green]ok[/green]" if check["ok"] else "[red]missed[/red]"
+        )
+        numbers = (check[key] for key in ("ours", "theirs", "difference", "bound"))
+        table.add_row(check["name"], *map(_number, numbers), verdict)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"batch {said['batch']} of run {said['run']!r}, trained from version {said['version']}: {said['samples']} samples in "
+        f"{said['train_steps']} train steps, {said['dtype']}, {said['seconds']} s",
+        highlight=False,
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,0 +1,77 @@
+"""`python -m trainer.verify --run NAME --batch N`: compute a stored batch again, merged and one row per sample, and compare.
+
+Reads the data pool at $DATABASE_URL and the checkpoint that the batch was trained from; changes nothing. The last line printed is the result as
+JSON. Exit status 1: one sentence on stderr says why there is none. That a bound is missed stands in the result (`ok`).
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+import anyio
+
+from orchestrator.contracts.errors import PenstockError
+
+
+def main() -> int:
+    """Parse, verify, and say what is wrong in one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.verify", description=__doc__)
+    parser.add_argument("--run", required=True, help="the run's name in the data pool")
+    parser.add_argument("--batch", required=True, type=int, help="the batch's number")
+    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of a train step")
+    options = parser.parse_args()
+    url = os.environ.get("DATABASE_URL", "")
+    if not url:
+        parser.error("DATABASE_URL is not set")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
+    from orchestrator.pool.engine import Role, open_engine
+    from trainer.verify.compare import verify
+    from trainer.verify.stored import Recorded, read_batch
+
+    async def read() -> Recorded:
+        async with open_engine(url, Role.READER, size=1, name="penstock-verify") as engine:
+            return await read_batch(engine, options.run, options.batch, options.groups)
+
+    try:
+        began = time.perf_counter()
+        recorded = anyio.run(read)
+        checks = verify(recorded, options.dtype)
+    except (PenstockError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    said = {
+        "run": options.run,
+        "batch": options.batch,
+        "version": recorded.version,
+        "dtype": options.dtype,
+        "train_steps": len(recorded.parts),
+        "samples": sum(bool(sample.trained_tokens) for part in recorded.parts for sample in part.samples),
+        "checks": [
+            {
+                "name": check.name,
+                "ours": _json(check.ours),
+                "theirs": _json(check.theirs),
+                "difference": _json(check.difference),
+                "bound": check.bound,
+                "ok": not check.missed,
+            }
+            for check in checks
+        ],
+        "ok": not any(check.missed for check in checks),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    print(json.dumps(said))
+    return 0
+
+
+def _json(value: float) -> Any:
+    return value if math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The same step by plain Hugging Face: one causal row per sample, its own attention, its own logits, nothing shared, nothing packed.
+
+Only the formula is the trainer's own (trainer.update.PackLoss): what is held against each other is merging, not the loss.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from orchestrator.progress import current
+from trainer.loss.aggregation import normalisers
+from trainer.samples import Sample
+from trainer.tree.pack import pack_samples
+from trainer.update import PackLoss, UpdateSettings
+from trainer.verify.merged import Gradients
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vanilla:
+    """What one train step is without merging; `forwarded` counts every token of every row, `logprobs` is [E] along the loss edges."""
+
+    loss: float
+    gradients: Gradients
+    logprobs: Tensor
+    forwarded: int
+
+
+def detach_tree_attention(model: nn.Module) -> None:
+    """Give the model Hugging Face's own attention back."""
+    hf: Any = model
+    hf.set_attn_implementation("sdpa")
+
+
+def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
+    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype."""
+    hf: Any = model
+    ids = torch.from_numpy(sample.ids).long()
+    logits = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1).logits[0, :-1]
+    logp: Tensor = (logits / sample.temperature).log_softmax(-1).gather(1, ids[sample.state_len :, None])
+    return logp[:, 0]
+
+
+def vanilla_gradients(
+    model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, trainer_version: int = 0
+) -> Vanilla:
+    """One train step's loss and gradient, before clipping. The model must be detached, and is left without gradients."""
+    pack = pack_samples(samples, settings.budget)  # for the order of its loss edges alone
+    factors = normalisers(samples, settings.aggregation)
+    objective = PackLoss(pack, np.array([factors[i] for i in pack.indices]), settings)
+    loss, forwarded, logprobs = 0.0, 0, [torch.empty(0)]
+    model.zero_grad(set_to_none=True)
+    for number, sample in enumerate(pack.samples):
+        current().moved()
+        rows = np.flatnonzero(pack.edges.sample == number)
+        logp = vanilla_logprobs(model, sample)[torch.from_numpy(pack.edges.offset[rows])]
+        part = objective(rows, logp)
+        torch.autograd.backward(part)
+        loss += part.item()
+        forwarded += len(sample.ids)
+        logprobs.append(logp.detach())
+    taken = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return Vanilla(loss, taken, torch.cat(logprobs), forwarded)
