@@ -11,23 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
+from pydantic import BaseModel, Field, ValidationError, computed_field, model_validator
 
 from orchestrator.clock import SCALED, Clock, Seconds, Wait
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
+from orchestrator.course import DomainLimits, NextStage, Positive, Section, StageSection
 
-Positive = Annotated[int, Field(ge=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 FILE = "penstock.toml"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RunSection(_Section):
+class RunSection(Section):
     """Which run, and the seed that every other seed derives from."""
 
     name: str = "default"
@@ -39,20 +35,20 @@ class RunSection(_Section):
         return self
 
 
-class ServicesSection(_Section):
+class ServicesSection(Section):
     """Services to use instead of the embedded ones. Empty: $DATABASE_URL / $NATS_URL, else started by `penstock up`."""
 
     database_url: str = ""
     nats_url: str = ""
 
 
-class PolicySection(_Section):
+class PolicySection(Section):
     """The first policy: a Hugging Face directory with weights, config and tokenizer."""
 
     model: str = ""
 
 
-class QueueSection(_Section):
+class QueueSection(Section):
     """Windowed FIFO. `capacity` (N) bounds dispatched − resolved − consumed; the window is max(1, ⌊fraction · N⌋)."""
 
     policy: str = "windowed"
@@ -90,29 +86,7 @@ class QueueSection(_Section):
         return self
 
 
-class StageSection(_Section):
-    """One stage: domain shares, context and turn limits, and what ends it (0 = not a condition)."""
-
-    name: str = "main"
-    domains: dict[str, float] = {}  # empty: whatever is submitted, in equal parts
-    max_turns: Positive = 4
-    max_context: Positive = 2048
-    end_train_steps: Annotated[int, Field(ge=0)] = 0
-    end_batches: Annotated[int, Field(ge=0)] = 0
-    end_seconds: Annotated[float, Field(ge=0)] = 0.0
-
-    def reached(self, *, batches: int, train_steps: int, seconds: float) -> str | None:
-        """Which end condition holds, as a reason, or None. `seconds` since the first training group was dispatched."""
-        if self.end_batches and batches >= self.end_batches:
-            return f"{batches} batches are committed"
-        if self.end_train_steps and train_steps >= self.end_train_steps:
-            return f"{train_steps} train steps are done"
-        if self.end_seconds and seconds >= self.end_seconds:
-            return f"{seconds:.0f} seconds have passed"
-        return None
-
-
-class SamplingSection(_Section):
+class SamplingSection(Section):
     """Sampling parameters while training; requests of harnesses do not override them, except max_tokens downwards and stops."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
@@ -124,13 +98,13 @@ class SamplingSection(_Section):
     repetition_probability: Annotated[float, Field(gt=0, lt=1)] = 0.99
 
 
-class NoContext(_Section):
+class NoContext(Section):
     """The history only grows."""
 
     policy: Literal["none"]
 
 
-class _Turns(_Section):
+class _Turns(Section):
     """Once a history holds `max_turns` turns (a reply and what came back for it), the newest `keep_turns` stay."""
 
     max_turns: Positive = 8
@@ -157,7 +131,7 @@ class PeriodicSummaryContext(_Turns):
     keep_turns: Annotated[int, Field(ge=0)] = 1
 
 
-class DropRepliesContext(_Section):
+class DropRepliesContext(Section):
     """Past this share of `stage.max_context`, replies and tool returns go, but for the newest `keep_turns` turns."""
 
     policy: Literal["drop_replies"]
@@ -172,14 +146,14 @@ ContextSection = Annotated[
 """Context management of one white-box scaffold."""
 
 
-class RolloutSection(_Section):
+class RolloutSection(Section):
     """Runners: concurrent rollouts, leases, time limits of an attempt, the shares of scaffolds among new groups, and the context
     management of white-box scaffolds by their name."""
 
     slots: Positive = 8
     verify_slots: Positive = 2
-    scaffolds: dict[str, float] = {"shell": 1.0}
-    context: dict[str, ContextSection] = {}
+    scaffolds: dict[str, float] = Field(default={"shell": 1.0})
+    context: dict[str, ContextSection] = Field(default={})
     lease_ttl_s: Seconds = 30.0
     timeout_s: Seconds = 300.0
     stall_s: Seconds = 60.0
@@ -195,7 +169,7 @@ class RolloutSection(_Section):
         return self
 
 
-class SandboxSection(_Section):
+class SandboxSection(Section):
     """The provider and the limits of one sandbox. `base_images`: what a Dockerfile may begin FROM where no image is built, because this
     machine's own system stands for it."""
 
@@ -216,7 +190,7 @@ class SandboxSection(_Section):
     disk_mb: Positive = 64
 
 
-class GatewaySection(_Section):
+class GatewaySection(Section):
     """Where the gateway listens. Port 0 takes a free one; the Unix socket is what sandboxes see.
 
     `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
@@ -235,7 +209,7 @@ class GatewaySection(_Section):
     unproven_template: Literal["refuse", "per_request"] = "refuse"
 
 
-class ServersSection(_Section):
+class ServersSection(Section):
     """Rollout servers that speak SGLang's protocol: given ones (`urls`), else as many as `embedded` says are started here.
 
     Those are the embedded server for CPUs, or what `command` says, a program with arguments: in these `{model}` is the policy's directory,
@@ -246,9 +220,9 @@ class ServersSection(_Section):
     servers to another one.
     """
 
-    urls: list[str] = []
+    urls: list[str] = Field(default=[])
     embedded: Positive = 1
-    command: list[str] = []
+    command: list[str] = Field(default=[])
     max_running: Positive = 64
     max_total_tokens: Positive = 262144
     probe_s: Seconds = 0.5
@@ -272,7 +246,7 @@ class ServersSection(_Section):
         return tuple(re.sub("|".join(places), lambda found: places[found[0]], part) for part in self.command)
 
 
-class ProcessesSection(_Section):
+class ProcessesSection(Section):
     """Processes that `penstock up` keeps alive. One that dies starts again after `restart_first_s`, after each further death in a row
     after twice as long, at most `restart_longest_s`; `restart_limit` deaths within `restart_window_s` and it is given up."""
 
@@ -282,7 +256,7 @@ class ProcessesSection(_Section):
     restart_window_s: Seconds = 60.0
 
 
-class RewardSection(_Section):
+class RewardSection(Section):
     """Composite reward: performance + beta · speed + alpha · process; alpha is `process_weight` / steps of the rollout."""
 
     process_weight: float = 0.1
@@ -305,7 +279,7 @@ RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
 """`trainer.ratio_min` and `ratio_max` where they are not given; the other losses have no ratio."""
 
 
-class TrainerSection(_Section):
+class TrainerSection(Section):
     """The loss and AdamW (ops/guides/losses.md). Ratio bounds are absolute: an offset of 0.2 above 1 is written 1.2."""
 
     parts: Positive = 1  # U, the train steps of one batch
@@ -374,7 +348,7 @@ class TrainerSection(_Section):
         return self
 
 
-class WatchdogSection(_Section):
+class WatchdogSection(Section):
     """What counts as stuck: a loop that works and makes no progress for `no_progress_s`, an event loop that does not run for `lag_s`.
 
     A stuck loop is named in the log, in the metrics and by `penstock status`, and begun anew where that is safe; a process whose event loop
@@ -385,7 +359,7 @@ class WatchdogSection(_Section):
     lag_s: Seconds = 5.0
 
 
-class Config(_Section):
+class Config(Section):
     """The resolved configuration of one run."""
 
     run: RunSection = RunSection()
@@ -444,6 +418,10 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def _known(location: tuple[int | str, ...]) -> list[str]:
     """The keys that could stand where an unknown one was found."""
+    if location[:2] == ("stage", "then"):
+        return list((DomainLimits if "limits" in location else NextStage).model_fields)
+    if location[:2] == ("stage", "limits"):
+        return list(DomainLimits.model_fields)
     if len(location) > 2:  # below rollout.context.NAME, where pydantic puts the policy's name before the key
         choices = get_args(get_args(ContextSection)[0])
         return [

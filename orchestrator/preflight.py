@@ -27,8 +27,9 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
     check_queue(queue_settings(config))
     check_rewards(reward_settings(config))
     queue_policy(config.queue.policy, config.queue.capacity, config.queue.window_fraction)
-    if config.stage.domains:
-        check_shares(config.stage.domains)
+    for stage in config.stage.all:
+        if stage.domains:
+            check_shares(stage.domains)
     for scaffold in config.rollout.scaffolds:
         if scaffold not in known_scaffolds and not is_path(scaffold):
             raise ConfigurationError(

@@ -166,6 +166,7 @@ async def accepted(
     size: int = 4,
     purpose: Purpose = Purpose.TRAIN,
     pinned_version: int | None = None,
+    difficulty: str = "unknown",
 ) -> list[int]:
     """Accept one submission per name; returns their group ids."""
     made: list[int] = []
@@ -176,7 +177,7 @@ async def accepted(
                 task_sha=sha256(name.encode()),
                 task_name=name,
                 domain=domain,
-                settings={},
+                settings={"metadata": {"difficulty": difficulty}},
                 body={"files": {}},
                 purpose=purpose,
                 scaffold="shell",

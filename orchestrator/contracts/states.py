@@ -78,6 +78,7 @@ class FilterReason(StrEnum):
     TOO_FEW = "too_few"
     ZERO_SIGNAL = "zero_signal"
     RUN_ENDED = "run_ended"
+    STAGE_OVER = "stage_over"  # neither the stage that is on nor a later one takes such tasks
     WRONG_VERSION = "wrong_version"
     CANCELLED = "cancelled"
     QUARANTINED = "quarantined"  # its batch gave a loss or gradient that is not finite, or cannot be read

@@ -101,12 +101,15 @@ async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
     settings = queue_settings(flow.config)
 
     def choose(view: QueueView) -> list[str]:
-        shares = flow.config.stage.domains or dict.fromkeys(sorted({*view.accepted, *view.served}), 1.0)
+        assert view.stage is not None
+        shares = view.stage.domains or dict.fromkeys(sorted({*view.accepted, *view.served}), 1.0)
         if not shares:
             return []
         return choose_domains(shares, view.served, view.accepted, dispatchable(view.counts, settings))
 
-    assigned = await dispatch_train(connection, flow.run_id, choose, settings.running_rollouts)
+    assigned = await dispatch_train(
+        connection, flow.run_id, choose, settings.running_rollouts, flow.config.stage
+    )
     assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots)
     await owe_all(connection, flow.run_id, [assignment(flow, one) for one in assigned])
     return len(assigned)

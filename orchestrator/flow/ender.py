@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool.ending import filter_open, nothing_open
+from orchestrator.pool.ending import filter_open, filter_passed, nothing_open
 from orchestrator.pool.policies import progress
 from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
 from orchestrator.pool.transact import transact
@@ -26,6 +26,10 @@ async def ender(flow: Flow) -> None:
     async def once(connection: AsyncConnection) -> None:
         state = await state_of(connection, flow.run_id)
         if state == "active":
+            if flow.config.stage.then:
+                passed = await filter_passed(connection, flow.run_id, flow.config.stage)
+                if passed:
+                    log.info("stage.filtered", groups=passed)
             done = await progress(connection, flow.run_id)
             reason = flow.config.stage.reached(
                 batches=done.committed_batches,

@@ -20,6 +20,7 @@ from orchestrator.contracts.errors import ConfigurationError, MessageError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, decode, encode
 from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.states import Purpose
+from orchestrator.course import StageSection
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.gateway_client import SAMPLING_KEYS
@@ -109,11 +110,8 @@ class Intake:
             purpose = Purpose(event.purpose)
         except ValueError:
             raise MessageError(f"unknown purpose {event.purpose!r}; known: {', '.join(Purpose)}") from None
-        shares = config.stage.domains
-        if purpose is Purpose.TRAIN and shares and domain not in shares:
-            raise MessageError(
-                f"domain {domain!r} has no share in stage {config.stage.name!r}; known: {', '.join(shares)}"
-            )
+        if purpose is Purpose.TRAIN:
+            check_stage(config.stage, domain, task.settings.metadata.difficulty)
         # An evaluation repeats with the same seeds and scaffolds whatever it is called.
         origin = task.content_hash if purpose is Purpose.EVAL else submission
         digest = sha256(f"{config.run.seed}:{origin}".encode())
@@ -169,6 +167,21 @@ class Intake:
             await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), body)
         if self._notices:
             self._flow.signals.work.set()
+
+
+def check_stage(course: StageSection, domain: str, difficulty: str) -> None:
+    """Raise MessageError when no stage takes such a task."""
+    if any(stage.takes(domain, difficulty) for stage in course.all):
+        return
+    open_ = [stage for stage in course.all if stage.has(domain)]
+    if not open_:
+        names = " or ".join(repr(stage.name) for stage in course.all)
+        known = dict.fromkeys(name for stage in course.all for name in stage.domains)
+        raise MessageError(f"domain {domain!r} has no share in stage {names}; known: {', '.join(known)}")
+    known = dict.fromkeys(name for stage in open_ for name in stage.difficulties)
+    raise MessageError(
+        f"difficulty {difficulty!r} of domain {domain!r} trains in no stage; known: {', '.join(known)}"
+    )
 
 
 def _share(shares: Mapping[str, float], at: float) -> str:

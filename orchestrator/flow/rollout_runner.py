@@ -160,7 +160,7 @@ class RolloutRunner:
     async def _episode(self, lease: Lease, record: _Record) -> Outcome:
         task = Task.from_message(lease.body)
         record.scaffold = scaffold = find.find(lease.scaffold)
-        limits = self._limits(task, scaffold)
+        limits = self._limits(lease, task, scaffold)
         environment = self._environment(task)
         began = time.monotonic()
         current().works(f"the session of rollout {lease.rollout_id}", on="gateway")
@@ -216,13 +216,14 @@ class RolloutRunner:
         except ValueError as error:  # accepted under another configuration, or by another runner's provider
             raise InfraFailure(f"task: {error}") from error
 
-    def _limits(self, task: Task, scaffold: Scaffold) -> AgentLimits:
+    def _limits(self, lease: Lease, task: Task, scaffold: Scaffold) -> AgentLimits:
         config, asked = self._worker.config, task.settings.agent
         timeout_s = min(
             asked.timeout_sec, config.rollout.timeout_s, scaffold.manifest.timeout_s or asked.timeout_sec
         )
-        turns = asked.max_turns or config.stage.max_turns
-        return AgentLimits(turns, config.stage.max_context, min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
+        stage, _ = config.stage.at(lease.batches)
+        turns = asked.max_turns or stage.turns(lease.domain)
+        return AgentLimits(turns, stage.context(lease.domain), min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
 
     async def _open_session(
         self, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits

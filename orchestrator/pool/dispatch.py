@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.course import NextStage, StageSection
 from orchestrator.pool import history
-from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts
+from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts, tasks
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -19,13 +21,14 @@ SERVED_WITHIN = (
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """The queue row, the counts that admission needs, and per domain what was served and what waits."""
+    """The queue row, the counts that admission needs, and per domain what was served and what waits: of the stage, if one was asked for."""
 
     intake_open: bool
     admission_open: bool
     counts: QueueCounts
     served: Mapping[str, int]
     accepted: Mapping[str, int]
+    stage: NextStage | None = None  # that is on, where a course of stages was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,17 @@ class Assignment:
     pool: str
 
 
-async def lock_queue(connection: AsyncConnection, run_id: int) -> QueueView:
+async def lock_queue(
+    connection: AsyncConnection, run_id: int, course: StageSection | None = None
+) -> QueueView:
     """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here."""
     await history.lock_run(connection, run_id)
-    return await view_queue(connection, run_id)
+    return await view_queue(connection, run_id, course)
 
 
-async def view_queue(connection: AsyncConnection, run_id: int) -> QueueView:
+async def view_queue(
+    connection: AsyncConnection, run_id: int, course: StageSection | None = None
+) -> QueueView:
     """What `lock_queue` returns, without its lock: for whoever only looks."""
     row = (await connection.execute(select(queue).where(queue.c.run_id == run_id))).one()
     in_run = groups.c.run_id == run_id
@@ -63,11 +70,14 @@ async def view_queue(connection: AsyncConnection, run_id: int) -> QueueView:
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
         .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose == Purpose.TRAIN)
     )
+    stage, began = course.at(committed.n) if course is not None else (None, 0)
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
     recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
+    if began:  # shares are those of the stage, not of the stages before it
+        recent = recent.where(groups.c.dispatched > _committed(run_id, began - 1))
     served = {d: n for d, n in await connection.execute(recent)}
     waiting = by_domain.where(
-        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
+        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN, *of_stage(stage)
     )
     accepted = {d: n for d, n in await connection.execute(waiting)}
     consumed = int(committed.groups)
@@ -78,7 +88,34 @@ async def view_queue(connection: AsyncConnection, run_id: int) -> QueueView:
         committed_batches=committed.n,
         running_rollouts=int(busy or 0),
     )
-    return QueueView(row.intake_open, row.admission_open, counts, served, accepted)
+    return QueueView(row.intake_open, row.admission_open, counts, served, accepted, stage)
+
+
+def _committed(run_id: int, batch_no: int) -> ScalarSelect[datetime]:
+    """When a batch that counts was committed."""
+    return (
+        select(batches.c.committed)
+        .where(
+            batches.c.run_id == run_id,
+            batches.c.batch_no == batch_no,
+            batches.c.state == BatchState.COMMITTED,
+        )
+        .scalar_subquery()
+    )
+
+
+def of_stage(stage: NextStage | None) -> list[ColumnElement[bool]]:
+    """What a group must be to train in a stage; nothing where the stage takes everything."""
+    needs: list[ColumnElement[bool]] = []
+    if stage is not None and stage.domains:
+        needs.append(groups.c.domain.in_([name for name, share in stage.domains.items() if share > 0]))
+    if stage is not None and stage.difficulties:
+        difficulty = tasks.c.settings["metadata"]["difficulty"].astext
+        easy = select(tasks.c.task_id).where(
+            tasks.c.task_id == groups.c.task_id, difficulty.in_(stage.difficulties)
+        )
+        needs.append(easy.exists())
+    return needs
 
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
@@ -103,12 +140,13 @@ async def dispatch_train(
     run_id: int,
     choose: Callable[[QueueView], list[str]],
     running_rollouts: int | None = None,
+    course: StageSection | None = None,
 ) -> list[Assignment]:
     """Dispatch one accepted train group for each domain that `choose` names, in order; each gets the next seq.
 
     The first group that would exceed the bound of `running_rollouts` holds back the others, so that small ones cannot starve it.
     """
-    view = await lock_queue(connection, run_id)
+    view = await lock_queue(connection, run_id, course)
     if not view.admission_open:
         return []
     assignments: list[Assignment] = []
@@ -122,6 +160,7 @@ async def dispatch_train(
                     groups.c.domain == domain,
                     groups.c.state == GroupState.ACCEPTED,
                     groups.c.purpose == Purpose.TRAIN,
+                    *of_stage(view.stage),
                 )
                 .order_by(groups.c.group_id)
                 .limit(1)

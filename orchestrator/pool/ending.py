@@ -1,6 +1,6 @@
 """The end of a run: what is still open becomes filtered(run_ended); what lies in a closed batch is left to be committed."""
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import (
@@ -12,8 +12,10 @@ from orchestrator.contracts.states import (
     Purpose,
     RolloutState,
 )
+from orchestrator.course import StageSection
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool import history
+from orchestrator.pool.dispatch import of_stage
 from orchestrator.pool.leases import lose
 from orchestrator.pool.tables import batches, groups, queue, rollouts
 
@@ -62,6 +64,48 @@ async def filter_open(connection: AsyncConnection, run_id: int) -> int:
             reason=FilterReason.RUN_ENDED,
         )
     return len(rows)
+
+
+async def filter_passed(connection: AsyncConnection, run_id: int, course: StageSection) -> int:
+    """Filter accepted training groups that neither the stage that is on nor a later one takes; returns how many."""
+    await history.lock_run(connection, run_id)
+    committed = await connection.scalar(
+        select(func.count()).where(batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED)
+    )
+    now, _ = course.at(int(committed or 0))
+    left = course.all[course.all.index(now) :]
+    rows = await connection.execute(
+        select(groups.c.group_id)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.state == GroupState.ACCEPTED,
+            groups.c.purpose == Purpose.TRAIN,
+            *(~and_(true(), *of_stage(stage)) for stage in left),
+        )
+        .order_by(groups.c.group_id)
+        .with_for_update()
+    )
+    passed = rows.scalars().all()
+    for group_id in passed:
+        members = await connection.scalars(
+            select(rollouts.c.rollout_id)
+            .where(rollouts.c.group_id == group_id, rollouts.c.state == RolloutState.WAITING)
+            .order_by(rollouts.c.rollout_id)
+            .with_for_update()
+        )
+        for rollout_id in members.all():
+            await lose(
+                connection,
+                rollout_id,
+                RolloutState.WAITING,
+                None,
+                FailureClass.CANCELLED,
+                FilterReason.STAGE_OVER,
+            )
+        await history.move_group(
+            connection, group_id, GroupState.ACCEPTED, GroupState.FILTERED, reason=FilterReason.STAGE_OVER
+        )
+    return len(passed)
 
 
 async def nothing_open(connection: AsyncConnection, run_id: int) -> bool:

@@ -201,13 +201,15 @@ def _lately(stage: Stage) -> Stage:
 async def _dispatch(
     connection: AsyncConnection, run_id: int, config: Config, settings: QueueSettings, stage: Stage
 ) -> Stage:
-    view = await view_queue(connection, run_id)
+    view = await view_queue(connection, run_id, config.stage)
     others = (await connection.execute(_OTHERS, {"run": run_id})).one()
     train = stage.open - others.waiting
     if train and not view.admission_open:
         train, held = 0, "admission is closed"
     elif train and not dispatchable(view.counts, settings):
         train, held = 0, "the queue has no room"
+    elif train and not sum(view.accepted.values()):
+        train, held = 0, "its stage has not begun"
     else:
         held = "every slot is busy"
     if not train and (not others.waiting or others.busy >= config.rollout.slots):

@@ -1,0 +1,110 @@
+"""Stages that follow one another, on rows: what is dispatched when, and under which limits."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.config import Config
+from orchestrator.flow.dispatcher import dispatch, queue_settings
+from orchestrator.pool import batches
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.ending import filter_passed
+from orchestrator.pool.runs import Run
+from orchestrator.pool.stages import stages
+from orchestrator.pool.tables import groups
+from orchestrator.scheduling.policies import queue_policy
+from tests import builders
+from tests.integration.pool_rig import engine, flow_of, group_state, rollouts_of, take
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+STAGE: dict[str, Any] = {
+    "name": "warm",
+    "domains": {"coding": 1.0},
+    "difficulties": ["easy"],
+    "end_batches": 1,
+    "then": [{"name": "hard", "domains": {"coding": 1.0, "general": 1.0}, "difficulties": ["hard"]}],
+}
+QUEUE = {"batch_groups": 2, "group_size": 2, "capacity": 20, "max_staleness": 9}
+
+
+async def begun(engine: AsyncEngine) -> tuple[Run, Config]:
+    """A run whose first batch waits to be taken, with tasks for both of its stages."""
+    raw = {"run": {"name": "course"}, "queue": QUEUE, "rollout": {"slots": 40}, "stage": STAGE}
+    run = await builders.make_run(engine, Config.model_validate(raw))
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    await builders.accepted(engine, run, ["e1", "e2"], size=2, difficulty="easy")
+    await builders.accepted(engine, run, ["h1", "h2"], size=2, difficulty="hard")
+    await builders.accepted(engine, run, ["g1", "g2"], size=2, domain="general", difficulty="hard")
+    return run, Config.from_json(run.config)
+
+
+async def dispatched(engine: AsyncEngine, run: Run) -> list[str]:
+    """The submissions that are dispatched now, in the order of their queue positions."""
+    flow = flow_of(engine, run)
+    async with engine.begin() as connection:
+        await dispatch(connection, flow)
+        found = select(groups.c.submission).where(groups.c.state == "dispatched").order_by(groups.c.seq)
+        return list(await connection.scalars(found))
+
+
+async def commit_one(engine: AsyncEngine, run: Run) -> None:
+    async with engine.begin() as connection:
+        await batches.publish(connection, run.run_id, run.name, NewVersion(0, None, "/0", "0"), "p", None)
+        batch = await batches.take(connection, run.run_id, queue_policy("greedy", 20, 0.3), 2, 1)
+        assert batch is not None
+        new = NewVersion(1, 0, "/1", "1")
+        assert await batches.commit(connection, run.run_id, run.name, batch, new, [{}], "p")
+
+
+async def held(engine: AsyncEngine, run: Run) -> str:
+    config = Config.from_json(run.config)
+    async with engine.connect() as connection:
+        found = await stages(connection, run.run_id, config, queue_settings(config))
+    return next(stage.held for stage in found if stage.name == "dispatch")
+
+
+async def test_a_stage_dispatches_its_own_tasks_and_the_next_one_begins_with_the_commit(
+    engine: AsyncEngine,
+) -> None:
+    run, _ = await begun(engine)
+    assert await dispatched(engine, run) == ["e1", "e2"]
+    assert await dispatched(engine, run) == ["e1", "e2"]
+    assert await held(engine, run) == "its stage has not begun"
+    await commit_one(engine, run)
+    # Shares count from the stage's beginning: four groups of coding that came before put nobody behind.
+    assert await dispatched(engine, run) == ["e1", "e2", "h1", "g1", "h2", "g2"]
+
+
+async def test_a_group_keeps_the_stage_that_it_was_dispatched_in(engine: AsyncEngine) -> None:
+    run, config = await begun(engine)
+    await dispatched(engine, run)
+    await commit_one(engine, run)
+    await dispatched(engine, run)
+    async with engine.begin() as connection:
+        rows = await connection.execute(select(groups.c.submission, groups.c.group_id))
+        ids = {row.submission: row.group_id for row in rows}
+        for submission, stage in (("e1", "warm"), ("g1", "hard")):
+            for rollout_id in await rollouts_of(connection, ids[submission]):
+                lease = await take(connection, rollout_id)
+                assert lease is not None and config.stage.at(lease.batches)[0].name == stage
+
+
+async def test_tasks_of_a_stage_that_is_over_are_filtered_and_no_others(engine: AsyncEngine) -> None:
+    run, config = await begun(engine)
+    async with engine.begin() as connection:
+        assert await filter_passed(connection, run.run_id, config.stage) == 0
+    await commit_one(engine, run)
+    late = await builders.accepted(engine, run, ["e3"], size=2, difficulty="easy")
+    async with engine.begin() as connection:
+        assert await filter_passed(connection, run.run_id, config.stage) == 3  # e1, e2, e3
+        left = select(groups.c.submission).where(groups.c.state == "accepted").order_by(groups.c.submission)
+        assert list(await connection.scalars(left)) == ["g1", "g2", "h1", "h2"]
+        open_members = text(
+            "SELECT count(*) FROM rollouts r JOIN groups g USING (group_id) WHERE g.state = 'filtered' AND r.state <> 'lost'"
+        )
+        assert await connection.scalar(open_members) == 0
+    assert await group_state(engine, late[0]) == ("filtered", "stage_over")
