@@ -53,6 +53,8 @@ def _unsupported_feature(model: nn.Module, config: Any) -> str | None:
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int) and value > 0:
             return f"dropout ({name}={value})"
+        if "jitter" in name and isinstance(value, float | int) and value > 0:
+            return f"router jitter, random in training ({name}={value})"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         return f"rotary frequencies that depend on the length of the row (rope_type={rope['rope_type']})"

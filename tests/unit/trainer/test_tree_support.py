@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.unit.trainer.forests import VOCAB, llama, qwen3, seeded
+from orchestrator.contracts.branch import Branch
+from tests.unit.trainer.forests import VOCAB, group_of_rollouts, llama, qwen3, seeded
 from trainer.tree.forward import attach_tree_attention
+from trainer.tree.plan import FlatTree
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -43,6 +46,11 @@ SIZES: dict[str, Any] = {
         ("mamba", {}, "linear or recurrent attention"),
         ("llama", {"attention_dropout": 0.1}, r"dropout \(attention_dropout=0.1\)"),
         ("gpt2", {}, "dropout"),
+        (
+            "minimax_m2",
+            {"router_jitter_noise": 0.1, "num_local_experts": 2, "num_experts_per_tok": 1},
+            r"router jitter, random in training \(router_jitter_noise=0.1\)",
+        ),
         ("cohere", {"logit_scale": 0.5}, "scaled logits"),
         (
             "llama",
@@ -78,3 +86,26 @@ def test_an_attached_model_refuses_a_call_without_a_plan() -> None:
     attach_tree_attention(model)
     with pytest.raises(ValueError, match="call it with tree="):
         model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "feature"),
+    [
+        ({"sliding_window": 4}, r"sliding-window attention \(sliding_window\)"),
+        ({"softcap": 30.0}, r"logit soft-capping \(softcap\)"),
+        ({"s_aux": torch.zeros(4)}, r"attention sinks \(s_aux\)"),
+        ({"position_bias": torch.zeros(4)}, r"a position bias \(position_bias\)"),
+        ({"dropout": 0.1}, r"dropout \(0\.1\)"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["penstock_tree", "penstock_tree_dense", "penstock_tree_flex"])
+def test_every_backend_refuses_what_a_layer_asks_of_it_beyond_causal_attention(
+    backend: str, option: dict[str, Any], feature: str
+) -> None:
+    plan = FlatTree([Branch(sample.ids) for sample in group_of_rollouts()]).plan
+    q = torch.zeros(1, 2, plan.tokens, 16)
+    attention = ALL_ATTENTION_FUNCTIONS[backend]
+    with pytest.raises(ValueError, match=f"prefix-tree merging does not support {feature}"):
+        attention(torch.nn.Module(), q, q, q, None, tree=plan, **option)
+    with pytest.raises(ValueError, match="takes its visibility from the plan, not from an attention mask"):
+        attention(torch.nn.Module(), q, q, q, torch.zeros(1, 1, plan.tokens, plan.tokens), tree=plan)
