@@ -28,6 +28,7 @@ from trainer.loss.correction import CorrectionSettings
 from trainer.model import check_vocabulary, load_model
 from trainer.report import REASONS, report
 from trainer.schedule import Schedule
+from trainer.spent import counting
 from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
@@ -86,13 +87,14 @@ class Learner:
             rate = self._schedule.rate(self._train_steps)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            metrics = train_step(
-                self._model,
-                self._optimizer,
-                samples[number],
-                settings,
-                trainer_version=self.version,
-            )
+            with counting() as count:
+                metrics = train_step(
+                    self._model,
+                    self._optimizer,
+                    samples[number],
+                    settings,
+                    trainer_version=self.version,
+                )
             if metrics.skip_reason in REASONS:
                 raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
             values = report(
@@ -101,6 +103,7 @@ class Learner:
                 lr=rate,
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
+                seconds=count.seconds,
             )
             wall, cpu = time.perf_counter(), time.process_time()
             self._train_steps += 1

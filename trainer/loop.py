@@ -26,6 +26,7 @@ from orchestrator.progress import current, looping
 from trainer.batch import BadBatch
 from trainer.exclusive import only_trainer
 from trainer.phases import Nothing, Trainer
+from trainer.spent import counting, spending
 
 log = get(__name__)
 
@@ -121,17 +122,20 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             await anyio.sleep(POLL_S)
             continue
         current().works(f"batch {batch.batch_no}")
-        with bind(batch=batch.batch_no):
+        with bind(batch=batch.batch_no), counting() as count:
             log.info("batch.claimed", groups=batch.taken)
             try:
-                parts = await trainer.read(batch)
+                with spending("read"):
+                    parts = await trainer.read(batch)
                 reports = await trainer.train(batch, parts)
             except BadBatch as error:
                 current().works("the newest version", on="disk", within=LOAD_S)
                 await trainer.quarantine(batch, str(error))
                 await halt_if_hopeless(trainer)
                 continue
-            new = await trainer.save(batch)
+            with spending("save"):
+                new = await trainer.save(batch)
+            reports[-1]["seconds"] |= count.seconds
             current().works(f"the commit of batch {batch.batch_no}")
             if not await trainer.commit(batch, new, reports):
                 await trainer.resume()

@@ -4,7 +4,7 @@ SELECT train_step, metrics->>'loss', metrics->'domains'->'coding'->>'performance
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +15,15 @@ REASONS = ("loss_not_finite", "gradient_not_finite")  # what makes a batch bad
 
 
 def report(
-    metrics: TrainStepMetrics, rollouts: Sequence[BatchRollout], *, lr: float, cpu_s: float, wall_s: float
+    metrics: TrainStepMetrics,
+    rollouts: Sequence[BatchRollout],
+    *,
+    lr: float,
+    cpu_s: float,
+    wall_s: float,
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone."""
+    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone, `seconds` by phase."""
     shares = metrics.domain_shares
     domains = {
         name: {
@@ -57,6 +63,7 @@ def report(
         "domains": domains,
         "cpu_s": cpu_s,
         "wall_s": wall_s,
+        "seconds": dict(seconds),
     }
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,6 +24,7 @@ from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
 from trainer.samples import Floats, Sample
+from trainer.spent import spending
 from trainer.tree.execute import backward, score
 from trainer.tree.pack import Pack, pack_samples
 from trainer.tree.passes import Budget
@@ -92,18 +93,20 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     skip: str | None = None if any(factors) else "no_action_tokens"
     norm = 0.0
-    pack = pack_samples(samples, settings.budget)
+    with spending("tree"):
+        pack = pack_samples(samples, settings.budget)
     if not _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums):
         skip = "loss_not_finite"
-    if skip is None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
-        if not math.isfinite(norm):
-            skip = "gradient_not_finite"
-        elif norm > settings.spike_grad_norm:
-            skip = "gradient_spike"
-    if skip is None:
-        optimizer.step()
+    with spending("optimizer"):
+        if skip is None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
+            if not math.isfinite(norm):
+                skip = "gradient_not_finite"
+            elif norm > settings.spike_grad_norm:
+                skip = "gradient_spike"
+        if skip is None:
+            optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return sums.result(skip_reason=skip, gradient_norm=norm)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.progress import current
 from trainer.logprobs import CHUNK, token_logprobs
+from trainer.spent import spending
 from trainer.tree.forward import hidden_states
 from trainer.tree.pack import Pack
 from trainer.tree.passes import Pass
@@ -91,21 +92,22 @@ class _Run:
         """Forward one pass, or with `one.ranges` cut short its chain alone; fill in the edges `rows` of it and return their logprobs."""
         current().moved()
         self.path.begin(one.past)
-        whole = one.past == 0 and one.tokens == self._pack.plan.tokens
-        plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
-        hidden = hidden_states(self._model, plan, self.path)
-        edges = self._pack.edges
-        starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
-        position = edges.position[rows]
-        inside = np.searchsorted([begin for begin, _ in one.ranges], position, "right") - 1
-        flat = position - np.array([begin for begin, _ in one.ranges])[inside] + starts[inside]
-        logp, entropy = token_logprobs(
-            hidden.index_select(0, self._tensor(flat)),
-            self._model.get_output_embeddings(),  # type: ignore[operator]
-            self._tensor(edges.target[rows]),
-            self._tensor(edges.temperature[rows]),
-            self._chunk,
-        )
+        with spending("forward"):
+            whole = one.past == 0 and one.tokens == self._pack.plan.tokens
+            plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
+            hidden = hidden_states(self._model, plan, self.path)
+            edges = self._pack.edges
+            starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
+            position = edges.position[rows]
+            inside = np.searchsorted([begin for begin, _ in one.ranges], position, "right") - 1
+            flat = position - np.array([begin for begin, _ in one.ranges])[inside] + starts[inside]
+            logp, entropy = token_logprobs(
+                hidden.index_select(0, self._tensor(flat)),
+                self._model.get_output_embeddings(),  # type: ignore[operator]
+                self._tensor(edges.target[rows]),
+                self._tensor(edges.temperature[rows]),
+                self._chunk,
+            )
         places = self._tensor(rows)
         self.logp[places], self.entropy[places] = logp.detach(), entropy
         return logp
@@ -135,7 +137,8 @@ class _Run:
             torch.autograd.backward(loss)
             self._d_logp[places] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         outputs, gradients = self.path.arrived(one.trunk) if one.trunk else ([], [])
-        torch.autograd.backward([logp, *outputs], [self._d_logp[self._tensor(rows)], *gradients])
+        with spending("backward"):
+            torch.autograd.backward([logp, *outputs], [self._d_logp[self._tensor(rows)], *gradients])
         return True
 
     def _tensor(self, values: np.ndarray) -> Tensor:

@@ -1,0 +1,37 @@
+"""Where the seconds of a train step go."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from trainer.spent import counting, spending
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    yield now
+
+
+def test_a_stretch_inside_another_is_the_inner_ones_alone(clock: list[float]) -> None:
+    with counting() as count:
+        clock[0] += 1  # nobody's
+        with spending("backward"):
+            clock[0] += 2
+            with spending("forward"):
+                clock[0] += 4
+            clock[0] += 8
+        with spending("forward"):
+            clock[0] += 16
+    assert count.seconds == {"backward": 10, "forward": 20}
+
+
+def test_where_nobody_counts_nothing_is_counted_and_an_error_passes(clock: list[float]) -> None:
+    with counting() as count, pytest.raises(ValueError, match="broken"), spending("tree"):
+        clock[0] += 3
+        raise ValueError("broken")
+    with spending("tree"):
+        clock[0] += 5
+    assert count.seconds == {"tree": 3}
