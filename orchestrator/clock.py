@@ -48,6 +48,7 @@ class Clock(BaseModel):
         60.0  # a program may give up this long after the gateway failed it, and it is the platform's fault
     )
     gateway_retry_s: Seconds = 2.0  # longest wait between two tries of a call
+    sandbox_retry_s: Seconds = 5.0  # between looks whether the disk of the sandboxes has room again
     abort_s: Seconds = 5.0  # a program that is ended early may clean up for so long
     give_back_s: Seconds = 2.0  # a worker that stops gives back its leases within this
     # The gateway and its rollout servers.

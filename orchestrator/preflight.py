@@ -17,7 +17,7 @@ from orchestrator.plugins import load, names
 from orchestrator.rewards.settings import check_rewards
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.policies import queue_policy
-from sandboxes.base import Provider
+from sandboxes.base import Provider, SandboxFull
 
 NEEDED_DISK_MB = 512  # a fresh PostgreSQL, its write-ahead log and a few checkpoints of a small policy
 
@@ -100,7 +100,11 @@ def check_model(directory: Path) -> None:
 async def check_sandbox(name: str) -> None:
     """Whether the provider can open a sandbox here: it opens one. Also removes what dead owners left."""
     provider: Provider = load("sandboxes", name)()
-    if problems := await provider.problems():
+    try:
+        problems = await provider.problems()
+    except SandboxFull as error:  # a worker that starts waits for room; a person who starts a run can make it
+        problems = (f"{error}.",)
+    if problems:
         raise ConfigurationError(f"sandbox.provider: {name} cannot be used: {' '.join(problems)}")
 
 

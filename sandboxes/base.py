@@ -51,6 +51,13 @@ class SandboxError(RuntimeError):
     """
 
 
+class SandboxFull(SandboxError):
+    """Signals that the disk under the sandboxes takes nothing more (full, over its quota, read-only): none was opened, nothing is left of it.
+
+    Raised by `open` and `problems` alone. Says nothing of the work: wait until there is room, then open it again.
+    """
+
+
 class PathRefused(Exception):
     """Signals that a path inside is not a plain file that may cross the boundary. The program's doing."""
 
@@ -293,9 +300,9 @@ class Provider(Protocol):
     """Whether it builds images: any Dockerfile then, by `SandboxSpec.build`, not only what needs no engine."""
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox; gone, with every process in it, when the block ends."""
+        """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` where its disk has no room for it."""
         ...
 
     async def problems(self) -> tuple[str, ...]:
-        """What keeps this provider from opening a sandbox here, a sentence each, with the remedy."""
+        """What keeps this provider from opening a sandbox here, a sentence each, with the remedy. `SandboxFull` if that is only room."""
         ...

@@ -20,7 +20,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from sandboxes import cgroups, seccomp
-from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
+from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxFull, SandboxSpec
 from sandboxes.bubblewrap_program import BubblewrapProgram
 from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
 from sandboxes.heir import appoint
@@ -28,6 +28,7 @@ from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch
 from sandboxes.reap import default_root, reap
+from sandboxes.room import making
 
 _NAMESPACES = [
     *("--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
@@ -90,10 +91,11 @@ class BubblewrapProvider:
         """Once: find the tools, take over from dead owners, see what control groups there are."""
         if missing := _missing_tools():
             raise SandboxError(" ".join(missing))
-        prepare_root(self._root)
-        if os.geteuid() == 0:
-            _require_reachable(self._root, "the directory for sandboxes")
-        reap(self._root)
+        with making(self._root):
+            prepare_root(self._root)
+            if os.geteuid() == 0:
+                _require_reachable(self._root, "the directory for sandboxes")
+            reap(self._root)
         self._hierarchies = cgroups.detect() if self._use_cgroups else None
         self._ready = True
 
@@ -103,6 +105,8 @@ class BubblewrapProvider:
         try:
             async with self.open(SandboxSpec()) as sandbox:
                 result = await sandbox.exec(["true"], timeout_s=20)
+        except SandboxFull:
+            raise
         except (SandboxError, ValueError) as error:
             return (f"{error}.",)
         return () if result.ok else (f"`true` ends with exit code {result.exit_code} in a sandbox.",)
@@ -176,14 +180,15 @@ class BubblewrapSandbox(DirectorySandbox):
     def _create(self) -> None:
         super()._create()
         etc = self.directory / "etc"
-        etc.mkdir()
-        etc.chmod(0o755)
-        (etc / "alternatives").mkdir()
-        for name, text in _ETC_FILES.items():
-            (etc / name).write_text(text)
-            (etc / name).chmod(0o644)
-        for path in _ETC[1:]:  # mount points for files must exist in a read-only directory
-            (etc / Path(path).name).touch()
+        with making(self._root):
+            etc.mkdir()
+            etc.chmod(0o755)
+            (etc / "alternatives").mkdir()
+            for name, text in _ETC_FILES.items():
+                (etc / name).write_text(text)
+                (etc / name).chmod(0o644)
+            for path in _ETC[1:]:  # mount points for files must exist in a read-only directory
+                (etc / Path(path).name).touch()
 
 
 def _system_options() -> list[str]:

@@ -40,6 +40,7 @@ from sandboxes.base import (
 from sandboxes.cgroups import Cgroup, Hierarchies
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import Bounds, Program
+from sandboxes.room import making
 from sandboxes.unstartable import Unstartable, spawn
 
 FIRST_UID = 0x7000_0000
@@ -133,16 +134,19 @@ class DirectorySandbox(ABC):
     def _put(self, files: Mapping[str, File]) -> None:
         owner = (self.uid, self.uid) if self.uid >= 0 else None
         for inside, file in files.items():
-            name, parts = locate(inside)
-            base = self.directory / "files" / name
-            if not base.is_dir():
-                self._make(base)
             try:
-                tree.write(base, parts, file, owner)
+                self._place(inside, file, owner)
             except OSError as error:
                 raise SandboxError(f"cannot place {inside}: {error}") from error
-            if name == "app":
-                self._placed["/".join(parts)] = artifacts.Placed.of(file)
+
+    def _place(self, inside: str, file: File, owner: tuple[int, int] | None) -> None:
+        name, parts = locate(inside)
+        base = self.directory / "files" / name
+        if not base.is_dir():
+            self._make(base)
+        tree.write(base, parts, file, owner)
+        if name == "app":
+            self._placed["/".join(parts)] = artifacts.Placed.of(file)
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         name, parts = locate(path)
@@ -186,25 +190,22 @@ class DirectorySandbox(ABC):
     def _create(self) -> None:
         names = self._hierarchies.mounts if self._hierarchies else ()
         directories = tuple(str(mount / "penstock" / self.id) for mount in names)
-        Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
-        try:
+        with making(self._root):
+            Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
             (self.directory / "files").mkdir(parents=True)
             for path in (self.directory, self.directory / "files"):
                 path.chmod(0o711)
             for inside in WRITABLE:
                 self._make(self.directory / "files" / host_name(inside))
-        except OSError as error:
-            raise SandboxError(f"cannot make a sandbox in {self._root}: {error}") from error
-        if self._hierarchies is not None:
+        if self._hierarchies is not None:  # no disk: a kernel that has no room for it is another failure
             self.cgroup = self._hierarchies.create(self.id, self.limits)
-        self._put(self.spec.files)
         owner = (self.uid, self.uid) if self.uid >= 0 else None
-        for inside in self.spec.directories:
-            name, parts = locate(inside)
-            try:
+        with making(self._root):
+            for inside, file in self.spec.files.items():
+                self._place(inside, file, owner)
+            for inside in self.spec.directories:
+                name, parts = locate(inside)
                 tree.make(self.directory / "files" / name, parts, owner)
-            except OSError as error:
-                raise SandboxError(f"cannot make {inside}: {error}") from error
 
     def _make(self, directory: Path) -> None:
         directory.mkdir()
@@ -216,7 +217,9 @@ class DirectorySandbox(ABC):
         if self.cgroup is not None:
             self.cgroup.remove()
         tree.remove(self.directory)
-        record_path(self._root, self.id).unlink(missing_ok=True)
+        record = record_path(self._root, self.id)
+        for path in (record, record.with_suffix(".new")):  # the latter is half a record, on a full disk
+            path.unlink(missing_ok=True)
 
 
 async def _end(program: Program) -> None:

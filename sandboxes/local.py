@@ -31,6 +31,7 @@ from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import Bounds, Launch, Program
 from sandboxes.reap import default_root, reap
+from sandboxes.room import making
 
 _DIE_S = 5.0
 _PROGRAM = "PENSTOCK_PROGRAM"
@@ -74,8 +75,9 @@ class LocalProvider:
             yield sandbox
 
     def _prepare(self) -> None:
-        prepare_root(self._root)
-        reap(self._root)
+        with making(self._root):
+            prepare_root(self._root)
+            reap(self._root)
         self._ready = True
 
     async def problems(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 |---|---|---|
 | leases (committed before the ack), results (durable before the lease is let go) | WORK; a free slot | the orchestrator; the end of other work |
 | nothing while the disk refuses the journal: finished work keeps its lease | the disk | free space |
+| nothing while the disk refuses sandboxes: work is given back, which is no try, and its slot is taken | the disk | free space |
 
 An assignment of a stale epoch, or one that somebody else holds, is acked and counted; what is none is a dead letter, which the orchestrator
 keeps (`flow.letters`): a runner may not write there. Of the hours between lease and result the bus knows nothing.
@@ -24,13 +25,14 @@ from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
 from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.plausible import check_assignment
-from orchestrator.flow.worker import Worker
+from orchestrator.flow.worker import Worker, while_full
 from orchestrator.log import bind, get
 from orchestrator.pool import history
 from orchestrator.pool.culprits import SLOT
 from orchestrator.pool.leases import Lease, lease
 from orchestrator.pool.transact import transact
 from orchestrator.progress import current, looping, restartable
+from sandboxes.base import SandboxError, SandboxFull, SandboxSpec
 
 log = get(__name__)
 
@@ -121,17 +123,29 @@ class Assignments:
 
     async def _hold(self, held: Lease) -> None:
         worker = self._worker
+        full: SandboxFull | None = None
         try:
-            with bind(rollout=held.rollout_id, group=held.group_id, attempt=held.attempt, epoch=held.epoch):
-                with (
-                    looping(self._one, forever=False) as loop,
-                    worker.heart.holding(held.rollout_id, held.epoch) as scope,
-                ):
+            with (
+                bind(rollout=held.rollout_id, group=held.group_id, attempt=held.attempt, epoch=held.epoch),
+                looping(self._one, forever=False) as loop,
+            ):
+                with worker.heart.holding(held.rollout_id, held.epoch) as scope:
                     loop.works(f"rollout {held.rollout_id}")
-                    result = await self._work(held)
-                    loop.works(f"the result of rollout {held.rollout_id}", on="disk")
-                    await self._send(result)
-                if scope.cancelled_caught:
+                    try:
+                        result = await self._work(held)
+                    except SandboxFull as error:
+                        full = error
+                    else:
+                        loop.works(f"the result of rollout {held.rollout_id}", on="disk")
+                        await self._send(result)
+                if full is not None:
+                    loop.works("room for a sandbox", on="disk")
+                    log.error(
+                        "sandbox.full", error=str(full), consequence="the work is given back, its slot waits"
+                    )
+                    await worker.heart.return_lease(held.rollout_id, held.epoch)
+                    await while_full(self._open_one)
+                elif scope.cancelled_caught:
 
                     async def lost(connection: AsyncConnection) -> None:
                         await history.count(connection, worker.run_id, "leases_lost")
@@ -139,6 +153,16 @@ class Assignments:
                     await transact(worker.engine, lost, at="lease.lost")
         finally:
             self._slots.release()
+
+    async def _open_one(self) -> None:
+        """Open a sandbox that nobody needs. SandboxFull while there is no room; what else may be wrong, the next work says."""
+        try:
+            async with self._worker.provider.open(SandboxSpec()):
+                pass
+        except SandboxFull:
+            raise
+        except (SandboxError, ValueError) as error:
+            log.warning("sandbox.failed", error=str(error))
 
     async def _send(self, result: Outgoing) -> None:
         while True:

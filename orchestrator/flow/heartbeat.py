@@ -6,7 +6,8 @@
 | nothing while Postgres is away: work goes on, and the reaper gives every lease a full time to live afterwards | Postgres | its return |
 
 A lease is held from the assignment until its result is in the data pool: what the journal still carries is kept alive as well, so that
-finished work is not done again because the bus was away. Work that a stopping worker leaves unfinished is given back at once.
+finished work is not done again because the bus was away. Work that a stopping worker leaves unfinished, or has no disk for, is given back at
+once.
 """
 
 from collections.abc import Iterator
@@ -52,6 +53,16 @@ class Heart:
                 raise
             finally:
                 del self._held[rollout_id, epoch]
+
+    async def return_lease(self, rollout_id: int, epoch: int) -> None:
+        """Give back one lease under which nothing could be done here, however long Postgres is away. No try is counted."""
+        self._left[rollout_id] = epoch  # also if this worker is told to stop meanwhile
+        await transact(
+            self._engine,
+            lambda connection: leases.give_back(connection, self._owner, {rollout_id: epoch}),
+            at="lease.ended",
+        )
+        del self._left[rollout_id]
 
     async def give_back(self) -> None:
         """The worker stops: what it leaves unfinished need not wait for its lease to run out. Best effort, within `clock.give_back_s`."""

@@ -11,7 +11,7 @@ from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, SandboxFull
 
 log = get(__name__)
 
@@ -52,10 +52,11 @@ class Outcome:
 
 
 async def captured(work: Callable[[], Awaitable[Outcome]]) -> Outcome:
-    """What `work` returns, or what its exception means. ServiceError (for a person to mend) and cancellation pass through."""
+    """What `work` returns, or what its exception means. ServiceError (for a person to mend), SandboxFull (the work never began) and
+    cancellation pass through."""
     try:
         return await work()
-    except ServiceError:
+    except (ServiceError, SandboxFull):
         raise
     except Exception as error:  # noqa: BLE001 - every failure of a rollout is data; unforeseen ones are logged and counted
         return outcome_of(culprit(error))

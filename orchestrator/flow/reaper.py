@@ -64,7 +64,7 @@ async def reap(connection: AsyncConnection, flow: Flow) -> None:
 
 
 async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
-    ended = " stopped before it was done" if lease.given_back else "'s lease ran out"
+    ended = " gave it back before it was done" if lease.given_back else "'s lease ran out"
     resumable = False
     match lease.state:
         case RolloutState.RUNNING:

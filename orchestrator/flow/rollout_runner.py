@@ -8,7 +8,7 @@
 | steps (through the gateway) | completions | rollout servers |
 
 Whatever goes wrong is data: it becomes a failure class in `captured` and nowhere else. A lost lease cancels the attempt at any point; then
-the session is closed and nothing is reported.
+the session is closed and nothing is reported. So it is when the disk of the sandboxes is full: the attempt never began (flow.assignments).
 """
 
 import json
@@ -144,7 +144,8 @@ class RolloutRunner:
         self._socket = socket
 
     async def attempt(self, lease: Lease) -> Outgoing:
-        """The whole attempt; returns the result to send. Only cancellation (a lost lease) and ServiceError end it otherwise."""
+        """The whole attempt; returns the result to send. Only cancellation (a lost lease), ServiceError and SandboxFull (it did not begin) end
+        it otherwise."""
         record = _Record()
         try:
             outcome = await captured(partial(self._episode, lease, record))

@@ -7,7 +7,8 @@
 | VerdictReached in the journal | work.verify.*, a slot | complete rollouts, the end of other verifications |
 
 The reward file is the only word on the reward; the script's exit code is recorded beside it. No reward file, an unreadable one, a script that a
-signal ended, a time-out, a limit reached or a failing sandbox is a `verifier_failure`, tried again and never a reward of 0.
+signal ended, a time-out, a limit reached or a failing sandbox is a `verifier_failure`, tried again and never a reward of 0. While the disk
+of the sandboxes is full there is no verification to fail (flow.assignments).
 """
 
 import time
@@ -45,7 +46,7 @@ from orchestrator.tasks.verdict import (
     parse_results,
     parse_reward,
 )
-from sandboxes.base import File, KilledBy, PathRefused, Sandbox, SandboxError
+from sandboxes.base import File, KilledBy, PathRefused, Sandbox, SandboxError, SandboxFull
 
 log = get(__name__)
 
@@ -77,7 +78,7 @@ class VerifyRunner:
         self._worker = worker
 
     async def verify(self, lease: Lease) -> Outgoing:
-        """Reach a verdict, or say why there is none; only cancellation (a lost lease) ends it otherwise."""
+        """Reach a verdict, or say why there is none; only cancellation (a lost lease) and SandboxFull (it did not begin) end it otherwise."""
 
         async def read(connection: AsyncConnection) -> tuple[str | None, list[ArtifactFile]]:
             return await artifacts_of(connection, lease.rollout_id, lease.attempt)
@@ -94,7 +95,9 @@ class VerifyRunner:
         )
         try:
             verdict = await self._graded(verdict, Task.from_message(lease.body), answer or "", artifacts)
-        except (VerifierFailure, SandboxError, PathRefused, ValueError) as error:
+        except SandboxFull:
+            raise
+        except (VerifierFailure, SandboxError, PathRefused, ValueError, OSError) as error:
             verdict = _with(verdict, reason=str(error)[:1000])
         verdict = _with(verdict, verify_s=time.monotonic() - began)
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)

@@ -5,12 +5,14 @@ removed when the next one starts, or by another worker of this machine, what its
 time to live.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+import anyio
 from scaffolds.base import Needs
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -35,10 +37,12 @@ from orchestrator.pool.transact import transact
 from orchestrator.progress import restartable
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
-from sandboxes.base import Limits, Provider
+from sandboxes.base import Limits, Provider, SandboxFull
 from sandboxes.owner import working_as
 
 log = get(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             run = await get_run(connection, settings.run)
         config = Config.from_json(run.config)
         provider: Provider = plugins.load("sandboxes", settings.provider)()
-        if problems := await provider.problems():  # also removes what dead owners left
+        problems = await while_full(provider.problems)  # also removes what dead owners left
+        if problems:
             raise ServiceError(
                 f"the sandbox provider {settings.provider} cannot be used: {' '.join(problems)}"
             )
@@ -114,6 +119,16 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         yield Worker(
             run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider
         )  # fmt: skip
+
+
+async def while_full(look: Callable[[], Awaitable[T]]) -> T:
+    """What `look` returns, as soon as the disk of the sandboxes is not full any more; meanwhile an alarm at every look."""
+    while True:
+        try:
+            return await look()
+        except SandboxFull as error:
+            log.error("sandbox.full", error=str(error), wait_s=clock().sandbox_retry_s)
+            await anyio.sleep(clock().sandbox_retry_s)
 
 
 def environment_of(task: Task, worker: Worker) -> Environment:

@@ -159,7 +159,7 @@ async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, i
             "ON r.rollout_id = k.id AND r.lease_epoch = k.epoch "
             "WHERE r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
             "ORDER BY r.rollout_id FOR UPDATE OF r), "
-            "cancelled AS (UPDATE attempts a SET ended = clock_timestamp(), failure_class = 'cancelled', reason = 'the runner stopped' "
+            "cancelled AS (UPDATE attempts a SET ended = clock_timestamp(), failure_class = 'cancelled', reason = 'the runner gave it back' "
             "FROM held WHERE held.state = 'running' AND a.rollout_id = held.rollout_id AND a.attempt = held.attempt) "
             "UPDATE rollouts r SET lease_until = clock_timestamp(), lease_owner = NULL "
             "FROM held WHERE r.rollout_id = held.rollout_id RETURNING r.rollout_id"

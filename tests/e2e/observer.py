@@ -109,7 +109,7 @@ class Observer:
         """Wait until work that a stopping worker gave back is taken back."""
 
         async def taken_back() -> bool:
-            reason = "'% stopped before it was done%'"
+            reason = "'% gave it back before it was done%'"
             return bool(
                 await self.value(
                     f"select count(*) > 0 from transitions where run_id = :run and reason like {reason}"

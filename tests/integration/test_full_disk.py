@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,38 +18,18 @@ from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.pool.tables import processes
 from tests.builders import Author, ready_groups
 from tests.integration.runner_rig import a_task, open_rig, runs, says
+from tests.integration.small_disk import directory, small_disk
 from tests.integration.trainer_rig import Pool, model, pool, start_trainer
 from trainer.checkpoint import list_checkpoints
 from trainer.policy.init import make_policy
 
-__all__ = ["model", "pool"]
+__all__ = ["directory", "model", "pool", "small_disk"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 PATIENCE_S = 100.0  # torch is loaded, on a busy machine
-SIZE_MB = 8
 # The results of so many are larger than what is left of the journal's last page, which a full disk still takes.
 ROLLOUTS = 4
 TALKS = a_task(runs("echo done > out"), says("done " * 700))
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Unlike `tmp_path`, the users of sandboxes can pass through it, and a Unix socket's path fits."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        Path(name).chmod(0o711)
-        yield Path(name)
-
-
-@pytest.fixture
-def small_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(disk, "SIZE_MB", SIZE_MB)
-    place = directory / "disk"
-    if not disk.mount(place):
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield place
-    finally:
-        disk.unmount(place)
 
 
 @contextmanager
