@@ -63,6 +63,15 @@ def test_without_a_file_everything_has_a_value() -> None:
             "[reward]\nzero_signal = 'never'\n",
             "reward.zero_signal: Input should be 'performance' or 'returns'",
         ),
+        (
+            "[[stage.then]]\nname = 'b'\nshares = 3\n",
+            "stage.then.0.shares is not a known key (known: name, domains, difficulties,",
+        ),
+        ("[stage.limits.coding]\nturns = 3\n", "is not a known key (known: max_turns, max_context)"),
+        (
+            "[[stage.then]]\nname = 'b'\n",
+            "stage: stage 'main' is followed by another one: it ends by end_batches",
+        ),
         ("[trainer]\nloss = 'ppo'\n", "trainer.loss: Input should be 'cispo', 'grpo', 'dapo', 'gspo',"),
         (
             "[trainer]\nloss = 'grpo'\nratio_max = 0.2\n",
@@ -176,10 +185,20 @@ def test_what_a_run_stored_before_a_key_existed_is_the_configuration_that_it_was
     old = ("parts", "lr", "betas", "eps", "weight_decay", "clip_norm", "ratio_min", "ratio_max", "negative_scale",
            "aggregation", "pack_tokens", "keep_checkpoints", "permute_advantages")  # fmt: skip
     stored["trainer"] = {key: stored["trainer"][key] for key in old}
+    new = ("difficulties", "limits", "then")
+    stored["stage"] = {key: value for key, value in stored["stage"].items() if key not in new}
+    stored["sampling"] = {k: v for k, v in stored["sampling"].items() if not k.startswith("repetition")}
     stored["reward"] = {
         key: stored["reward"][key] for key in list(stored["reward"]) if key not in ("gamma", "batch_scale")
     }
     assert differences(Config.from_json(stored), Config()) == []
+
+
+def test_a_course_of_stages_comes_back_from_the_data_pool_the_same(tmp_path: Path) -> None:
+    text = "[stage]\nend_batches = 2\nlimits = {coding = {max_turns = 9}}\n[[stage.then]]\nname = 'b'\ndifficulties = ['hard']\n"
+    config = load(written(tmp_path, text))
+    assert Config.from_json(config.to_json()) == config and config.stage.then[0].difficulties == ("hard",)
+    assert differences(config, load(written(tmp_path, text.replace("hard", "easy")))) == ["stage.then"]
 
 
 def test_a_stage_ends_by_the_first_condition_that_holds() -> None:
