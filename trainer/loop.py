@@ -100,6 +100,12 @@ def check_config(config: Config) -> None:
             f"sampling.temperature is {config.sampling.temperature}: greedy samples have no log-probabilities to train on; "
             "set it above 0"
         )
+    if config.trainer.anchor == "proximal" and config.trainer.parts == 1:
+        log.warning(
+            "trainer.ratio_is_one",
+            reason="the anchor is the trainer before the batch, and a batch is one train step: ratio bounds do nothing",
+            advice="set trainer.parts to 2 or more, or trainer.anchor to behavior",
+        )
 
 
 async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool = False) -> None:

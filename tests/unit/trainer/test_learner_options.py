@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from orchestrator.config import TrainerSection
+from orchestrator.config import Config, TrainerSection
 from orchestrator.rewards.batch import BatchScaling
 from tests.unit.trainer.forests import everything, group_of_rollouts
 from trainer import schedule
@@ -17,6 +18,7 @@ from trainer.batch import BadBatch, Part
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import open_checkpoint
 from trainer.learner import Learner, optimizer_settings, save_first
+from trainer.loop import check_config
 from trainer.model import load_model
 from trainer.scaled import scaled_parts
 from trainer.update import make_optimizer
@@ -120,6 +122,16 @@ def test_the_proximal_anchor_is_taken_once_for_all_train_steps_of_a_batch(
     assert first["cut_fraction"] > 0
     [next_batch] = one.train([part()])
     assert next_batch["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "warned"),
+    [({"anchor": "proximal"}, True), ({"anchor": "proximal", "parts": 2}, False), ({"parts": 1}, False)],
+)
+def test_a_ratio_that_can_only_be_one_is_said_at_the_start(section: dict[str, Any], warned: bool) -> None:
+    with capture_logs() as said:
+        check_config(Config.model_validate({"trainer": section}))
+    assert [entry["event"] for entry in said] == ["trainer.ratio_is_one"] * warned
 
 
 def test_proximal_logprobs_that_are_not_finite_make_the_batch_bad(model: Path, tmp_path: Path) -> None:
