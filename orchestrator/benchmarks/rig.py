@@ -117,7 +117,7 @@ def make_model(directory: Path) -> Path:
 
 
 @contextmanager
-def _process(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def own_process(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of ours, ended by its id, and by the kernel when we are killed."""
     process = spawn(argv, log=log, env=os.environ, death_signal=signal.SIGTERM)
     try:
@@ -136,7 +136,7 @@ def running_stub(model: Path, delay_ms: float, log: Path) -> Iterator[str]:
     """A stub on a free port; its URL."""
     port = free_port()
     argv = [sys.executable, "-m", "orchestrator.benchmarks.stub_server", "--model", str(model)]
-    with _process([*argv, "--delay-ms", str(delay_ms), "--port", str(port)], log) as process:
+    with own_process([*argv, "--delay-ms", str(delay_ms), "--port", str(port)], log) as process:
         while process.poll() is None:
             with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
                 break
@@ -177,7 +177,7 @@ async def open_rig(directory: Path, model: Path, delay_ms: float) -> AsyncIterat
     with running_stub(model, delay_ms, directory / "stub.log") as stub:
         (directory / "penstock.toml").write_text(CONFIG.format(model=model, stub=stub))
         up = ["up", "-c", str(directory), "--only", "orchestrator,gateway"]
-        with _process([sys.executable, "-m", "orchestrator.cli", *up], directory / "up.log") as stack:
+        with own_process([sys.executable, "-m", "orchestrator.cli", *up], directory / "up.log") as stack:
             home = Home.at(directory)
             pid = await _up(home, stack)
             config = home.connected()
