@@ -1,8 +1,8 @@
 """What bounded memory costs: peak memory and CPU time of one tree in passes, against one graph and against its longest sample alone.
 
 Every case is a process of its own: `python -m trainer.benchmarks.bounded CASE [--scale 1]` prints one JSON line. The peak is the growth of the
-resident set over forward and backward (ru_maxrss less what was resident before), after a warm-up that leaves gradients behind; the time
-is process CPU time, one thread.
+resident set over forward and backward (VmHWM less VmRSS before; ru_maxrss would count the process that started this one), after a warm-up
+that leaves gradients behind; the time is process CPU time, one thread.
 
     whole     the tree in one pass
     longest   its longest sample alone, in one pass: what any trainer must hold
@@ -17,7 +17,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import resource
 import subprocess
 import sys
 import time
@@ -101,18 +100,20 @@ def measure(case: str, scale: float) -> Measured:
     warm_up = pack_samples(rewrites(1, 1, 2, 8, 4, 4)(2048), Budget(20))
     backward(model, warm_up, lambda rows, logp: -logp.sum())
     model.zero_grad(set_to_none=False)
-    before = resident()
+    before = _status("VmRSS")
     started = time.process_time()
     pack = pack_samples(samples, budget)
     loss = backward(model, pack, lambda rows, logp: -logp.sum()).loss
     seconds = time.process_time() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    peak = _status("VmHWM") - before
     return Measured(pack.plan.tokens, len(pack.passes), seconds, peak / 1e6, loss)
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _status(field: str) -> int:
+    """Bytes, from what the kernel says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [found] = [line for line in lines if line.startswith(f"{field}:")]
+    return int(found.split()[1]) * 1024
 
 
 def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.forests import FORESTS, MODELS, VOCAB, Forest, everything, seeded
-from tests.unit.trainer.vanilla import alone, double_precision_throughout, merged, worst
+from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
 from trainer.samples import Sample
 from trainer.tree.attention import attend
 from trainer.tree.execute import backward, score
@@ -55,6 +55,23 @@ def test_the_dense_backend_and_activation_checkpointing_work_in_passes() -> None
     policy.train()
     _, checkpointed = merged(policy, samples, "rectangles", 7)
     assert worst(dense, plain) <= 1e-10 and worst(checkpointed, plain) <= 1e-10
+
+
+def test_reentrant_activation_checkpointing_is_refused_where_it_would_cut_gradients() -> None:
+    policy = seeded(MODELS["qwen3"])
+    policy.activation_checkpointing_enable({"use_reentrant": True})
+    policy.model.embed_tokens.register_forward_hook(lambda *call: call[2].requires_grad_())
+    policy.train()
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        merged(policy, everything(), "rectangles", 7)
+
+
+def test_many_passes_add_no_error_to_a_bfloat16_model() -> None:
+    samples = everything()
+    _, exact_ones = merged(seeded(MODELS["qwen3"]), samples, "rectangles")
+    coarse = seeded(MODELS["qwen3"], dtype=torch.bfloat16)
+    errors = [distance(merged(coarse, samples, "dense", budget)[1], exact_ones) for budget in (10_000, 3)]
+    assert errors[1] <= 1.25 * errors[0]
 
 
 def coupled(pack: Pack, asked: list[Longs]) -> Any:
