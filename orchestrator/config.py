@@ -287,6 +287,7 @@ class TrainerSection(Section):
     ratio_min: float = 0.0  # not given: the loss's own (RATIO_BOUNDS)
     ratio_max: Annotated[float, Field(allow_inf_nan=False)] = 5.0  # not given: the loss's own
     negative_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # of negative advantages
+    balance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of a mixture of experts: router loss
     aggregation: Literal["token", "prompt", "sample"] = "token"  # what counts the same in the denominator
     anchor: Literal["behavior", "proximal"] = (
         "behavior"  # of the ratio; proximal: the trainer before the batch

@@ -172,6 +172,7 @@ def update_settings(section: TrainerSection) -> UpdateSettings:
         ),
         aggregation=section.aggregation,
         negative_scale=section.negative_scale,
+        balance=section.balance,
         max_grad_norm=section.clip_norm,
         spike_grad_norm=section.spike_norm or math.inf,
         budget=Budget(section.pack_tokens, section.pack_pairs),

@@ -43,6 +43,8 @@ def report(
         "lr": lr,
         "clip_fraction": metrics.clip_fraction,
         "cut_fraction": metrics.cut_fraction,
+        "balance_loss": metrics.balance_loss,
+        "expert_imbalance": metrics.expert_imbalance,
         "kl_k1": metrics.kl_k1,
         "kl_k3": metrics.kl_k3,
         "max_abs_dlogprob": metrics.max_abs_dlogprob,

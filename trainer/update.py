@@ -23,6 +23,7 @@ from trainer.loss.base import Loss, Tokens
 from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
+from trainer.routing import Routing, multiplicities, routers_of
 from trainer.samples import Floats, Sample
 from trainer.spent import spending
 from trainer.tree.execute import backward, score
@@ -39,6 +40,7 @@ class UpdateSettings:
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
     aggregation: Aggregation = "token"
     negative_scale: float = 1.0  # of negative advantages, whatever the loss
+    balance: float = 0.0  # coefficient of the load-balancing loss of a mixture of experts (routing.py)
     max_grad_norm: float = 1.0
     spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
     budget: Budget = field(default_factory=lambda: Budget(8192))  # of one forward pass
@@ -150,7 +152,15 @@ def _backward(
 ) -> bool:
     """Add a pack's gradients and count it; False (gradients are then half done) when its loss is not finite."""
     objective = PackLoss(pack, factors, settings)
-    scores = backward(model, pack, objective, settings.head_chunk)
+    routers = routers_of(model)
+    if settings.balance and not routers:
+        raise ValueError(
+            f"trainer.balance is {settings.balance}, but this model has no experts to balance: set it to 0"
+        )
+    routing = Routing(routers, multiplicities(pack.plan, pack.last), settings.balance) if routers else None
+    scores = backward(model, pack, objective, settings.head_chunk, routing)
+    if routing is not None:
+        sums.routed(routing.value if settings.balance else None, routing.imbalance)
     sums.add(
         pack,
         scores.loss,

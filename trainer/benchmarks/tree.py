@@ -110,7 +110,9 @@ def _row_pack(rows: list[tuple[Ids, list[Sample]]]) -> Pack:
         offset=np.concatenate(offsets),
         temperature=np.ones(sum(s.action_len for s in samples), np.float32),
     )
-    return Pack(samples, tuple(range(len(samples))), plan, edges, (Pass(((0, plan.tokens),), 0, 0, -1),))
+    last = np.array([begin + len(sample.tokens) - 1 for sample, begin in placed], np.int64)
+    one = Pass(((0, plan.tokens),), 0, 0, -1)
+    return Pack(samples, tuple(range(len(samples))), plan, edges, (one,), last)
 
 
 def flops(model: Any, packs: Sequence[Pack]) -> float:

@@ -40,6 +40,10 @@ class TrainStepMetrics:
     cut_fraction: float = 0.0  # share of tokens that the correction truncated or masked
     staleness: Mapping[int, int] = field(default_factory=dict)  # trainer's version − token's version → tokens
     domain_tokens: Mapping[str, int] = field(default_factory=dict)
+    balance_loss: float | None = (
+        None  # of a mixture of experts, without its coefficient and not part of `loss`
+    )
+    expert_imbalance: float | None = None  # busiest expert ÷ mean of its layer, in the worst layer
 
     @property
     def merge_ratio(self) -> float:
@@ -61,6 +65,7 @@ class MetricSums:
         self._values = dict.fromkeys(("loss", "k1", "k3", "dlogprob", "r", "rr", "entropy", "worst"), 0.0)
         self._staleness = Counter[int]()
         self._domains = Counter[str]()
+        self._routed: tuple[float | None, float | None] = (None, None)
 
     def add(
         self,
@@ -102,6 +107,10 @@ class MetricSums:
             merged=pack.plan.tokens,
         )
 
+    def routed(self, balance_loss: float | None, imbalance: float | None) -> None:
+        """What routing.py counted, of the whole train step."""
+        self._routed = balance_loss, imbalance
+
     def result(self, *, skip_reason: str | None, gradient_norm: float) -> TrainStepMetrics:
         """The metrics of what was added so far."""
         sums, values = self._sums, self._values
@@ -126,4 +135,6 @@ class MetricSums:
             cut_fraction=sums["cut"] / n,
             staleness=dict(sorted(self._staleness.items())),
             domain_tokens=dict(sorted(self._domains.items())),
+            balance_loss=self._routed[0],
+            expert_imbalance=self._routed[1],
         )

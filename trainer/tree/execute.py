@@ -11,6 +11,7 @@ tokens of a sample in any way, but not tokens of different samples. Depth-first 
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from orchestrator.progress import current
 from trainer.logprobs import CHUNK, token_logprobs
+from trainer.routing import Routing
 from trainer.spent import spending
 from trainer.tree.forward import hidden_states
 from trainer.tree.pack import Pack
@@ -40,19 +42,32 @@ class Scores:
     loss: float = 0.0
 
 
-def score(model: nn.Module, pack: Pack, head_chunk: int = CHUNK) -> Scores:
-    """Logprobs and entropies alone, without any graph."""
-    run = _Run(model, pack, head_chunk)
+def score(model: nn.Module, pack: Pack, head_chunk: int = CHUNK, routing: Routing | None = None) -> Scores:
+    """Logprobs and entropies alone, without any graph. `routing` counts every token."""
+    run = _Run(model, pack, head_chunk, routing)
     with torch.no_grad():
         for number, one in enumerate(pack.passes):
             run.forward(one, run.edges_of[number])
             run.path.keep(one.trunk)
+            if routing is not None:
+                routing.count()
     return Scores(run.logp, run.entropy)
 
 
-def backward(model: nn.Module, pack: Pack, objective: Objective, head_chunk: int = CHUNK) -> Scores:
-    """Add the gradients of the pack's loss to the parameters'. A loss that is not finite ends it at once, with gradients half done."""
-    run = _Run(model, pack, head_chunk)
+def backward(
+    model: nn.Module,
+    pack: Pack,
+    objective: Objective,
+    head_chunk: int = CHUNK,
+    routing: Routing | None = None,
+) -> Scores:
+    """Add the gradients of the pack's loss to the parameters'. A loss that is not finite ends it at once, with gradients half done.
+
+    `routing` counts every token, and adds the gradients of its balance loss where it has a coefficient.
+    """
+    if routing is not None and routing.coefficient and len(pack.passes) > 1:
+        score(model, pack, head_chunk, routing)  # each pass's share depends on the load of all
+    run = _Run(model, pack, head_chunk, routing)
     open_trunks: list[int] = []
     for number, one in enumerate(pack.passes):
         while open_trunks and open_trunks[-1] != one.parent:
@@ -72,10 +87,10 @@ def backward(model: nn.Module, pack: Pack, objective: Objective, head_chunk: int
 class _Run:
     """One walk over a pack's passes."""
 
-    def __init__(self, model: nn.Module, pack: Pack, head_chunk: int) -> None:
+    def __init__(self, model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> None:
         parameter = next(model.parameters())
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-        self._model, self._pack, self._chunk = model, pack, head_chunk
+        self._model, self._pack, self._chunk, self._routing = model, pack, head_chunk, routing
         self._device = parameter.device
         nothing = torch.full((len(pack.edges),), math.nan, dtype=dtype, device=self._device)
         self.logp, self.entropy, self._d_logp = nothing, nothing.clone(), nothing.clone()
@@ -95,7 +110,8 @@ class _Run:
         with spending("forward"):
             whole = one.past == 0 and one.tokens == self._pack.plan.tokens
             plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
-            hidden = hidden_states(self._model, plan, self.path)
+            with nullcontext() if self._routing is None else self._routing.watching(one.ranges):
+                hidden = hidden_states(self._model, plan, self.path)
             edges = self._pack.edges
             starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
             position = edges.position[rows]
@@ -123,7 +139,7 @@ class _Run:
     def learn(self, number: int, objective: Objective) -> bool:
         """Forward a pass with its graph, ask for the loss of the samples that end in it, and go backward. False: not finite."""
         one, rows, ended = self._pack.passes[number], self.edges_of[number], self._ended_by[number]
-        if not len(rows) and not one.trunk:
+        if not len(rows) and not one.trunk and self._routing is None:
             return True  # last tokens of samples, which predict nothing
         logp = self.forward(one, rows)
         if len(ended):
@@ -137,9 +153,21 @@ class _Run:
             torch.autograd.backward(loss)
             self._d_logp[places] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         outputs, gradients = self.path.arrived(one.trunk) if one.trunk else ([], [])
+        balance = self._balance()
         with spending("backward"):
-            torch.autograd.backward([logp, *outputs], [self._d_logp[self._tensor(rows)], *gradients])
+            torch.autograd.backward(
+                [logp, *outputs, *balance],
+                [self._d_logp[self._tensor(rows)], *gradients, *map(torch.ones_like, balance)],
+            )
         return True
+
+    def _balance(self) -> list[Tensor]:
+        """The balance loss's share of the pass just forwarded, if there is one."""
+        if self._routing is None:
+            return []
+        if not self._routing.complete:
+            self._routing.count()
+        return [self._routing.loss()] if self._routing.coefficient else []
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -50,6 +50,7 @@ class Pack:
     plan: TreePlan
     edges: LossEdges
     passes: tuple[Pass, ...]
+    last: Longs  # int64[samples], flat position of each sample's last token
 
     @property
     def naive_tokens(self) -> int:
@@ -85,7 +86,8 @@ def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: boo
             edges.offset[kept],
             edges.temperature[kept],
         )
-    return Pack(chosen, indices, tree.plan, edges, cut_into_passes(tree, budget))
+    last = _joined([tree.locate(s.tokens, len(s.tokens) - 1, len(s.tokens)) for s in chosen], np.int64)
+    return Pack(chosen, indices, tree.plan, edges, cut_into_passes(tree, budget), last)
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -1,10 +1,12 @@
 """The same step by plain Hugging Face: one causal row per sample, its own attention, its own logits, nothing shared, nothing packed.
 
-Only the formula is the trainer's own (trainer.update.PackLoss): what is held against each other is merging, not the loss.
+Only the formulas are the trainer's own (trainer.update.PackLoss, trainer.routing): what is held against each other is merging, not the loss.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestrator.progress import current
 from trainer.loss.aggregation import normalisers
+from trainer.routing import Routing, routers_of
 from trainer.samples import Sample
 from trainer.tree.pack import pack_samples
 from trainer.update import PackLoss, UpdateSettings
@@ -51,17 +54,26 @@ def vanilla_gradients(
     pack = pack_samples(samples, settings.budget)  # for the order of its loss edges alone
     factors = normalisers(samples, settings.aggregation)
     objective = PackLoss(pack, np.array([factors[i] for i in pack.indices]), settings)
-    loss, forwarded, logprobs = 0.0, 0, [torch.empty(0)]
+    loss, logprobs = 0.0, [torch.empty(0)]
+    ends = np.cumsum([0, *(len(sample.tokens) for sample in pack.samples)]).tolist()
+    ranges = [[span] for span in pairwise(ends)]  # of each row in all rows laid end to end
+    routing = None
+    if settings.balance:
+        routing = Routing(routers_of(model), np.ones(ends[-1], np.int64), settings.balance)
+        for span, sample in zip(ranges, pack.samples, strict=True):
+            with torch.no_grad(), routing.watching(span):
+                vanilla_logprobs(model, sample)
+            routing.count()
     model.zero_grad(set_to_none=True)
     for number, sample in enumerate(pack.samples):
         current().moved()
         rows = np.flatnonzero(pack.edges.sample == number)
-        logp = vanilla_logprobs(model, sample)[torch.from_numpy(pack.edges.offset[rows])]
+        with nullcontext() if routing is None else routing.watching(ranges[number]):
+            logp = vanilla_logprobs(model, sample)[torch.from_numpy(pack.edges.offset[rows])]
         part = objective(rows, logp)
-        torch.autograd.backward(part)
         loss += part.item()
-        forwarded += len(sample.ids)
+        torch.autograd.backward(part if routing is None else part + routing.loss())
         logprobs.append(logp.detach())
     taken = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return Vanilla(loss, taken, torch.cat(logprobs), forwarded)
+    return Vanilla(loss, taken, torch.cat(logprobs), ends[-1])
