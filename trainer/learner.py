@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from orchestrator.config import TrainerSection
+from orchestrator.contracts.errors import ConfigurationError
 from trainer.batch import BadBatch, Part
 from trainer.checkpoint import (
     Checkpoint,
@@ -81,6 +82,8 @@ class Learner:
         wall, cpu = time.perf_counter(), time.process_time()  # proximal logprobs are the first train step's
         try:
             samples = [anchored(self._model, part.samples, settings) for part in parts]
+        except ConfigurationError:
+            raise  # of the budget, not of this batch
         except ValueError as error:
             raise BadBatch(f"the proximal logprobs cannot be used: {error}") from error
         for number, part in enumerate(parts):

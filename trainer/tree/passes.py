@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.contracts.errors import ConfigurationError
 from trainer.tree.plan import FlatTree, Longs
 from trainer.tree.trie import Node
 
@@ -54,12 +55,12 @@ class Pass:
 def cut_into_passes(tree: FlatTree, budget: Budget) -> tuple[Pass, ...]:
     """Passes within the budget that hold every token exactly once; every parent comes before its children.
 
-    Raises ValueError when not even one token of the deepest path fits.
+    Raises ConfigurationError when not even one token of the deepest path fits.
     """
     plan = tree.plan
     deepest = int(plan.position_ids.max(initial=-1)) + 1
     if deepest > budget.pairs:
-        raise ValueError(
+        raise ConfigurationError(
             f"the budget of {budget.pairs} attention pairs is too small for a path of {deepest} tokens, whose last token alone sees "
             f"{deepest}; raise trainer.pack_pairs to at least that, better to its product with trainer.pack_tokens"
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,17 @@ def test_a_gradient_that_is_not_finite_is_never_saved_and_leaves_no_trace_after_
     again = Learner.resume(first.path, first.manifest_sha, section)
     [values] = again.train([good])
     assert values["applied"] and again.save(tmp_path / "again", 1, 0, b"digest").manifest_sha == expected
+
+
+@pytest.mark.parametrize("anchor", ["behavior", "proximal"])
+def test_a_budget_too_small_for_the_longest_sample_ends_training_and_keeps_the_batch(
+    model: Path, tmp_path: Path, anchor: Any
+) -> None:
+    section = TrainerSection(pack_pairs=5, anchor=anchor)
+    first = save_first(tmp_path, model, TrainerSection())
+    learner = Learner.resume(first.path, first.manifest_sha, section)
+    with pytest.raises(ConfigurationError, match="budget of 5 attention pairs is too small for a path of"):
+        learner.train([Part(group_of_rollouts(), [])])  # BadBatch would give the batch up
 
 
 def test_a_checkpoint_other_than_the_published_one_is_refused(model: Path, tmp_path: Path) -> None:
