@@ -2,8 +2,8 @@
 
     Tokens ──a loss──▶ LossValue        loss = − Σ_t c_t · (the formula's term of token t)
 
-A formula knows neither models nor packs. Where it couples the tokens of a sample (GSPO), it relies on every sample being whole in one
-pack, which trainer/tree/pack.py promises. Bounds are absolute ratios everywhere: what PPO writes as 1 − ε and 1 + ε' is
+A formula knows neither models nor packs. Where it couples the tokens of a sample (GSPO), it relies on being given whole samples, which
+trainer/tree/execute.py promises. Bounds are absolute ratios everywhere: what PPO writes as 1 − ε and 1 + ε' is
 ratio_min = 0.8 and ratio_max = 1.2 here.
 """
 
@@ -18,13 +18,13 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """The action tokens of train weight > 0 of one pack, [E] each, in order of sample and token. Only `logp` carries a gradient."""
+    """The action tokens of train weight > 0 of some whole samples, [E] each, in order of sample and token. Only `logp` carries a gradient."""
 
     logp: Tensor  # log π(o_t), nats
     anchor: Tensor  # log π_anchor(o_t): of the behavior policy, or of the trainer before the batch
     advantage: Tensor  # Â_t, negative ones already scaled
     coefficient: Tensor  # c_t: train weight ÷ denominator, times what correction.py says
-    sample: Tensor  # int64[E], index of the token's sample in the pack
+    sample: Tensor  # int64[E], index of the token's sample among them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class Loss(Protocol):
     """One formula with its settings; frozen, and a function of its tokens alone."""
 
     def __call__(self, tokens: Tokens) -> LossValue:
-        """The loss of one pack; losses of packs add up."""
+        """The loss of these samples; losses of samples add up."""
         ...
 
 

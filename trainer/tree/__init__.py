@@ -1,7 +1,8 @@
-"""Prefix-tree merging: every token that samples share is forwarded once, exactly.
+"""Prefix-tree merging: every token that samples share is forwarded once, exactly, in bounded memory.
 
-    samples ──pack──▶ packs ──trie──▶ one compressed trie per pack ──plan──▶ flat order, positions, rectangles
-            ──forward──▶ one pass of an unmodified Hugging Face model, whose attention is attention.attend
+    step tree (orchestrator.contracts.branch) ──trie──▶ one compressed trie ──plan──▶ flat order, positions, squares and rectangles
+        ──passes──▶ parts of the tree within the budget ──execute──▶ forward and backward of an unmodified Hugging Face model, pass by pass
 
-`trie` and `plan` are numpy only; `attention` knows torch, `forward` knows transformers, `pack` knows samples.
+`pack` puts a train step's samples, loss edges and passes together. `trie`, `plan` and `passes` are numpy only; `attention` (with `flex`) knows
+torch, `forward` knows transformers, `path` holds the keys and values above a pass. The guide: ops/guides/merging.md.
 """
