@@ -24,6 +24,14 @@ from orchestrator.embedded.identity import ProcessId
 from orchestrator.embedded.postgres_cluster import PostgresCluster, prepare_cluster
 from orchestrator.embedded.spawn import last_lines, reap, spawn
 
+# A server that starts, ends or crashes, or has no disk, memory or connection left.
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.exceptions.OperatorInterventionError,
+    asyncpg.exceptions.InsufficientResourcesError,
+    asyncpg.exceptions.PostgresSystemError,
+)
+
 
 class EmbeddedPostgres:
     """Serves one data directory while the context is open. Not bound to an event loop: it may be left in another than it
@@ -144,11 +152,11 @@ async def accepts_queries(cluster: PostgresCluster) -> bool:
     """The ready check: True when the server answers over its Unix socket, which nobody but that server can own."""
     try:
         connection = await asyncpg.connect(cluster.socket_url, timeout=5)
-    except (OSError, TimeoutError, asyncpg.CannotConnectNowError):
+    except (OSError, TimeoutError, *_PASSING):
         return False
     try:
         return bool(await connection.fetchval("select true"))
-    except (OSError, asyncpg.PostgresConnectionError):
+    except (OSError, *_PASSING):
         return False
     finally:
         connection.terminate()

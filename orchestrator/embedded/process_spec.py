@@ -26,7 +26,7 @@ class RestartPolicy:
     The n-th death in a row is followed by a pause of `first_delay_s · 2^(n−1)`, at most `max_delay_s`, times a random factor between
     0.5 and 1.5; a process that was ready for `settled_s` starts again at the first delay. `limit` deaths within `window_s` mark it as failed:
     with the defaults that takes about 13 s of doing nothing but dying. The death of a process that found a process it comes after dead, or
-    lost it, does not count.
+    lost it, does not count, nor does any while the disk of the run directory, or another that the process writes to, is full.
     """
 
     when: RestartWhen = RestartWhen.ALWAYS
@@ -50,7 +50,9 @@ class ProcessSpec:
     ready when it has been started. `before_start` is called, in a thread, before every start; a ValueError counts as a death. `after` names
     the processes that must be ready before the first start; later deaths of theirs change nothing here. Stopping goes the other way
     round: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only stopped once this one
-    has ended, in whatever order they start. `log` is `logs/<name>.log` unless given.
+    has ended, in whatever order they start. `log` is `logs/<name>.log` unless given. `writes`: directories outside the run directory
+    without room on whose disks it cannot live. `stale_after_full`: it lives through a full disk, but does not get over it: it is started
+    anew, which does not count either, once there is room again.
     """
 
     name: str
@@ -68,6 +70,8 @@ class ProcessSpec:
     grace_s: float = 10.0
     stop_signal: signal.Signals = signal.SIGTERM
     log: Path | None = None
+    writes: tuple[Path, ...] = ()
+    stale_after_full: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():

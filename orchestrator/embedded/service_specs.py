@@ -24,6 +24,7 @@ def postgres_spec(cluster: PostgresCluster, *, name: str = "postgres") -> Proces
         ready_timeout_s=600.0,  # crash recovery replays up to max_wal_size
         grace_s=30.0,
         stop_signal=signal.SIGINT,
+        writes=(cluster.pgdata,),  # not below the run directory where the service user cannot reach that
     )
 
 
@@ -36,4 +37,5 @@ def nats_spec(home: NatsHome, *, name: str = "nats") -> ProcessSpec:
         inherit_env=False,
         ready=lambda: serves(home.url),
         before_start=home.before_start,
+        stale_after_full=True,  # a stream that could not be written to once takes nothing more until the next start
     )

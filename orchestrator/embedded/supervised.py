@@ -24,7 +24,11 @@ from orchestrator.embedded.process_spec import (
     RestartWhen,
     describe_exit,
 )
+from orchestrator.embedded.room import short
 from orchestrator.embedded.spawn import kill_group, last_lines, reap, spawn, tell
+from orchestrator.log import get
+
+log = get(__name__)
 
 _READY_POLL_S = 0.05
 
@@ -52,6 +56,7 @@ class SupervisedProcess:
         self._changed = changed
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
+        self._renew = anyio.Event()
         self._state = ProcessState.WAITING
         self._since = time.time()
         self._pid: int | None = None
@@ -80,6 +85,11 @@ class SupervisedProcess:
     def hurry(self) -> None:
         """Ends the patience of a clean end."""
         self._hurry.set()
+
+    def renew(self) -> None:
+        """Asks one that is ready for a clean end and another start, which does not count as a death."""
+        if self._state is ProcessState.READY:
+            self._renew.set()
 
     async def run(self) -> None:
         """The whole life. Ends at rest: stopped, finished or failed."""
@@ -111,12 +121,19 @@ class SupervisedProcess:
                 continue
             if self._stop.is_set():
                 break
+            if self._renew.is_set():
+                self._renew = anyio.Event()
+                continue
             done = policy.when is RestartWhen.NEVER or (policy.when is RestartWhen.ON_FAILURE and status == 0)
             if done and status == 0:
                 self._become(ProcessState.FINISHED)
                 return
             now = time.monotonic()
-            if self._dependencies_ready_since(began):
+            full = short((self._layout.root, *self.spec.writes))
+            if full is not None:
+                log.error("disk.full", process=self.spec.name, died_by=self._detail, error=str(full))
+                self._detail = f"{self._detail}; {full}"
+            elif self._dependencies_ready_since(began):
                 deaths.append(now)
             looping = len(deaths) == policy.limit and now - deaths[0] < policy.window_s
             if done or looping:
@@ -170,6 +187,7 @@ class SupervisedProcess:
             async with anyio.create_task_group() as watch:
                 watch.start_soon(self._await_ready, child)
                 watch.start_soon(self._end_when_told, child)
+                watch.start_soon(self._end_to_renew, child)
                 status = await reap(child)
                 watch.cancel_scope.cancel()
         except BaseException:  # a broken ready check must not leave a child that nobody watches
@@ -230,6 +248,12 @@ class SupervisedProcess:
         tell(child, self.spec.stop_signal)
         with anyio.move_on_after(self.spec.grace_s):
             await self._hurry.wait()
+        kill_group(child)
+
+    async def _end_to_renew(self, child: subprocess.Popen[bytes]) -> None:
+        await self._renew.wait()
+        tell(child, self.spec.stop_signal)
+        await anyio.sleep(self.spec.grace_s)
         kill_group(child)
 
     def _fail(self, reason: str) -> None:

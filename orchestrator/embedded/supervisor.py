@@ -35,12 +35,13 @@ from orchestrator.embedded.process_spec import (
     ProcessStatus,
     SupervisorStatus,
 )
+from orchestrator.embedded.room import ENOUGH_BYTES, NEEDED_BYTES, short
 from orchestrator.embedded.supervised import SupervisedProcess
 from orchestrator.log import get
 
 log = get(__name__)
 
-REWRITE_S = 1.0
+LOOK_S = 1.0
 
 
 class Supervisor:
@@ -65,6 +66,7 @@ class Supervisor:
         self._stopping = anyio.Event()
         self._me = ProcessId.mine()
         self._lock: int | None = None
+        self._full = False  # the disk of the run directory, at the last look
         self._unwritten: str | None = None  # why the status file is older than the status
         self._tasks: TaskGroup | None = None
         self.leftovers = 0
@@ -86,7 +88,7 @@ class Supervisor:
             self.leftovers = await end_leftovers(self._layout, grace_s=self._leftover_grace_s)
             self._tasks = anyio.create_task_group()
             await self._tasks.__aenter__()
-            self._tasks.start_soon(self._rewrite_status)
+            self._tasks.start_soon(self._look_after_disk)
             if self._signals:
                 await self._tasks.start(self._obey_signals)
         except BaseException:
@@ -230,12 +232,25 @@ class Supervisor:
         else:
             self._unwritten = None
 
-    async def _rewrite_status(self) -> None:
-        """What could not be written is written as soon as there is room."""
+    async def _look_after_disk(self) -> None:
+        """What could not be written is written as soon as there is room, and what does not get over a full disk is started anew."""
         while True:
-            await anyio.sleep(REWRITE_S)
+            await anyio.sleep(LOOK_S)
             if self._unwritten is not None:
                 self._write_status()
+            found = short([self._layout.root], ENOUGH_BYTES if self._full else NEEDED_BYTES)
+            if found is not None and not self._full:
+                log.error(
+                    "disk.full",
+                    error=str(found),
+                    consequence="what dies waits, and is started until there is room",
+                )
+            elif found is None and self._full:
+                log.info("disk.room", directory=str(self._layout.root))
+                for process in self._processes.values():
+                    if process.spec.stale_after_full:
+                        process.renew()
+            self._full = found is not None
 
 
 async def _shielded(process: SupervisedProcess) -> None:

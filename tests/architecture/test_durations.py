@@ -36,7 +36,7 @@ EXEMPT = {
     "orchestrator/cli/scaffold.py:TIMEOUT_S": PEOPLE,
     "orchestrator/cli/status.py:PATIENCE_S": PEOPLE,
     "orchestrator/embedded/supervised.py:_READY_POLL_S": POLL,
-    "orchestrator/embedded/supervisor.py:REWRITE_S": POLL,
+    "orchestrator/embedded/supervisor.py:LOOK_S": POLL,
     "orchestrator/flow/blackbox.py:ASK_S": "at most; a quarter of rollout.stall_s where that is less",
     "orchestrator/flow/clocks.py:CPU_NOISE_S": NOISE,
     "orchestrator/flow/clocks.py:LOOK_S": "at most; a quarter of rollout.stall_s where that is less",

@@ -234,7 +234,7 @@ async def test_a_full_disk_ends_neither_the_supervisor_nor_what_it_keeps(
     layout: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failpoints, "directory", tmp_path)
-    monkeypatch.setattr("orchestrator.embedded.supervisor.REWRITE_S", 0.01)
+    monkeypatch.setattr("orchestrator.embedded.supervisor.LOOK_S", 0.01)
     async with Supervisor(layout) as supervisor:
         (tmp_path / "file.rename.before").write_text("raise\n" * 8)  # of the status and of pid files
         policy = RestartPolicy(limit=2, first_delay_s=0.01, max_delay_s=0.01)

@@ -1,0 +1,132 @@
+"""The disk of a run directory, full: its services die and come back for as long as it lasts, and afterwards what was acknowledged is there."""
+
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import asyncpg
+import nats
+import pytest
+from nats.errors import Error as NatsError
+from structlog.testing import capture_logs
+
+from orchestrator.chaos import disk
+from orchestrator.embedded.layout import RunLayout
+from orchestrator.embedded.nats_server import prepare_nats
+from orchestrator.embedded.postgres_cluster import PostgresCluster, prepare_cluster
+from orchestrator.embedded.process_spec import ProcessSpec, ProcessState, RestartPolicy
+from orchestrator.embedded.room import ENOUGH_BYTES, NEEDED_BYTES, short
+from orchestrator.embedded.service_specs import nats_spec, postgres_spec
+from orchestrator.embedded.supervisor import Supervisor
+from tests.integration.small_disk import directory, small_disk
+
+__all__ = ["directory", "small_disk"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+PATIENCE = RestartPolicy(limit=2, window_s=600, first_delay_s=0.01, max_delay_s=0.1)
+# Enough for the file that says its number, too little for what it begins with: so does a runner without room for a segment of its journal.
+LEFT_BYTES = 1 << 20
+NEEDY = ("/bin/sh", "-c", 'head -c 2000000 /dev/zero >"$0.$$" || { rm "$0.$$"; exit 1; }; exec sleep 1000')
+
+
+async def write(cluster: PostgresCluster, kept: list[int]) -> None:
+    """Commit numbers, each in a new segment of the log, until the server says no or dies; `kept` are those that it acknowledged."""
+    connection = await asyncpg.connect(cluster.url, timeout=5)
+    try:
+        while True:
+            await connection.execute("INSERT INTO kept VALUES ($1)", len(kept))
+            kept.append(len(kept))
+            await connection.execute("SELECT pg_switch_wal()")
+    finally:
+        connection.terminate()
+
+
+async def publish(url: str) -> None:
+    """TimeoutError, or another of NATS, if the stream does not take it."""
+    client = await nats.connect(url, allow_reconnect=False)
+    try:
+        await client.jetstream().publish("some.thing", b"x" * 500_000, timeout=0.5)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("small_disk", [160], indirect=True)
+async def test_deaths_of_a_full_run_directory_do_not_count_and_with_room_everything_comes_up_with_nothing_lost(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.embedded.supervisor.LOOK_S", 0.05)
+    layout = RunLayout(small_disk / "run")
+    layout.create()
+    cluster, home = prepare_cluster(layout.postgres), prepare_nats(layout.nats)
+    kept: list[int] = []
+    needy = ProcessSpec("needy", (*NEEDY, str(layout.root / "begun")), restart=PATIENCE)
+    services = [replace(spec, restart=PATIENCE) for spec in (postgres_spec(cluster), nats_spec(home))]
+    with capture_logs() as logs, anyio.fail_after(100):
+        async with Supervisor(layout) as supervisor:
+
+            async def until_ready() -> None:
+                await supervisor.ready()  # once; raises for what was given up
+                while any(supervisor.status(name).state is not ProcessState.READY for name in names):
+                    await supervisor.change()
+
+            supervisor.add(*services, needy)
+            names = ("postgres", "nats", "needy")
+            await until_ready()
+            connection = await asyncpg.connect(cluster.url)
+            await connection.execute("CREATE TABLE kept (n int)")
+            await connection.close()
+            client = await nats.connect(home.url)
+            await client.jetstream().add_stream(name="SOME", subjects=["some.>"])
+            await client.close()
+            await publish(home.url)
+
+            disk.fill(small_disk)
+            with pytest.raises((NatsError, TimeoutError)):
+                while True:
+                    await publish(home.url)
+            ballast = small_disk / disk.BALLAST
+            os.truncate(ballast, ballast.stat().st_size - LEFT_BYTES)
+            pid = supervisor.status("needy").pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while any(
+                supervisor.status(name).restarts <= 2 * PATIENCE.limit for name in ("postgres", "needy")
+            ):
+                with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await write(cluster, kept)
+                assert all(supervisor.status(name).state is not ProcessState.FAILED for name in names)
+                await anyio.sleep(0.01)
+            with pytest.raises((NatsError, TimeoutError)):
+                await publish(home.url)
+
+            disk.empty(small_disk)
+            await until_ready()
+            connection = await asyncpg.connect(cluster.url)
+            found = await connection.fetch("SELECT n FROM kept")
+            await connection.close()
+            assert kept and {row["n"] for row in found} >= set(kept)
+            while True:
+                with contextlib.suppress(OSError, NatsError, TimeoutError):
+                    await publish(home.url)
+                    break
+            states = {supervisor.status(name).state for name in names}
+            assert states == {ProcessState.READY}
+    said = [line for line in logs if line["event"] == "disk.full"]
+    assert {line.get("process") for line in said} >= {None, "postgres", "needy"}
+    assert f"the disk of {layout.root} is full" in said[0]["error"]
+
+
+async def test_a_disk_is_short_of_room_below_two_segments_of_the_log_and_whoever_is_not_there_is_passed_over(
+    small_disk: Path,
+) -> None:
+    missing = small_disk / "missing"
+    found = short([missing, small_disk])
+    assert found is not None and found.directory == small_disk and 0 < found.free_bytes < NEEDED_BYTES
+    assert (
+        str(found) == f"the disk of {small_disk} is full ({found.free_bytes >> 20} MB free): free space there"
+    )
+    assert short([missing]) is None
+    assert short([small_disk], found.free_bytes) is None and NEEDED_BYTES < ENOUGH_BYTES
