@@ -1,12 +1,11 @@
 """Merging changes nothing over a whole training either, and in bfloat16 it rounds no worse than one row per sample."""
 
 from collections.abc import Callable
-from statistics import median
 
 import pytest
 import torch
 
-from tests.unit.trainer.forests import MODELS, context_rewrites, everything, seeded
+from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, seeded
 from tests.unit.trainer.vanilla import (
     Gradients,
     alone,
@@ -25,7 +24,7 @@ def trained(
     model: str, dtype: torch.dtype, gradients_of: Callable[..., tuple[float, Gradients]], *how: str
 ) -> Gradients:
     """The parameters after STEPS optimizer steps on the same samples; Adam moves each of them by up to 1e-3 a step."""
-    policy, samples = seeded(MODELS[model], dtype=dtype), context_rewrites()
+    policy, samples = seeded(MODELS[model], dtype=dtype), group_of_rollouts()[:6]
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(STEPS):
         _, gradients = gradients_of(policy, samples, *how)
@@ -53,14 +52,11 @@ def test_twenty_optimizer_steps_end_at_the_parameters_of_unmerged_training(model
 def test_in_bfloat16_the_merged_error_is_no_larger_than_the_unmerged_one(model: str) -> None:
     """The gradient's error against float32 with the same weights, as a ratio.
 
-    0.7 to 1.2 on 23 of 24 seeds, each model's median below 1; on the last a router rounded to another expert on one side only: hence
-    the median. A tenth is left to other machines' kernels.
+    0.7 to 1.2 on 23 of 24 seeds, each model's median below 1; on the last a router rounded to another expert on the merged side alone.
+    This is one seed, and a tenth is left to other machines' kernels.
     """
-    samples, ratios = everything(), []
-    for seed in range(3):
-        _, exact = alone(seeded(MODELS[model], seed, torch.bfloat16).float(), samples)
-        _, one_row_each = alone(seeded(MODELS[model], seed, torch.bfloat16), samples)
-        _, ours = merged(seeded(MODELS[model], seed, torch.bfloat16), samples, "dense")
-        assert distance(one_row_each, exact) > 1e-3
-        ratios.append(distance(ours, exact) / distance(one_row_each, exact))
-    assert median(ratios) <= 1.1, ratios
+    samples = everything()
+    _, exact = alone(seeded(MODELS[model], dtype=torch.bfloat16).float(), samples)
+    _, one_row_each = alone(seeded(MODELS[model], dtype=torch.bfloat16), samples)
+    _, ours = merged(seeded(MODELS[model], dtype=torch.bfloat16), samples, "dense")
+    assert 1e-3 < distance(ours, exact) <= 1.1 * distance(one_row_each, exact)

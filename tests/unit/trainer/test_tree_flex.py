@@ -99,7 +99,7 @@ def test_flex_attention_gives_what_the_dense_reference_gives(tokens: int, past: 
 @pytest.mark.usefixtures("may_be_slow")
 def test_it_is_compiled_once_for_plans_and_paths_of_every_length() -> None:
     counter = CompileCounter()  # stands in for the compiler: counts, and runs what it is given as it is
-    for tokens, past in ((512, 0), (300, 0), (1, 0), (1500, 130), (700, 300), (2000, 2000)):
+    for tokens, past in ((512, 0), (300, 0), (1, 0), (700, 130), (130, 300), (600, 600)):
         shape = plan(tokens, past)
         q, k, v, path = inputs(shape, torch.float32)
         attend_flex(q, k, v, shape, 0.3, path, kernel=compiled_kernel(counter))
