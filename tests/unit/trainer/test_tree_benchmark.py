@@ -48,3 +48,4 @@ def test_the_memory_bars_miss_what_takes_more_memory_or_time() -> None:
         "path": Measured(9, 4, 1.7, 55.0, 2.0),
     }
     assert [one["holds"] for one in bars(good)] == [True, True, False, False, True]
+    assert len(bars({case: good[case] for case in ("whole", "longest", "bounded")})) == 2

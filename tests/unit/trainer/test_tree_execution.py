@@ -1,6 +1,8 @@
 """Executing a tree pass by pass gives the numbers of one sample at a time, whatever the budget."""
 
+import inspect
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from tests.unit.trainer.forests import FORESTS, MODELS, VOCAB, Forest, everythin
 from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
 from trainer.samples import Sample
 from trainer.tree.attention import attend
-from trainer.tree.execute import backward, score
+from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import Pack, pack_samples
 from trainer.tree.passes import Budget
@@ -26,7 +28,7 @@ exact = pytest.mark.usefixtures("double_precision_throughout")
 
 @exact
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("budget", [1, 7, 30])
+@pytest.mark.parametrize("budget", [1, 12])
 def test_gradients_in_passes_equal_one_sample_at_a_time_in_float64(model: str, budget: int) -> None:
     policy = seeded(MODELS[model], dtype=torch.float64)
     samples = FORESTS["context_rewrites"]() if budget == 1 else everything()
@@ -40,7 +42,7 @@ def test_gradients_in_passes_equal_one_sample_at_a_time_in_float64(model: str, b
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_in_passes_equal_one_sample_at_a_time_in_float32(model: str) -> None:
     policy, samples = seeded(MODELS[model]), everything()
-    loss, grads = merged(policy, samples, "rectangles", 7)
+    loss, grads = merged(policy, samples, "rectangles", 12)
     reference_loss, reference = alone(policy, samples)
     assert abs(loss - reference_loss) < 1e-5
     assert worst(grads, reference) <= 1e-5
@@ -50,10 +52,10 @@ def test_gradients_in_passes_equal_one_sample_at_a_time_in_float32(model: str) -
 def test_the_dense_backend_and_activation_checkpointing_work_in_passes() -> None:
     policy, samples = seeded(MODELS["qwen3"], dtype=torch.float64), everything()
     _, plain = merged(policy, samples, "rectangles")
-    _, dense = merged(policy, samples, "dense", 7)
+    _, dense = merged(policy, samples, "dense", 12)
     policy.activation_checkpointing_enable()
     policy.train()
-    _, checkpointed = merged(policy, samples, "rectangles", 7)
+    _, checkpointed = merged(policy, samples, "rectangles", 12)
     assert worst(dense, plain) <= 1e-10 and worst(checkpointed, plain) <= 1e-10
 
 
@@ -67,7 +69,7 @@ def test_reentrant_activation_checkpointing_is_refused_where_it_would_cut_gradie
 
 
 def test_many_passes_add_no_error_to_a_bfloat16_model() -> None:
-    samples = everything()
+    samples = FORESTS["context_rewrites"]()
     _, exact_ones = merged(seeded(MODELS["qwen3"]), samples, "rectangles")
     coarse = seeded(MODELS["qwen3"], dtype=torch.bfloat16)
     errors = [distance(merged(coarse, samples, "dense", budget)[1], exact_ones) for budget in (10_000, 3)]
@@ -90,7 +92,7 @@ def test_a_loss_that_couples_the_tokens_of_a_sample_sees_every_sample_whole_and_
     policy, samples = seeded(MODELS["qwen3"], dtype=torch.float64), everything()
     attach_tree_attention(policy)
     gradients = []
-    for budget in (PLENTY, Budget(2)):
+    for budget in (PLENTY, Budget(5)):
         pack, asked = pack_samples(samples, budget), list[Longs]()
         policy.zero_grad()
         backward(policy, pack, coupled(pack, asked))
@@ -98,16 +100,15 @@ def test_a_loss_that_couples_the_tokens_of_a_sample_sees_every_sample_whole_and_
         assert sorted(np.concatenate(asked).tolist()) == list(range(len(pack.edges)))
         owners = [set(pack.edges.sample[rows].tolist()) for rows in asked]
         assert sum(map(len, owners)) == len(samples)
-    assert len(owners) > 20  # several samples ended while others were open
+    assert len(owners) > 10  # several samples ended while others were open
     assert worst(gradients[1], gradients[0]) <= 1e-10
 
 
-@pytest.mark.parametrize("budget", [1, 9])
-def test_scores_in_passes_equal_those_in_one_pass(budget: int) -> None:
+def test_scores_in_passes_equal_those_in_one_pass() -> None:
     policy, samples = seeded(MODELS["qwen3_moe"], dtype=torch.float64), everything()
     attach_tree_attention(policy)
     whole = recompute_logprobs(policy, samples, UpdateSettings(budget=PLENTY))
-    parts = recompute_logprobs(policy, samples, UpdateSettings(budget=Budget(budget)))
+    parts = recompute_logprobs(policy, samples, UpdateSettings(budget=Budget(9)))
     assert [len(values) for values in parts] == [sample.action_len for sample in samples]
     assert max(float(np.abs(a - b).max()) for a, b in zip(whole, parts, strict=True)) < 1e-5
     assert recompute_logprobs(policy, [], UpdateSettings()) == []
@@ -148,14 +149,19 @@ def test_a_model_whose_lower_layers_are_frozen_trains_the_others_alike_in_passes
     assert worst(gradients[1], gradients[0]) <= 1e-5
 
 
-def test_a_path_of_eleven_hundred_passes_does_not_recurse() -> None:
+def test_a_path_of_many_passes_does_not_recurse() -> None:
     policy = seeded(MODELS["llama"])
     attach_tree_attention(policy)
-    ids = np.random.default_rng(0).integers(0, VOCAB, 1100).astype(np.int32)
-    chain = Sample.of(ids[:1090], ids[1090:], behavior_logprobs=[0.0] * 10, advantage=1.0)
+    ids = np.random.default_rng(0).integers(0, VOCAB, 200).astype(np.int32)
+    chain = Sample.of(ids[:190], ids[190:], behavior_logprobs=[0.0] * 10, advantage=1.0)
     pack = pack_samples([chain], Budget(1))
-    assert len(pack.passes) == 1100
-    assert torch.isfinite(score(policy, pack).logprobs).all()
+    assert len(pack.passes) == 200
+    allowed = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)  # a model's own calls; not 200 passes
+    try:
+        assert math.isfinite(backward(policy, pack, lambda rows, logp: -logp.sum()).loss)
+    finally:
+        sys.setrecursionlimit(allowed)
 
 
 def test_attention_refuses_a_plan_below_a_path_without_the_paths_keys() -> None:
