@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -206,3 +207,23 @@ def test_the_table_has_a_verdict_per_check_and_the_exit_status_is_theirs(
     assert done.exit_code == status
     assert verdict in done.stdout and "gradient" in done.stdout
     assert "batch 7 of run 'r', trained from version 6: 12 samples in 1 train steps" in done.stdout
+
+
+def test_options_before_the_name_of_the_command_are_refused_instead_of_forgotten(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["trainer", "-c", str(tmp_path), "verify", "--batch", "7"])
+    assert done.exit_code == 1
+    assert str(done.exception) == "options of `penstock trainer verify` go behind its name"
+
+
+def test_without_a_command_it_is_the_trainer_process(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_template(tmp_path / "run", "r", str(model))
+    become: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, __: become.append(arguments[1:]))
+    arguments = ["trainer", "-c", str(tmp_path / "run"), "--train-steps", "2", "--retry"]
+    environment = {"DATABASE_URL": "postgresql://nowhere/none", "NATS_URL": NOWHERE}
+    assert CliRunner().invoke(app, arguments, env=environment).exit_code == 0
+    [started] = become
+    assert started[:4] == ["-m", "trainer", "--run", "r"]
+    assert started[-3:] == ["--train-steps", "2", "--retry"]
