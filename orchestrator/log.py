@@ -44,8 +44,8 @@ class _Redacted:
 class _Lines:
     """Where finished lines go: a file, or nowhere while it takes none. For any thread; raises nothing that a file raises."""
 
-    def __init__(self, file: TextIO, missing: Callable[[int], str]) -> None:
-        """`missing` makes the line that says how many were lost."""
+    def __init__(self, file: TextIO | None, missing: Callable[[int], str]) -> None:
+        """`missing` makes the line that says how many were lost. Without a `file`, that of a process without stderr, all are."""
         self._file = file
         self._missing = missing
         self._lock = threading.Lock()
@@ -75,6 +75,8 @@ class _Lines:
     def _put(self, data: bytes) -> int:
         """Bytes that the file took. Past Python's buffer: what a full disk refuses must not be held back for the next write to fail on."""
         written = 0
+        if self._file is None:
+            return written
         try:
             try:
                 number = self._file.fileno()
@@ -100,7 +102,8 @@ def lines_lost() -> int:
 def configure(process: str, *, level: str | None = None, json: bool | None = None) -> None:
     """Set up this process's log; `process` is on every line. $PENSTOCK_LOG_LEVEL overrides the level (default info)."""
     name = (level or os.environ.get("PENSTOCK_LOG_LEVEL") or "info").upper()
-    as_json = not sys.stderr.isatty() if json is None else json
+    stderr: TextIO | None = sys.stderr  # None where its descriptor was closed before the process began
+    as_json = (stderr is None or not stderr.isatty()) if json is None else json
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=True)
     )
@@ -111,7 +114,7 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
         return str(renderer(None, "warning", stamp(None, "warning", event)))
 
     global _lines
-    _lines = lines = _Lines(sys.stderr, missing)
+    _lines = lines = _Lines(stderr, missing)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -16,7 +16,7 @@ from functools import partial
 import anyio
 
 from orchestrator.bus.base import Bus, BusError, Outgoing, TooLarge
-from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.journal import Entry, Journal, JournalFull
 from orchestrator.clock import clock
 from orchestrator.log import get
 from orchestrator.progress import Loop, current, pause, reporting, restartable
@@ -128,7 +128,11 @@ class Courier:
         for entry, result in zip(page, results, strict=True):
             if isinstance(result, TooLarge) and self._unsendable is not None:
                 log.error("courier.unsendable", msg_id=entry.message.msg_id, error=str(result))
-                await self._replace(entry, await self._unsendable(entry, str(result)))
+                try:
+                    await self._replace(entry, await self._unsendable(entry, str(result)))
+                except JournalFull as full:  # the entry stays, and is tried again
+                    refused += 1
+                    error = str(full)
             elif isinstance(result, BusError):
                 refused += 1
                 error = str(result)

@@ -17,7 +17,7 @@ import io
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,9 @@ class Journal:
         self._next = 1
         self._file: io.FileIO  # unbuffered: what the disk refused must not be written later
         self._size = 0  # of what is durable in it
+        self._stillborn: Path | None = (
+            None  # the segment that was refused last: there or not, it holds no entry
+        )
         self._tail_known = True  # nothing lies behind `_size` in the file
         self._buffer: list[tuple[Entry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
@@ -213,7 +216,7 @@ class Journal:
     def _begin_segment(self) -> None:
         number = int(self._segments[-1].path.stem) + 1 if self._segments else 1
         path = self._directory / f"{number:08d}.journal"
-        file = path.open("xb", buffering=0)
+        file = path.open("wb" if path == self._stillborn else "xb", buffering=0)
         try:
             _write_all(file, MAGIC)
             boundary_sync("journal.segment", lambda: os.fsync(file.fileno()))
@@ -224,7 +227,9 @@ class Journal:
                 os.close(directory)
         except OSError:
             file.close()
-            path.unlink()
+            self._stillborn = path
+            with suppress(OSError):  # it stays, and holds nothing
+                path.unlink()
             raise
         self._file, self._size = file, len(MAGIC)
         self._segments.append(_Segment(path, set()))

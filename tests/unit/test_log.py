@@ -95,3 +95,13 @@ def test_what_nobody_reads_and_what_is_closed_end_no_process_that_logs(
         for _ in range(3):
             log.get("test").error("nor these")
     assert log.lines_lost() == 3
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_process_that_was_given_no_stderr_logs_into_nothing_and_counts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python starts with descriptor 2 closed
+    log.configure("test")
+    log.get("test").error("nobody hears this")
+    assert log.lines_lost() == 1

@@ -203,6 +203,38 @@ async def test_what_the_bus_can_never_take_is_sent_as_something_else_or_kept_els
         tasks.cancel_scope.cancel()
 
 
+async def test_while_the_disk_refuses_what_is_sent_instead_the_courier_lives_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.bus.courier.REFUSED_AGAIN_S", 0.005)
+    bus, pool, tries = CountingBus(), DataPool(), list[str]()
+    bus.max_bytes = 20
+    await bus.ensure_streams()
+
+    async def unsendable(entry: Entry, reason: str) -> Outgoing | None:
+        tries.append(reason)
+        return replace(entry.message, body=b"short")
+
+    async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+        courier = Courier(journal, bus, pool.confirm, unsendable, confirm_every_s=0.005)
+        await courier.send(replace(message(0), body=b"x" * 21))
+        with monkeypatch.context() as patch:
+
+            def refuse(self: Journal, data: bytes) -> None:
+                raise OSError(28, "No space left on device")
+
+            patch.setattr(Journal, "_write_durably", refuse)
+            tasks.start_soon(courier.run)
+            with anyio.fail_after(10):
+                while len(tries) < 3:
+                    await anyio.sleep(0.002)
+            assert [entry.message.body for entry in journal.pending()] == [b"x" * 21], "nothing is dropped"
+        with anyio.fail_after(10):
+            while [entry.message.body for entry in journal.pending()] != [b"short"]:
+                await anyio.sleep(0.002)
+        tasks.cancel_scope.cancel()
+
+
 async def test_the_oldest_message_that_nobody_confirms_is_named_with_whom_it_waits_for(
     tmp_path: Path,
 ) -> None:

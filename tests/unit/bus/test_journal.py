@@ -142,6 +142,28 @@ async def test_a_segment_that_cannot_be_begun_leaves_the_old_one_in_use(
         assert [entry.message for entry in journal.pending()] == [message(n) for n in range(3)]
 
 
+async def test_a_refused_segment_that_cannot_be_removed_is_not_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.bus.journal.SEGMENT_BYTES", 1)
+
+    def fails(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    async with Journal.open(tmp_path) as journal:
+        with monkeypatch.context() as patch:
+            patch.setattr("orchestrator.bus.journal.os.fsync", fails)
+            patch.setattr(Path, "unlink", fails)
+            await journal.append(message(0))
+        assert len(list(tmp_path.glob("*.journal"))) == 2, "it still lies there"
+        await journal.append(message(1))
+        await journal.append(message(2))
+        assert [len(segment.open_entries) for segment in journal._segments] == [2, 1, 0]
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message for entry in journal.pending()] == [message(n) for n in range(3)]
+        assert not journal.damaged_bytes and not journal.torn_bytes
+
+
 async def test_a_disk_that_takes_no_segment_is_named_at_start(tmp_path: Path) -> None:
     with files_end_at(0), pytest.raises(JournalFull, match="free disk space"):
         async with Journal.open(tmp_path):
@@ -184,7 +206,7 @@ class Failing(io.FileIO):
     broken = True
     stuck = True
 
-    def write(self, data: object) -> int:  # type: ignore[override]
+    def write(self, data: object) -> int:
         whole = bytes(data)  # type: ignore[call-overload]
         if not self.broken:
             return super().write(whole)
