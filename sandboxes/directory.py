@@ -59,6 +59,7 @@ class DirectorySandbox(ABC):
         self.directory = root / self.id
         self.cgroup: Cgroup | None = None
         self._root = root
+        self._claim = -1
         self._hierarchies = hierarchies
         self._placed: dict[str, artifacts.Placed] = {}
         self._programs: set[Program] = set()
@@ -191,7 +192,7 @@ class DirectorySandbox(ABC):
         names = self._hierarchies.mounts if self._hierarchies else ()
         directories = tuple(str(mount / "penstock" / self.id) for mount in names)
         with making(self._root):
-            Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
+            self._claim = Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
             (self.directory / "files").mkdir(parents=True)
             for path in (self.directory, self.directory / "files"):
                 path.chmod(0o711)
@@ -220,6 +221,9 @@ class DirectorySandbox(ABC):
         record = record_path(self._root, self.id)
         for path in (record, record.with_suffix(".new")):  # the latter is half a record, on a full disk
             path.unlink(missing_ok=True)
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
 
 
 async def _end(program: Program) -> None:

@@ -6,6 +6,7 @@ are gone, so that whatever a killed owner leaves behind is found by its record.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -55,11 +56,16 @@ class Owner:
         """Whether the machine has been up since."""
         return self.boot == _boot()
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is, or was, in another pid namespace of this boot: its number says nothing here."""
+        return self.of_this_boot and self.namespace != os.readlink("/proc/self/ns/pid")
+
     def is_dead(self) -> bool:
-        """True only for sure: an owner in another pid namespace cannot be judged from here."""
+        """True only for sure: an owner elsewhere cannot be judged by its number."""
         if not self.of_this_boot:
             return True
-        if self.namespace != os.readlink("/proc/self/ns/pid"):
+        if self.elsewhere:
             return False
         found = procfs.stat(self.pid)
         return found is None or found.start != self.start or found.state in "ZX"
@@ -76,11 +82,35 @@ class Record:
     uid: int
     worker: str = ""
 
-    def write(self, root: Path) -> None:
+    def write(self, root: Path) -> int:
+        """Into `root`, locked. The owner keeps the descriptor that is returned for as long as there is a sandbox: the lock goes with the owner,
+        and whoever looks from another pid namespace can see that."""
         path = record_path(root, self.id)
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self)))
-        temporary.rename(path)
+        claim = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(claim, "w", closefd=False) as file:
+                json.dump(asdict(self), file)
+            temporary.rename(path)
+        except BaseException:
+            os.close(claim)
+            raise
+        return claim
+
+    def orphaned(self, root: Path) -> bool:
+        """Whether its owner is dead. By the owner's number where that says something here; elsewhere, as in a container that was started
+        again, by the lock."""
+        if not self.owner.elsewhere:
+            return self.owner.is_dead()
+        try:
+            with record_path(root, self.id).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # gone, or without locks: nothing is known
+            return False
+        return True
 
 
 def record_path(root: Path, sandbox_id: str) -> Path:

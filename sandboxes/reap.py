@@ -52,7 +52,7 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
         removed = processes = 0
         failures: list[str] = []
         for record in records(root):
-            if not record.owner.is_dead():
+            if not record.orphaned(root):
                 continue
             try:
                 processes += _bury(root, record)

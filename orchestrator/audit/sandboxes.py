@@ -34,7 +34,7 @@ async def sandboxes(outside: Outside, ttl_s: float) -> Checked:
 
     ours = await anyio.to_thread.run_sync(look)
     findings.examined = len(ours)
-    left = {record.id: record for record in ours if record.owner.is_dead()}
+    left = {record.id: record for record in ours if record.orphaned(root)}
     with anyio.move_on_after(ttl_s + SLACK_S):
         while any(record.owner.of_this_boot for record in left.values()):
             await anyio.sleep(ttl_s / LOOKS)

@@ -130,3 +130,14 @@ def test_a_record_that_was_never_finished_is_swept_once_it_is_old(root: Path) ->
         os.utime(base / f"{name}.new", (time.time() - age_s,) * 2)
     assert reap(base) == Reaped(0, 0)
     assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "young.new"]
+
+
+def test_a_sandbox_of_another_pid_namespace_is_removed_once_nobody_holds_its_record(root: Path) -> None:
+    base = default_root()
+    prepare_root(base)
+    record = Record("away", replace(Owner.current(), namespace="pid:[1]"), (), -1)
+    claim = record.write(base)
+    assert not record.orphaned(base) and reap(base) == Reaped(0, 0)
+    os.close(claim)  # as the kernel does for a container that ended
+    assert record.orphaned(base) and reap(base) == Reaped(1, 0)
+    assert not record.orphaned(base), "nobody knows anything of a record that is gone"
