@@ -176,6 +176,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
         "journal.segment": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of a new journal segment"),
         "journal.named": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fsync of the journal's directory"),
         "journal.sync": Boundary(Kind.DISK, ("gateway", *_WORKERS), "fdatasync of what the journal keeps"),
+        "checkpoint.link": Boundary(
+            Kind.DISK, _TRAINER, "a file that the version before has too gets a name in a checkpoint"
+        ),
         "checkpoint.sync": Boundary(Kind.DISK, _TRAINER, "fsync of one file of a checkpoint"),
         "checkpoint.rename": Boundary(Kind.DISK, _TRAINER, "a whole checkpoint gets its name"),
         "checkpoint.named": Boundary(Kind.DISK, _TRAINER, "fsync of the directory of checkpoints"),

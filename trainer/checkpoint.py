@@ -5,6 +5,10 @@
                                        the configuration)
     <root>/version-000012/manifest.json   sha256 and size of every other file, the trainer state, the canary
 
+Tensors beyond `SHARD_BYTES` are in shards, NAME-00001-of-0000N.safetensors, the model's with its model.safetensors.index.json;
+what is not trained shares no shard with what is. A file that the parent version has with the same content is a hard link to it
+(files.py).
+
 Written to a temporary directory, every file fsynced, renamed, the parent fsynced; so a crash or a full disk leaves the
 older checkpoints only. One trainer writes to a root. No pickle: tensors are safetensors, the rest is JSON.
 """
@@ -13,18 +17,20 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from orchestrator.failpoints import boundary_sync
 from trainer.canary import Canary, make_canary
-from trainer.model import copy_tokenizer, save_model
+from trainer.files import SHARD_BYTES, CheckpointFiles, FileEntry, Written, sha256_of, split
+from trainer.model import save_configuration, stored_weights, tokenizer_files
 
 _SCHEMA = "penstock.checkpoint/1"
 _PREFIX, _TEMPORARY, _DISCARDED = "version-", ".writing-", ".discarded-"
@@ -48,6 +54,8 @@ class Checkpoint:
     manifest_sha: str  # hex sha256 of manifest.json
     state: TrainerState
     canary: Canary
+    files: Mapping[str, FileEntry]  # by name; all but the manifest
+    written: Written | None = field(default=None, compare=False)  # None: it was only opened
 
 
 def save_checkpoint(
@@ -58,47 +66,62 @@ def save_checkpoint(
     *,
     tokenizer: Path,
     canary_ids: Sequence[int],
+    parent: Checkpoint | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> Checkpoint:
     """Write the checkpoint of `state.version` under `root` and return it.
 
-    One that already lies there was never committed (a version number is committed once): it is replaced. Raises OSError
+    Files that `parent` has with the same content are linked to it; no shard is larger than `shard_bytes`, unless one tensor is.
+    A checkpoint that already lies there was never committed (a version number is committed once): it is replaced. Raises OSError
     when the disk does not take it; nothing half-written stays.
     """
+    began = time.perf_counter()
     root.mkdir(parents=True, exist_ok=True)
     final = root / f"{_PREFIX}{state.version:06d}"
     temporary = root / f"{_TEMPORARY}{final.name}"
     for left_over in root.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(left_over)
+    known = {parent.path / name: entry for name, entry in parent.files.items()} if parent else {}
+    files = CheckpointFiles(temporary, known)
     try:
-        save_model(model, temporary)
-        copy_tokenizer(tokenizer, temporary)
-        trainer = temporary / "trainer"
-        trainer.mkdir()
-        save_file(_optimizer_tensors(model, optimizer), trainer / "optimizer.safetensors")
-        (trainer / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        temporary.mkdir()
+        _add_model(files, model, temporary, shard_bytes)
+        for file in tokenizer_files(tokenizer):
+            files.add(file.name, file.read_bytes())
+        files.add_tensors("trainer/optimizer", split(_optimizer_tensors(model, optimizer), shard_bytes))
+        files.add("trainer/state.json", json.dumps(asdict(state), indent=1).encode())
         manifest = {
             "schema": _SCHEMA,
             "state": asdict(state),
             "canary": asdict(make_canary(model, canary_ids)),
-            "files": {
-                path.relative_to(temporary).as_posix(): {
-                    "sha256": _sha256(path),
-                    "bytes": path.stat().st_size,
-                }
-                for path in files
-            },
+            "files": {name: asdict(entry) for name, entry in files.entries.items()},
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        for path in [*files, temporary / "manifest.json", trainer, temporary]:
-            _fsync(path, at="checkpoint.sync")
+        for name in [*files.entries, "manifest.json", "trainer", "."]:
+            _fsync(temporary / name, at="checkpoint.sync")
         if final.exists():
             shutil.rmtree(final)
         boundary_sync("checkpoint.rename", lambda: temporary.rename(final))
         _fsync(root, at="checkpoint.named")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return open_checkpoint(final)
+    saved = open_checkpoint(final)
+    return replace(saved, written=files.summary(time.perf_counter() - began))
+
+
+def _add_model(files: CheckpointFiles, model: nn.Module, directory: Path, shard_bytes: int) -> None:
+    """Configuration and weights as a Hugging Face directory has them."""
+    save_configuration(model, directory)
+    for made in sorted(directory.iterdir()):  # small: written by the library, then as all others
+        data = made.read_bytes()
+        made.unlink()
+        files.add(made.name, data)
+    shards = [shard for half in stored_weights(model) for shard in split(half, shard_bytes)]
+    places = files.add_tensors("model", shards)
+    if len(shards) > 1:
+        size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        files.add("model.safetensors.index.json", json.dumps(index, indent=1, sort_keys=True).encode())
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -123,13 +146,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise ValueError(
                 f"corrupt checkpoint: {file} has {file.stat().st_size} bytes, not {expected['bytes']}"
             )
-        if _sha256(file) != expected["sha256"]:
+        if sha256_of(file) != expected["sha256"]:
             raise ValueError(f"corrupt checkpoint: {file} does not match its sha256")
     return Checkpoint(
         path=path,
         manifest_sha=hashlib.sha256(raw).hexdigest(),
         state=TrainerState(**state),
         canary=Canary(tuple(canary["ids"]), tuple(canary["logprobs"])),
+        files={name: FileEntry(entry["sha256"], entry["bytes"]) for name, entry in files.items()},
     )
 
 
@@ -173,18 +197,22 @@ def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch
 
     Raises ValueError when the parameters of model and checkpoint differ.
     """
-    file = checkpoint.path / "trainer" / "optimizer.safetensors"
-    tensors = load_file(file)
+    place = checkpoint.path / "trainer"
+    tensors = {
+        key: value
+        for file in sorted(place.glob("optimizer*.safetensors"))
+        for key, value in load_file(file).items()
+    }
     names = _parameter_names(model, optimizer)
     unknown = {key.rpartition("/")[0] for key in tensors} - set(names.values())
     if unknown:
-        raise ValueError(f"{file} has state for {sorted(unknown)[0]!r}, which the model does not train")
+        raise ValueError(f"{place} has state for {sorted(unknown)[0]!r}, which the model does not train")
     for parameter, name in names.items():
         state = {
             key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name
         }
         if any(value.ndim and value.shape != parameter.shape for value in state.values()):
-            raise ValueError(f"{file} has state of another shape for {name!r}")
+            raise ValueError(f"{place} has state of another shape for {name!r}")
         optimizer.state[parameter] = state
 
 
@@ -195,15 +223,10 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return {
-        f"{name}/{key}": value.detach().contiguous()
+        f"{name}/{key}": value
         for parameter, name in _parameter_names(model, optimizer).items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path, *, at: str) -> None:

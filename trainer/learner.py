@@ -125,6 +125,7 @@ class Learner:
             TrainerState(version, batch_no, self._train_steps, {"batch_digest": digest.hex()}),
             tokenizer=self.checkpoint.path,
             canary_ids=self.checkpoint.canary.ids,
+            parent=self.checkpoint,
         )
         self.version = version
         return self.checkpoint

@@ -4,7 +4,6 @@ Weights are read from safetensors only, never over the network, never with code 
 computes in float32 whatever the model's dtype is (see logprobs.py).
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
 from trainer.tree.attention import Backend
@@ -66,21 +67,43 @@ def load_model(
     return trained
 
 
-def save_model(model: nn.Module, directory: Path) -> None:
-    """Write configuration and weights in Hugging Face format; `directory` is made if needed."""
-    transformers_logging.disable_progress_bar()
+def save_configuration(model: nn.Module, directory: Path) -> None:
+    """Write config.json, and generation_config.json where the model has one, in Hugging Face format."""
     hf: Any = model
-    hf.save_pretrained(directory)
+    hf.config.dtype = str(hf.dtype).removeprefix("torch.")
+    hf.config.architectures = [type(hf).__name__]
+    hf.config.save_pretrained(directory)
+    if hf.can_generate():
+        hf.generation_config.save_pretrained(directory)
 
 
-def copy_tokenizer(source: Path, destination: Path) -> None:
-    """Copy tokenizer and chat template, byte for byte. ValueError when `source` has no tokenizer."""
-    found = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
-    if not {"tokenizer.json", "tokenizer.model"} & set(found):
-        raise ValueError(f"{source} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
-    destination.mkdir(parents=True, exist_ok=True)
-    for name in found:
-        shutil.copyfile(source / name, destination / name)
+def stored_weights(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """The weights under the names and in the layout of the architecture's published checkpoints, tied ones once.
+
+    What is not trained comes first and apart, so that files of it stay the same from version to version. The same tensors as
+    `save_pretrained` writes, which cannot leave out what is on the disk already.
+    """
+    hf: Any = model
+    tensors = {
+        name: tensor
+        for name, tensor in hf.state_dict().items()
+        if name not in (hf._keys_to_ignore_on_save or ())
+    }
+    tensors = remove_tied_weights_from_state_dict(tensors, hf)
+    frozen = {name for name, parameter in hf.named_parameters() if not parameter.requires_grad}
+    halves = (
+        {name: tensor for name, tensor in tensors.items() if (name in frozen) is apart}
+        for apart in (True, False)
+    )
+    return [revert_weight_conversion(hf, half) for half in halves if half]
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Tokenizer and chat template of a model directory. ValueError when it has no tokenizer."""
+    found = [directory / name for name in _TOKENIZER_FILES if (directory / name).is_file()]
+    if not {"tokenizer.json", "tokenizer.model"} & {file.name for file in found}:
+        raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
+    return found
 
 
 def check_vocabulary(model: nn.Module, directory: Path) -> None:

@@ -39,7 +39,7 @@ POINTS = sorted(
     for side in ("before", "after")
 )
 KILLS = 6
-TIMES = {"wall_s", "cpu_s"}  # metrics that differ from life to life
+TIMES = {"wall_s", "cpu_s", "seconds", "checkpoint"}  # metrics that differ from life to life
 
 
 async def prepare(url: str, model: Path) -> None:

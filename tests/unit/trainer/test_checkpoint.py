@@ -22,7 +22,7 @@ from trainer.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from trainer.model import check_vocabulary, copy_tokenizer, load_model, save_model
+from trainer.model import check_vocabulary, load_model, tokenizer_files
 from trainer.tree.forward import attach_tree_attention
 from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
 
@@ -178,7 +178,7 @@ def test_a_bad_model_directory_gets_one_clear_sentence(tmp_path: Path, tokenizer
     with pytest.raises(ValueError, match=r"has no config\.json"):
         load_model(tmp_path)
     directory = tmp_path / "model"
-    save_model(seeded(qwen3), directory)
+    seeded(qwen3).save_pretrained(directory)
     weights = load_file(directory / "model.safetensors")
     save_file(
         {k: v for k, v in weights.items() if "layers.1.mlp.up" not in k}, directory / "model.safetensors"
@@ -194,7 +194,7 @@ def test_a_bad_model_directory_gets_one_clear_sentence(tmp_path: Path, tokenizer
     with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
         load_model(directory)
     with pytest.raises(ValueError, match="has no tokenizer"):
-        copy_tokenizer(directory, tmp_path / "copy")
+        tokenizer_files(directory)
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path, tokenizer: Path) -> None:
