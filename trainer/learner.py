@@ -130,6 +130,11 @@ class Learner:
         self.version = version
         return self.checkpoint
 
+    def saved(self) -> dict[str, Any]:
+        """What the last `save` took: files, bytes and seconds."""
+        assert self.checkpoint.written is not None, "save comes first"
+        return self.checkpoint.written.json()
+
 
 def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
     """Make version 0 of a Hugging Face directory: its weights, a fresh optimizer, a canary.

@@ -142,6 +142,7 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             with spending("save"):
                 new = await trainer.save(batch)
             reports[-1]["seconds"] |= count.seconds
+            reports[-1]["checkpoint"] = trainer.learner.saved()
             current().works(f"the commit of batch {batch.batch_no}")
             if not await trainer.commit(batch, new, reports):
                 await trainer.resume()

@@ -190,7 +190,8 @@ class Trainer:
                 current().within = 0.0
                 await anyio.sleep(clock().disk_retry_s)
                 continue
-            log.info("checkpoint.saved", version=version, path=str(saved.path))
+            assert saved.written is not None
+            log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
             return new_version(saved, parent=parent)
 
     async def commit(self, batch: Batch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:

@@ -1,6 +1,8 @@
 """What `train_steps.metrics` keeps of one train step: JSON, readable by SQL.
 
 SELECT train_step, metrics->>'loss', metrics->'domains'->'coding'->>'performance' FROM train_steps
+
+The last train step of a batch also has `checkpoint`: the files, bytes and seconds of its version, written and linked (files.Written).
 """
 
 import math

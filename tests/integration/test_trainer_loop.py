@@ -80,6 +80,10 @@ async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcemen
         "token_share": 1.0, "rollouts": 4, "reward": 0, "performance": 0.5,
     }  # fmt: skip
     assert metrics[0]["wall_s"] > 0 and metrics[0]["cpu_s"] > 0
+    took, files = metrics[1]["checkpoint"], open_checkpoint(Path(versions[1].path)).files
+    assert took["seconds"] > 0 and 0 < took["linked_bytes"] < took["written_bytes"]
+    assert took["written_bytes"] + took["linked_bytes"] == sum(entry.bytes for entry in files.values())
+    assert "checkpoint" not in metrics[0], "a version is of a batch, not of each train step"
 
 
 async def test_groups_are_claimed_in_windowed_order(pool: Pool) -> None:
