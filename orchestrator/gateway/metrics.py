@@ -55,6 +55,18 @@ class Metrics:
             buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
             registry=r,
         )
+        self.load_s = Histogram(
+            "penstock_gateway_sync_load_seconds",
+            "a rollout server exchanging its weights, within a weight sync",
+            buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
+            registry=r,
+        )
+        self.loaded = Counter(
+            "penstock_gateway_sync_bytes",
+            "size of the model directories that a rollout server loaded",
+            ["server"],
+            registry=r,
+        )
         self.announcements_refused = Counter(
             "penstock_gateway_announcements_refused",
             "messages on policy.<run> that announce no version of this run",
@@ -62,7 +74,7 @@ class Metrics:
         )
         self.canary = Gauge(
             "penstock_gateway_canary_difference",
-            "largest |logprob difference| of the last canary",
+            "largest |logprob difference| between trainer and server at its last weight sync",
             ["server"],
             registry=r,
         )

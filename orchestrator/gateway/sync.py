@@ -8,6 +8,9 @@
 One sync: gate closed → pause (abort; calls come back with their partial actions and wait at the gate) → weights, caches flushed → continue →
 canary → gate open, and the held calls go on → row. Several versions in a row: only the newest matters. A server that says that it has
 the version already, as after a restart of the gateway, is not paused: the canary alone decides.
+
+Weights travel through a directory that trainer and servers see. Sending them from process to process instead (SGLang's
+`update_weights_from_distributed`) would be another body of `Keeper._load`: nothing here does it.
 """
 
 import hashlib
@@ -63,9 +66,17 @@ class Canary:
         return max((d if d == d else float("inf") for d in differences), default=0.0)
 
 
-def read_published(version: PolicyVersion) -> Canary:
-    """The canary of a published version. SyncFailed unless the manifest is the one that was published and its files are whole."""
-    directory = Path(version.path)
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published version whose files are whole. `bytes`: of what a server loads, without the trainer's own state."""
+
+    canary: Canary
+    bytes: int
+
+
+def read_published(version: PolicyVersion) -> Published:
+    """Read a published version. SyncFailed unless the manifest is the one that was published and its files are whole."""
+    directory, served = Path(version.path), 0
     try:
         raw = (directory / "manifest.json").read_bytes()
         found = hashlib.sha256(raw).hexdigest()
@@ -79,11 +90,12 @@ def read_published(version: PolicyVersion) -> Canary:
             with (directory / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
                     raise SyncFailed(f"{directory / name} does not match its published sha256")
+            served += int(expected["bytes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SyncFailed(f"{directory} cannot be served: {type(error).__name__} {error}") from None
     if len(canary.ids) < 2:
         raise SyncFailed(f"{directory}: the canary has fewer than 2 ids")
-    return canary
+    return Published(canary, served)
 
 
 class Targets(Protocol):
@@ -257,8 +269,9 @@ class Keeper:
 
     async def sync(self, target: PolicyVersion) -> None:
         """Make `target` serve. On SyncFailed before the weights changed, the old version goes on serving. Raises LeaseLost."""
-        server = self._server
-        canary = await anyio.to_thread.run_sync(read_published, target)
+        server, looked = self._server, anyio.current_time()
+        published = await anyio.to_thread.run_sync(read_published, target)
+        canary, check_s, load_s = published.canary, anyio.current_time() - looked, None
         label = (await server.client.model_info()).get(
             "weight_version"
         )  # nothing is closed for one that is not there
@@ -272,7 +285,7 @@ class Keeper:
                 await server.client.continue_()  # an owner that died may have left it paused
                 difference = await self._difference(canary)
             if difference > self._tolerance:
-                await self._load(target, old)
+                load_s = await self._load(target, old, published.bytes)
                 difference = await self._difference(canary)
         except RolloutServerError:
             server.shut()
@@ -292,7 +305,10 @@ class Keeper:
             server=server.url,
             version=target.version,
             canary=round(difference, 6),
+            check_s=round(check_s, 3),
             held_s=round(held, 3),
+            load_s=None if load_s is None else round(load_s, 3),
+            bytes=0 if load_s is None else published.bytes,
         )
         await self._lease.write(ServerState.READY, target.version, f"canary difference {difference:.5f}")
 
@@ -300,8 +316,9 @@ class Keeper:
         """max |Δlogprob| between the trainer and what is served."""
         return canary.difference(await self._server.client.prompt_logprobs(list(canary.ids)))
 
-    async def _load(self, target: PolicyVersion, old: int | None) -> None:
-        """Exchange the weights. SyncFailed when the server keeps the old ones, which then go on serving."""
+    async def _load(self, target: PolicyVersion, old: int | None, size: int) -> float:
+        """Exchange the weights for `size` bytes of new ones; returns the seconds that the server took for that alone. SyncFailed when it
+        keeps the old ones, which then go on serving."""
         server = self._server
         await server.client.pause("abort")
         with anyio.move_on_after(self._settings.drain_s / 10):
@@ -312,6 +329,7 @@ class Keeper:
             await server.drained()
         server.cut_off()
         await server.drained()
+        begun = anyio.current_time()
         try:
             await server.client.update_weights(
                 target.path, str(target.version), timeout=self._settings.update_s
@@ -326,4 +344,8 @@ class Keeper:
                 f"the server refuses version {target.version} and keeps {old}: {refused.message}"
             ) from refused
         server.version = None  # the old weights are gone, the new ones unproven
+        took = anyio.current_time() - begun
+        self._metrics.load_s.observe(took)
+        self._metrics.loaded.labels(server.url).inc(size)
         await server.client.continue_()
+        return took

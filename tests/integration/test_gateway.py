@@ -426,6 +426,7 @@ async def test_a_canary_that_differs_keeps_the_server_closed_until_a_good_versio
     (bad / "manifest.json").write_text(manifest)
     await rig.publish(1, path=bad, manifest_sha=hashlib.sha256(manifest.encode()).hexdigest())
     await until_row(rig, "SELECT state FROM rollout_servers WHERE state = 'failed' AND detail LIKE 'canary%'")
+    assert measured(rig, "canary_difference") > 10
     rollout, session = await rig.open()
     async with NativeLlm(rig.gateway.url, session.token) as llm, anyio.create_task_group() as tasks:
         tasks.start_soon(llm.complete, [user("oak")])  # held, not refused
@@ -435,6 +436,33 @@ async def test_a_canary_that_differs_keeps_the_server_closed_until_a_good_versio
         assert rig.proxy.sent == []
         await rig.publish(2)
     assert len(rig.proxy.sent) == 1
+    assert measured(rig, "canary_difference") < 0.01
+
+
+async def test_what_a_weight_sync_took_is_measured(rig: Rig, policies: Policies) -> None:
+    server = rig.gateway.pool.servers[0]
+    await until(lambda: server.version == 0)
+    names = ("sync_load_seconds_count", "sync_load_seconds_sum", "sync_seconds_sum")
+    before, bytes_before = [of_all(rig, name) for name in names], measured(rig, "sync_bytes_total")
+    await rig.publish(1)
+    await until(lambda: server.version == 1)
+    loads, loading, held = (of_all(rig, name) - was for name, was in zip(names, before, strict=True))
+    assert loads == 1 and 0 < loading < held
+    served = [entry.bytes for name, entry in policies.versions[1].files.items() if "/" not in name]
+    assert measured(rig, "sync_bytes_total") - bytes_before == sum(served)
+
+
+def measured(rig: Rig, name: str) -> float:
+    """A metric of the gateway for its only server; 0 before there is one."""
+    labels = {"server": rig.gateway.pool.servers[0].url}
+    return rig.gateway.metrics.registry.get_sample_value(f"penstock_gateway_{name}", labels) or 0.0
+
+
+def of_all(rig: Rig, name: str) -> float:
+    """A metric of the gateway without labels."""
+    value = rig.gateway.metrics.registry.get_sample_value(f"penstock_gateway_{name}")
+    assert value is not None
+    return value
 
 
 async def until_row(rig: Rig, query: str) -> None:

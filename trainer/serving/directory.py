@@ -49,8 +49,13 @@ def _as_ids(value: Any) -> set[int]:
 def _weight_files(path: Path) -> tuple[Path, ...]:
     index = path / "model.safetensors.index.json"
     if index.exists():
-        weight_map = _read_object(index).get("weight_map", {})
-        files = tuple(path / name for name in sorted(set(weight_map.values())))
+        weight_map = _read_object(index).get("weight_map")
+        names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError(
+                f"{index} has no weight_map from tensors to files beside it: save the model again"
+            )
+        files = tuple(path / name for name in sorted(set(names)))
     else:
         files = (path / "model.safetensors",)
     missing = [file.name for file in files if not file.is_file()]

@@ -280,3 +280,12 @@ def test_a_checkpoint_of_an_earlier_release_opens_and_is_shared_with(tmp_path: P
     )
     line.newest = opened
     assert {"tokenizer.json", "config.json"} <= shared(opened, line.save(2))
+
+
+@pytest.mark.parametrize("weight_map", [None, ["a"], {"a": 1}, {"a": "../model.safetensors"}])
+def test_an_index_that_does_not_name_files_beside_it_is_refused(tmp_path: Path, weight_map: Any) -> None:
+    saved = Line(tmp_path).save(1)
+    index = saved.path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"index\.json has no weight_map from tensors to files beside it"):
+        inspect_directory(saved.path)
