@@ -22,6 +22,9 @@ from orchestrator.embedded.identity import ProcessId, write_atomically
 from orchestrator.embedded.ports import LOOPBACK, free_port
 
 OLDEST_VERSION = (2, 10)
+STORE_BYTES = 1 << 40
+"""What streams may reserve together, without end: each has a limit of its own, and what they hold is little. Left to itself the server takes
+three quarters of what is free when it starts; on a disk that was nearly full then it refuses its own streams."""
 MAX_PAYLOAD = 8 * 1024 * 1024
 NEEDED_PAYLOAD = 1024 * 1024
 _HINT = "run ops/setup (it installs one), put nats-server on PATH, or set NATS_URL to a running server"
@@ -115,7 +118,7 @@ class NatsHome:
             f"pid_file: {quote(str(self.pid_file)).decode()}",
             f"max_payload: {MAX_PAYLOAD}",
             f"authorization {{ token: {quote(self.token).decode()} }}",
-            f"jetstream {{ store_dir: {quote(str(self.data_dir)).decode()} }}",
+            f"jetstream {{ store_dir: {quote(str(self.data_dir)).decode()}, max_file: {STORE_BYTES} }}",
         ]
         write_atomically(self.data_dir / "nats.conf", "\n".join(lines).encode() + b"\n", mode=0o600)
 
