@@ -80,12 +80,15 @@ class Learner:
         reports = []
         settings = update_settings(self._section)
         wall, cpu = time.perf_counter(), time.process_time()  # proximal logprobs are the first train step's
+        self._check_ids(parts)
         try:
-            samples = [anchored(self._model, part.samples, settings) for part in parts]
+            with counting() as anchor:
+                samples = [anchored(self._model, part.samples, settings) for part in parts]
         except ConfigurationError:
             raise  # of the budget, not of this batch
         except ValueError as error:
             raise BadBatch(f"the proximal logprobs cannot be used: {error}") from error
+        spent = {"anchor": sum(anchor.seconds.values())} if anchor.seconds else {}
         for number, part in enumerate(parts):
             rate = self._schedule.rate(self._train_steps)
             for group in self._optimizer.param_groups:
@@ -106,8 +109,9 @@ class Learner:
                 lr=rate,
                 cpu_s=time.process_time() - cpu,
                 wall_s=time.perf_counter() - wall,
-                seconds=count.seconds,
+                seconds=count.seconds | spent,
             )
+            spent = {}
             wall, cpu = time.perf_counter(), time.process_time()
             self._train_steps += 1
             done(number, values)
@@ -115,6 +119,16 @@ class Learner:
         if not all(torch.isfinite(parameter).all() for parameter in self._model.parameters()):
             raise BadBatch("a weight is not finite after the last train step")
         return reports
+
+    def _check_ids(self, parts: Sequence[Part]) -> None:
+        """Raises BadBatch: a token that the policy does not know would end the process, again after every start."""
+        known = self._model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        for part in parts:
+            for sample in part.samples:
+                if sample.tokens.highest >= known:
+                    raise BadBatch(
+                        f"{sample.name} has the token {sample.tokens.highest}, the policy knows {known}"
+                    )
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
         """Write the next checkpoint, durable on return, and stand on it. Replaces a left-over of the same number."""

@@ -22,6 +22,7 @@ class Branch:
     parent: Branch | None = None
     keep_len: int = 0  # tokens of the parent that come first
     lowest: int = field(init=False)  # no id here or above is lower; 0 when there is none
+    highest: int = field(init=False)  # no id here or above is higher; 0 when there is none
 
     def __post_init__(self) -> None:
         above = 0 if self.parent is None else len(self.parent)
@@ -29,8 +30,11 @@ class Branch:
             raise ValueError(
                 f"a step keeps {self.keep_len} tokens of the {above} above it: its parent or prompt is another"
             )
-        lowest = int(self.own.min(initial=0))
-        object.__setattr__(self, "lowest", lowest if self.parent is None else min(lowest, self.parent.lowest))
+        lowest, highest = int(self.own.min(initial=0)), int(self.own.max(initial=0))
+        if self.parent is not None:
+            lowest, highest = min(lowest, self.parent.lowest), max(highest, self.parent.highest)
+        object.__setattr__(self, "lowest", lowest)
+        object.__setattr__(self, "highest", highest)
 
     def __len__(self) -> int:
         return self.keep_len + len(self.own)

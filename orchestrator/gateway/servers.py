@@ -193,7 +193,8 @@ class ServerPool:
                 if first_byte is None and generation.output_ids:
                     first_byte = sent - begun + (generation.timings.first_token_s or 0.0)
                 ends_at = watch.hear(generation.logprobs)
-                if ends_at is not None:
+                by_itself = finish.kind == "stop" and ends_at == len(so_far.ids)
+                if ends_at is not None and not by_itself:
                     so_far.end_at(ends_at)
                     finish, repeats = None, True
                     break

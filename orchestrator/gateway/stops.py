@@ -39,5 +39,6 @@ def cut_at_stop(
         ),
         finish="stop",
         stop=found(low),
+        repeats=False,  # it ended before that
         seen=generated.seen[: len(generated.seen) - (len(generated.ids) - low)],
     )

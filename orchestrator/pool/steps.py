@@ -84,7 +84,13 @@ async def trajectories(
     result: dict[int, list[StoredStep]] = {}
     for row in rows:
         if row.parent_idx is not None:
-            above = known[row.rollout_id, row.attempt, row.parent_idx]
+            parent = known.get((row.rollout_id, row.attempt, row.parent_idx))
+            if parent is None:
+                raise ValueError(
+                    f"step {row.idx} of rollout {row.rollout_id}, attempt {row.attempt} continues step {row.parent_idx}, "
+                    "which is not stored before it"
+                )
+            above = parent
         else:
             if row.prompt_sha not in roots:
                 roots[row.prompt_sha] = Branch(ids_from_bytes(row.prompt_ids or b""))

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from trainer.samples import Floats, Ids, Sample
 from trainer.tree.passes import Budget, Pass, cut_into_passes
 from trainer.tree.plan import FlatTree, Longs, TreePlan
+
+Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +29,7 @@ class LossEdges:
     target: Longs  # int64[E], token id
     sample: Longs  # int64[E], index into the pack's samples
     offset: Longs  # int64[E], index into the sample's per-action-token arrays
-    temperature: Floats  # float32[E]
+    temperature: Doubles  # float64[E]: of a float64 model, 0.7 must not be float32's
 
     def __len__(self) -> int:
         return len(self.position)
@@ -75,7 +78,7 @@ def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: boo
         target=_joined([s.action for s in chosen], np.int64),
         sample=np.repeat(np.arange(len(chosen)), lengths),
         offset=_joined([np.arange(length) for length in lengths], np.int64),
-        temperature=np.repeat(np.array([s.temperature for s in chosen], np.float32), lengths),
+        temperature=np.repeat(np.array([s.temperature for s in chosen], np.float64), lengths),
     )
     if trained_only:
         kept = _joined([s.weight for s in chosen], np.float32) > 0

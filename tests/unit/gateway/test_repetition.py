@@ -119,6 +119,11 @@ async def test_the_action_ends_with_the_token_that_completes_the_run() -> None:
     assert script.contexts == [3, 11] and script.asked == [8, 5]
 
 
+async def test_an_action_whose_own_last_token_completes_the_run_ended_by_itself() -> None:
+    made = await complete(Script([SURE] * 8), Repetition(8, 0.99))
+    assert (len(made.ids), made.finish, made.repeats) == (8, "stop", False)
+
+
 async def test_an_action_that_does_not_repeat_is_the_same_in_segments() -> None:
     logprobs = [SURE, SURE, UNSURE] * 10
     whole = await complete(Script(logprobs), Repetition())

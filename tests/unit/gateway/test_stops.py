@@ -1,6 +1,7 @@
 """A stop string ends an action also where a weight sync has cut the action in two."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,12 @@ def test_it_ends_with_the_token_that_completes_the_stop_string(boundary: int) ->
 def test_spans_behind_the_stop_string_are_dropped() -> None:
     cut = cut_at_stop(made("END and on", 5), ("END",), text_of, ())
     assert [(span.version, span.start, span.end) for span in cut.spans] == [(1, 0, 3)]
+
+
+def test_an_action_that_would_have_repeated_itself_behind_the_stop_string_did_not() -> None:
+    repeating = replace(made("go on END and on", 3), repeats=True)
+    assert not cut_at_stop(repeating, ("END",), text_of, ()).repeats
+    assert cut_at_stop(repeating, ("never",), text_of, ()).repeats
 
 
 def test_an_action_without_one_stays_as_it_is() -> None:

@@ -47,9 +47,9 @@ class Forest:
         self.samples.append(sample)
         return sample.ids
 
-    def turns(self, start: Ids, count: int, rollout: str = "r", group: str = "g") -> Ids:
+    def turns(self, start: Ids, count: int, rollout: str = "r", group: str = "g", **more: Any) -> Ids:
         for _ in range(count):
-            full = self.add(start, self.ids(int(self.rng.integers(2, 6))), rollout, group)
+            full = self.add(start, self.ids(int(self.rng.integers(2, 6))), rollout, group, **more)
             start = np.concatenate([full, self.ids(int(self.rng.integers(1, 5)))])
         return start
 
@@ -61,11 +61,12 @@ def append_only_chain() -> list[Sample]:
 
 
 def group_of_rollouts() -> list[Sample]:
+    """At temperatures that float32 does not hold."""
     f = Forest(2)
-    for group in "ab":
+    for group, temperature in (("a", 0.6), ("b", 0.7)):
         prompt = f.ids(8)
         for rollout in "123":
-            f.turns(prompt, 2, rollout, group)
+            f.turns(prompt, 2, rollout, group, temperature=temperature)
     return f.samples
 
 

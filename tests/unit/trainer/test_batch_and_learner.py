@@ -114,6 +114,19 @@ def test_a_gradient_that_is_not_finite_is_never_saved_and_leaves_no_trace_after_
 
 
 @pytest.mark.parametrize("anchor", ["behavior", "proximal"])
+def test_a_token_that_the_policy_does_not_know_makes_the_batch_bad(
+    model: Path, tmp_path: Path, anchor: Any
+) -> None:
+    settings = TrainerSection(anchor=anchor)
+    known = group_of_rollouts()[0]
+    ids = known.ids.copy()
+    ids[-1] = 259
+    foreign = replace(known, tokens=Branch(ids))
+    with pytest.raises(BadBatch, match="has the token 259, the policy knows 259"):
+        Learner(save_first(tmp_path, model, settings), settings).train([Part([foreign], [])])
+
+
+@pytest.mark.parametrize("anchor", ["behavior", "proximal"])
 def test_a_budget_too_small_for_the_longest_sample_ends_training_and_keeps_the_batch(
     model: Path, tmp_path: Path, anchor: Any
 ) -> None:

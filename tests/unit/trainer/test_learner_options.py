@@ -118,6 +118,7 @@ def test_the_proximal_anchor_is_taken_once_for_all_train_steps_of_a_batch(
 ) -> None:
     one = learner(model, tmp_path, loss="grpo", anchor="proximal", tis_max=0.05, lr=3e-2)
     first, second = one.train([part(), part()])
+    assert first["seconds"]["anchor"] > 0 and "anchor" not in second["seconds"]
     assert first["clip_fraction"] == 0 and second["clip_fraction"] > 0
     assert first["cut_fraction"] > 0
     [next_batch] = one.train([part()])

@@ -81,7 +81,7 @@ def alone(model: Any, samples: list[Sample]) -> tuple[float, Gradients]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logits = hidden[sample.state_len - 1 : -1].to(wide) @ model.lm_head.weight.to(wide).T
         targets = ids[sample.state_len :]
-        logp = logits.log_softmax(-1)[torch.arange(len(targets)), targets]
+        logp = (logits / sample.temperature).log_softmax(-1)[torch.arange(len(targets)), targets]
         behavior, advantage = torch.from_numpy(sample.behavior_logprobs), torch.from_numpy(sample.advantage)
         loss = _cispo(logp, behavior, advantage) / tokens
         torch.autograd.backward(loss)
