@@ -89,6 +89,10 @@ class StageSection(NextStage):
             began += stage.end_batches
         return self.all[-1], began
 
+    def number(self, batches: int) -> int:
+        """The place in `all`, from 0, of the stage that is on when so many batches are committed."""
+        return self.all.index(self.at(batches)[0])
+
     def reached(self, *, batches: int, train_steps: int, seconds: float) -> str | None:
         """Which end condition of the last stage holds, as a reason, or None."""
         last, began = self.at(batches)

@@ -110,7 +110,7 @@ async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
     assigned = await dispatch_train(
         connection, flow.run_id, choose, settings.running_rollouts, flow.config.stage
     )
-    assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots)
+    assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots, flow.config.stage)
     await owe_all(connection, flow.run_id, [assignment(flow, one) for one in assigned])
     return len(assigned)
 

@@ -156,6 +156,9 @@ class Intake:
             pinned_version=event.version,
             sampling=event.sampling or None,
             pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
+            difficulty=task.settings.metadata.difficulty
+            if purpose is Purpose.TRAIN and config.stage.then
+            else None,
         )
 
     async def _tell(self) -> None:

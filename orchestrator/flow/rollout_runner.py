@@ -222,7 +222,7 @@ class RolloutRunner:
         timeout_s = min(
             asked.timeout_sec, config.rollout.timeout_s, scaffold.manifest.timeout_s or asked.timeout_sec
         )
-        stage, _ = config.stage.at(lease.batches)
+        stage = config.stage.all[lease.stage]
         turns = asked.max_turns or stage.turns(lease.domain)
         return AgentLimits(turns, stage.context(lease.domain), min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
 

@@ -1,16 +1,16 @@
 """Dispatch: accepted groups get their queue position and their rollouts an assignment, under the lock of the queue row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from sqlalchemy import ColumnElement, ScalarSelect, func, select, update
+from sqlalchemy import ColumnElement, Select, false, func, select, tuple_, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.course import NextStage, StageSection
 from orchestrator.pool import history
-from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts, tasks
+from orchestrator.pool.course import stage_number, waiting
+from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
@@ -29,6 +29,7 @@ class QueueView:
     served: Mapping[str, int]
     accepted: Mapping[str, int]
     stage: NextStage | None = None  # that is on, where a course of stages was given
+    number: int = 0  # its place in the course
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,15 @@ async def view_queue(
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
         .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose == Purpose.TRAIN)
     )
-    stage, began = course.at(committed.n) if course is not None else (None, 0)
+    number = course.number(committed.n) if course is not None else 0
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
     recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
-    if began:  # shares are those of the stage, not of the stages before it
-        recent = recent.where(groups.c.dispatched > _committed(run_id, began - 1))
-    served = {d: n for d, n in await connection.execute(recent)}
-    waiting = by_domain.where(
-        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN, *of_stage(stage)
+    accepted = by_domain.where(
+        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
     )
-    accepted = {d: n for d, n in await connection.execute(waiting)}
+    if course is not None and course.then:  # shares are those of the stage, not of the stages before it
+        recent = recent.where(func.coalesce(groups.c.stage, 0) == number)
+        accepted = accepted.where(await _present(connection, run_id, course))
     consumed = int(committed.groups)
     counts = QueueCounts(
         dispatched=row.next_seq,
@@ -88,34 +88,46 @@ async def view_queue(
         committed_batches=committed.n,
         running_rollouts=int(busy or 0),
     )
-    return QueueView(row.intake_open, row.admission_open, counts, served, accepted, stage)
-
-
-def _committed(run_id: int, batch_no: int) -> ScalarSelect[datetime]:
-    """When a batch that counts was committed."""
-    return (
-        select(batches.c.committed)
-        .where(
-            batches.c.run_id == run_id,
-            batches.c.batch_no == batch_no,
-            batches.c.state == BatchState.COMMITTED,
-        )
-        .scalar_subquery()
+    return QueueView(
+        row.intake_open,
+        row.admission_open,
+        counts,
+        served={d: n for d, n in await connection.execute(recent)},
+        accepted={d: n for d, n in await connection.execute(accepted)},
+        stage=course.all[number] if course is not None else None,
+        number=number,
     )
 
 
-def of_stage(stage: NextStage | None) -> list[ColumnElement[bool]]:
-    """What a group must be to train in a stage; nothing where the stage takes everything."""
-    needs: list[ColumnElement[bool]] = []
-    if stage is not None and stage.domains:
-        needs.append(groups.c.domain.in_([name for name, share in stage.domains.items() if share > 0]))
-    if stage is not None and stage.difficulties:
-        difficulty = tasks.c.settings["metadata"]["difficulty"].astext
-        easy = select(tasks.c.task_id).where(
-            tasks.c.task_id == groups.c.task_id, difficulty.in_(stage.difficulties)
+async def _present(connection: AsyncConnection, run_id: int, course: StageSection) -> ColumnElement[bool]:
+    """What a group that waits for the stage that is on is like."""
+    kinds = (await waiting(connection, run_id, course)).present
+    if not kinds:
+        return false()
+    return tuple_(groups.c.difficulty, groups.c.domain).in_(
+        [(kind.difficulty, kind.domain) for kind in kinds]
+    )
+
+
+def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tuple[int, int]]:
+    """(group_id, size) of the oldest accepted training group of a domain; of each difficulty the index gives one, however many others wait."""
+    each = (
+        select(groups.c.group_id, groups.c.size)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.domain == domain,
+            groups.c.state == GroupState.ACCEPTED,
+            groups.c.purpose == Purpose.TRAIN,
         )
-        needs.append(easy.exists())
-    return needs
+        .order_by(groups.c.group_id)
+        .limit(1)
+    )
+    if not difficulties:
+        return each
+    firsts = union_all(
+        *(select(each.where(groups.c.difficulty == name).subquery()) for name in difficulties)
+    ).subquery()
+    return select(firsts.c.group_id, firsts.c.size).order_by(firsts.c.group_id).limit(1)
 
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
@@ -151,26 +163,19 @@ async def dispatch_train(
         return []
     assignments: list[Assignment] = []
     seq, running = view.counts.dispatched, view.counts.running_rollouts
+    # In a run of one stage every accepted group is of it.
+    difficulties = view.stage.difficulties if course is not None and course.then and view.stage else ()
     for domain in choose(view):
-        oldest = (
-            await connection.execute(
-                select(groups.c.group_id, groups.c.size)
-                .where(
-                    groups.c.run_id == run_id,
-                    groups.c.domain == domain,
-                    groups.c.state == GroupState.ACCEPTED,
-                    groups.c.purpose == Purpose.TRAIN,
-                    *of_stage(view.stage),
-                )
-                .order_by(groups.c.group_id)
-                .limit(1)
-            )
-        ).one()
+        oldest = (await connection.execute(_oldest(run_id, domain, difficulties))).one()
         running += oldest.size
         if running_rollouts is not None and running > running_rollouts:
             break
         moved = await history.move_group(
-            connection, oldest.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED, values={"seq": seq}
+            connection,
+            oldest.group_id,
+            GroupState.ACCEPTED,
+            GroupState.DISPATCHED,
+            values={"seq": seq, "stage": view.number},
         )
         assert moved, (
             "the queue row is locked: nobody else dispatches, and a run that ends takes the lock too"
@@ -182,7 +187,9 @@ async def dispatch_train(
     return assignments
 
 
-async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -> list[Assignment]:
+async def dispatch_other(
+    connection: AsyncConnection, run_id: int, slots: int, course: StageSection | None = None
+) -> list[Assignment]:
     """Dispatch accepted eval and record groups, oldest first, while at most `slots` of their rollouts are busy."""
     await history.lock_run(connection, run_id)
     busy = await connection.scalar(
@@ -202,10 +209,18 @@ async def dispatch_other(connection: AsyncConnection, run_id: int, slots: int) -
         .order_by(groups.c.group_id)
         .limit(max(0, room))
     )
-    for row in rows.all():
+    found = rows.all()
+    number = await stage_number(connection, run_id, course) if found and course is not None else 0
+    for row in found:
         if room < row.size and room < slots:
             break  # a group of more than `slots` runs alone
-        if await history.move_group(connection, row.group_id, GroupState.ACCEPTED, GroupState.DISPATCHED):
+        if await history.move_group(
+            connection,
+            row.group_id,
+            GroupState.ACCEPTED,
+            GroupState.DISPATCHED,
+            values={"stage": number},
+        ):
             assignments += await _queue_members(connection, row.group_id)
             room -= row.size
     return assignments

@@ -1,6 +1,6 @@
 """The end of a run: what is still open becomes filtered(run_ended); what lies in a closed batch is left to be committed."""
 
-from sqlalchemy import and_, func, select, true
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import (
@@ -15,7 +15,7 @@ from orchestrator.contracts.states import (
 from orchestrator.course import StageSection
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool import history
-from orchestrator.pool.dispatch import of_stage
+from orchestrator.pool.course import waiting
 from orchestrator.pool.leases import lose
 from orchestrator.pool.tables import batches, groups, queue, rollouts
 
@@ -69,18 +69,17 @@ async def filter_open(connection: AsyncConnection, run_id: int) -> int:
 async def filter_passed(connection: AsyncConnection, run_id: int, course: StageSection) -> int:
     """Filter accepted training groups that neither the stage that is on nor a later one takes; returns how many."""
     await history.lock_run(connection, run_id)
-    committed = await connection.scalar(
-        select(func.count()).where(batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED)
-    )
-    now, _ = course.at(int(committed or 0))
-    left = course.all[course.all.index(now) :]
+    kinds = (await waiting(connection, run_id, course)).passed
+    if not kinds:
+        return 0
     rows = await connection.execute(
         select(groups.c.group_id)
         .where(
             groups.c.run_id == run_id,
             groups.c.state == GroupState.ACCEPTED,
-            groups.c.purpose == Purpose.TRAIN,
-            *(~and_(true(), *of_stage(stage)) for stage in left),
+            tuple_(groups.c.difficulty, groups.c.domain).in_(
+                [(kind.difficulty, kind.domain) for kind in kinds]
+            ),
         )
         .order_by(groups.c.group_id)
         .with_for_update()

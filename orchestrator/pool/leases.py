@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ScalarSelect, case, func, select, text, update
+from sqlalchemy import case, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.clock import clock
-from orchestrator.contracts.states import BatchState, FailureClass, RolloutState
+from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.pool import history, resumes
 from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import attempts, batches, groups, rollouts, tasks
+from orchestrator.pool.tables import attempts, groups, rollouts, tasks
 
 LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
 
@@ -41,7 +41,7 @@ class Lease:
     body: dict[str, Any]
     label: str | None = None  # the evaluation or recording that its group belongs to
     sampling: dict[str, float] = field(default_factory=dict)  # overrides of the run's sampling parameters
-    batches: int = 0  # committed when its group was dispatched: says its stage
+    stage: int = 0  # number of the one that its group was dispatched in
 
 
 async def lease(
@@ -82,7 +82,7 @@ async def lease(
                 groups.c.sampling,
                 tasks.c.name,
                 tasks.c.body,
-                _committed_before_dispatch().label("batches"),
+                groups.c.stage,
             )
             .join(groups, groups.c.group_id == rollouts.c.group_id)
             .join(tasks, tasks.c.task_id == groups.c.task_id)
@@ -107,23 +107,8 @@ async def lease(
     return Lease(
         row.run_id, rollout_id, row.group_id, row.member, row.attempt, epoch, row.seed, row.purpose, row.scaffold,
         row.pinned_version, row.domain, row.name, row.body, row.label, row.sampling or {},
-        row.batches,
+        row.stage or 0,
     )  # fmt: skip
-
-
-def _committed_before_dispatch() -> ScalarSelect[int]:
-    """Batches that count and were committed when a group was dispatched. Both times are taken under the lock of the run's queue row."""
-    return (
-        select(func.count())
-        .select_from(batches)
-        .where(
-            batches.c.run_id == groups.c.run_id,
-            batches.c.state == BatchState.COMMITTED,
-            batches.c.committed <= groups.c.dispatched,
-        )
-        .correlate(groups)
-        .scalar_subquery()
-    )
 
 
 async def heartbeat(

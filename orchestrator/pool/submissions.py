@@ -33,6 +33,7 @@ class NewGroup:
     pinned_version: int | None = None
     sampling: dict[str, float] | None = None
     pool: str = "default"
+    difficulty: str | None = None  # of a training task, in a run of several stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
             size=new.size,
             pinned_version=new.pinned_version,
             sampling=new.sampling,
+            difficulty=new.difficulty,
         )
         .returning(groups.c.group_id)
     )

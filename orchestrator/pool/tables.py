@@ -44,6 +44,9 @@ from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
 
+_OPEN = text("NOT done")
+_OF_KIND = text("state = 'accepted' AND difficulty IS NOT NULL")
+_OTHER = text("state = 'accepted' AND purpose <> 'train'")
 # Dead versions are gone again before a table has doubled, however long its past is.
 _CHURNS = {"autovacuum_vacuum_scale_factor": "0.01", "autovacuum_vacuum_threshold": "2000"}
 
@@ -118,6 +121,8 @@ groups = Table(
     Column("pinned_version", Integer),
     Column("sampling", JSONB(none_as_null=True)),
     Column("seq", BigInteger),
+    Column("difficulty", Text, comment="of its task, where stages follow one another; null elsewhere"),
+    Column("stage", SmallInteger, comment="number of the stage that it was dispatched in; null: the first"),
     Column("state", Text, nullable=False, server_default="accepted"),
     Column("reason", Text),
     Column(
@@ -138,14 +143,10 @@ groups = Table(
     CheckConstraint("state NOT IN ('filtered', 'dead') OR reason IS NOT NULL", name="reason_given"),
     _one_of("purpose", Purpose),
     _one_of("state", GroupState),
-    Index(
-        "groups_open",
-        "run_id",
-        "seq",
-        postgresql_include=["state", "group_id"],
-        postgresql_where=text("NOT done"),
-    ),
+    Index("groups_open", "run_id", "seq", postgresql_include=["state", "group_id"], postgresql_where=_OPEN),
     Index("groups_accepted", "run_id", "domain", "group_id", postgresql_where=text("state = 'accepted'")),
+    Index("groups_of_kind", "run_id", "difficulty", "domain", "group_id", postgresql_where=_OF_KIND),
+    Index("groups_other", "run_id", "group_id", postgresql_where=_OTHER),
     comment="One accepted submission = one group = one terminal state. seq is the dispatch order of train groups.",
     postgresql_with={"fillfactor": "85"},
 )

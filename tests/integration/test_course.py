@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.config import Config
+from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.dispatcher import dispatch, queue_settings
 from orchestrator.pool import batches
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.ending import filter_passed
+from orchestrator.pool.leases import lease, retry
+from orchestrator.pool.rewind import rewind
 from orchestrator.pool.runs import Run
 from orchestrator.pool.stages import stages
 from orchestrator.pool.tables import groups
@@ -90,7 +93,7 @@ async def test_a_group_keeps_the_stage_that_it_was_dispatched_in(engine: AsyncEn
         for submission, stage in (("e1", "warm"), ("g1", "hard")):
             for rollout_id in await rollouts_of(connection, ids[submission]):
                 lease = await take(connection, rollout_id)
-                assert lease is not None and config.stage.at(lease.batches)[0].name == stage
+                assert lease is not None and config.stage.all[lease.stage].name == stage
 
 
 async def test_tasks_of_a_stage_that_is_over_are_filtered_and_no_others(engine: AsyncEngine) -> None:
@@ -108,3 +111,58 @@ async def test_tasks_of_a_stage_that_is_over_are_filtered_and_no_others(engine: 
         )
         assert await connection.scalar(open_members) == 0
     assert await group_state(engine, late[0]) == ("filtered", "stage_over")
+
+
+async def test_a_group_keeps_its_stage_when_the_batches_before_its_dispatch_are_undone(
+    engine: AsyncEngine,
+) -> None:
+    run, config = await begun(engine)
+    await dispatched(engine, run)
+    await commit_one(engine, run)
+    await dispatched(engine, run)
+    async with engine.begin() as connection:
+        hard = select(groups.c.group_id).where(groups.c.submission == "g1")
+        [first, _] = await rollouts_of(connection, await connection.scalar(hard) or 0)
+        held = await take(connection, first)
+        await rewind(connection, run.run_id, -1, "p", "a test", lambda version: True)
+        again = await retry(connection, first, RolloutState.RUNNING, 1, reason="lost", delay_s=0.0)
+        assert held is not None and again == (2, 2)
+        lease_again = await lease(connection, first, 2, "builder", 60.0)
+        assert lease_again is not None
+        assert [config.stage.all[one.stage].name for one in (held, lease_again)] == ["hard", "hard"]
+    # The first stage is on once more, and nothing of the second is dispatched in it.
+    assert await dispatched(engine, run) == ["e1", "e2", "h1", "g1", "h2", "g2"]
+
+
+async def many(engine: AsyncEngine, run: Run, difficulty: str, number: int = 5000) -> None:
+    """So many more accepted groups of one task, in coding."""
+    [like] = await builders.accepted(engine, run, [f"{difficulty}-first"], size=2, difficulty=difficulty)
+    statement = text(
+        "INSERT INTO groups (run_id, submission, task_id, domain, scaffold, size, difficulty) "
+        "SELECT run_id, submission || n, task_id, domain, scaffold, size, difficulty FROM groups, generate_series(1, :n) n "
+        "WHERE group_id = :like"
+    )
+    async with engine.begin() as connection:
+        await connection.execute(statement, {"n": number, "like": like})
+    async with engine.connect() as connection:
+        alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await alone.execute(text("VACUUM ANALYZE groups, tasks"))
+
+
+async def rows_read(connection: AsyncConnection) -> int:
+    """By this connection lately, of any table: two of them in one transaction say what was read between."""
+    query = "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables"
+    return int(await connection.scalar(text(query)) or 0)
+
+
+async def test_what_a_dispatch_reads_does_not_grow_with_what_waits_for_a_later_stage(
+    engine: AsyncEngine,
+) -> None:
+    raw = {"run": {"name": "course"}, "queue": QUEUE, "rollout": {"slots": 40}, "stage": STAGE}
+    run = await builders.make_run(engine, Config.model_validate(raw))
+    await many(engine, run, "hard")
+    await builders.accepted(engine, run, ["e1"], size=2, difficulty="easy")
+    async with engine.begin() as connection:
+        before = await rows_read(connection)
+        assert await dispatch(connection, flow_of(engine, run)) == 2
+        assert await rows_read(connection) - before < 100
