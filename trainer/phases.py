@@ -134,7 +134,7 @@ class Trainer:
             if reached is not None:
                 return await pool_batches.closed_batch(connection, self.run_id) or Nothing.EVER
             batch = await pool_batches.take(
-                connection, self.run_id, self._policy, queue.batch_groups, queue.short_batch
+                connection, self.run_id, self._policy, queue.batch_groups, queue.short_batch, stage
             )
             if batch is None:
                 return Nothing.EVER

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool.ending import filter_open, filter_passed, nothing_open
+from orchestrator.pool.ending import filter_open, filter_passed, nothing_left
 from orchestrator.pool.policies import progress
 from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
 from orchestrator.pool.transact import transact
@@ -22,32 +22,33 @@ PERIOD_S = 0.5
 
 async def ender(flow: Flow) -> None:
     """Watch until cancelled."""
-
-    async def once(connection: AsyncConnection) -> None:
-        state = await state_of(connection, flow.run_id)
-        if state == "active":
-            if flow.config.stage.then:
-                passed = await filter_passed(connection, flow.run_id, flow.config.stage)
-                if passed:
-                    log.info("stage.filtered", groups=passed)
-            done = await progress(connection, flow.run_id)
-            reason = flow.config.stage.reached(
-                batches=done.committed_batches,
-                train_steps=done.train_steps,
-                seconds=await first_dispatch_age(connection, flow.run_id),
-            )
-            if reason is None and await nothing_open(connection, flow.run_id):
-                reason = "intake is closed and every group is terminal"
-            if reason is not None and await begin_end(connection, flow.run_id, reason):
-                log.info("run.ending", reason=reason)
-                state = "ending"
-        if state == "ending":
-            filtered = await filter_open(connection, flow.run_id)
-            if filtered:
-                log.info("run.filtered", groups=filtered)
-            if await finish_end(connection, flow.run_id):
-                log.info("run.ended")
-
     while True:
-        await transact(flow.engine, once, at="ender.commit")
+        await transact(flow.engine, lambda connection: look(connection, flow), at="ender.commit")
         await pause(PERIOD_S)
+
+
+async def look(connection: AsyncConnection, flow: Flow) -> None:
+    """Filter what no stage takes any more, begin and finish the run's end: whatever is due."""
+    state = await state_of(connection, flow.run_id)
+    if state == "active":
+        if flow.config.stage.then:
+            passed = await filter_passed(connection, flow.run_id, flow.config.stage)
+            if passed:
+                log.info("stage.filtered", groups=passed)
+        done = await progress(connection, flow.run_id)
+        reason = flow.config.stage.reached(
+            batches=done.committed_batches,
+            train_steps=done.train_steps,
+            seconds=await first_dispatch_age(connection, flow.run_id),
+        )
+        if reason is None:
+            reason = await nothing_left(connection, flow.run_id, flow.config.stage)
+        if reason is not None and await begin_end(connection, flow.run_id, reason):
+            log.info("run.ending", reason=reason)
+            state = "ending"
+    if state == "ending":
+        filtered = await filter_open(connection, flow.run_id)
+        if filtered:
+            log.info("run.filtered", groups=filtered)
+        if await finish_end(connection, flow.run_id):
+            log.info("run.ended")

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, literal, select, update
+from sqlalchemy import ColumnElement, func, insert, literal, select, true, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import PolicyPublished
 from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose, RolloutState
+from orchestrator.course import StageSection
+from orchestrator.pool import course as pool_course
 from orchestrator.pool import history
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.tables import (
@@ -81,9 +83,16 @@ async def _live(connection: AsyncConnection, run_id: int) -> Batch | None:
 
 
 async def take(
-    connection: AsyncConnection, run_id: int, policy: Policy, batch_groups: int, short_batch: int
+    connection: AsyncConnection,
+    run_id: int,
+    policy: Policy,
+    batch_groups: int,
+    short_batch: int,
+    course: StageSection | None = None,
 ) -> Batch | None:
     """Advance the run's live batch as far as the window allows, and return it; None when none can ever fill again.
+
+    `course`: the stages of the run, so that what waits for a later one keeps no batch open.
 
     A closed batch is returned as it is: the same batch, the same digest, however often it is asked for.
     """
@@ -94,7 +103,7 @@ async def take(
     state = await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id))
     if state != "active":
         return None
-    waiting = await _waiting(connection, run_id)
+    waiting = await _waiting(connection, run_id, course)
     if batch is None and not waiting and not row.intake_open:
         return None
     if batch is None:
@@ -136,17 +145,25 @@ async def take(
     return batch
 
 
-async def _waiting(connection: AsyncConnection, run_id: int) -> int:
-    """Training groups that may still be taken: accepted, dispatched or ready."""
+async def _waiting(connection: AsyncConnection, run_id: int, course: StageSection | None) -> int:
+    """Training groups that may still be taken: dispatched or ready, and accepted ones; of several stages those of the one that is on,
+    counted as one for each kind."""
+    kinds, states = 0, [GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]
+    dispatched: ColumnElement[bool] = true()
+    if course is not None and course.then:
+        kinds = len((await pool_course.waiting(connection, run_id, course)).present)
+        states.remove(GroupState.ACCEPTED)
+        dispatched = groups.c.seq.is_not(None)  # the part of groups_open that is not accepted
     waiting = await connection.scalar(
         select(func.count()).where(
             groups.c.run_id == run_id,
             groups.c.purpose == Purpose.TRAIN,
-            groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
+            groups.c.state.in_(states),
+            dispatched,
             ~groups.c.done,  # follows from the states, but the planner does not know: groups_open, and not every group there ever was
         )
     )
-    return int(waiting or 0)
+    return int(waiting or 0) + kinds
 
 
 async def _open(connection: AsyncConnection, run_id: int) -> Batch:

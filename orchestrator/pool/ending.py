@@ -15,9 +15,11 @@ from orchestrator.contracts.states import (
 from orchestrator.course import StageSection
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool import history
-from orchestrator.pool.course import waiting
+from orchestrator.pool.course import stage_number, waiting
 from orchestrator.pool.leases import lose
 from orchestrator.pool.tables import batches, groups, queue, rollouts
+
+ALL_TERMINAL = "intake is closed and every group is terminal"
 
 
 async def filter_open(connection: AsyncConnection, run_id: int) -> int:
@@ -107,12 +109,32 @@ async def filter_passed(connection: AsyncConnection, run_id: int, course: StageS
     return len(passed)
 
 
-async def nothing_open(connection: AsyncConnection, run_id: int) -> bool:
-    """Whether intake is closed and no training group is left to be accepted, run or trained."""
+async def nothing_left(connection: AsyncConnection, run_id: int, course: StageSection) -> str | None:
+    """Why the run trains nothing more, or None: intake is closed, and no training group is left, or none of the stage that is on."""
     closed = await connection.scalar(select(~queue.c.intake_open).where(queue.c.run_id == run_id))
+    if course.then:
+        return await _ran_out(connection, run_id, course) if closed else None
     left = await connection.scalar(
         select(func.count()).where(
             groups.c.run_id == run_id, groups.c.purpose == Purpose.TRAIN, ~groups.c.done
         )
     )
-    return bool(closed) and not left
+    return ALL_TERMINAL if closed and not left else None
+
+
+async def _ran_out(connection: AsyncConnection, run_id: int, course: StageSection) -> str | None:
+    """`nothing_left` of several stages. Nothing is locked: with intake closed and nothing of the stage waiting, only the next stage's beginning
+    brings something under way, so the order of these looks tells."""
+    found = await waiting(connection, run_id, course)
+    if found.present or found.passed:
+        return None
+    dispatched = groups.c.seq.is_not(None)
+    under_way = select(groups.c.group_id).where(groups.c.run_id == run_id, dispatched, ~groups.c.done)
+    if await connection.scalar(under_way.limit(1)) is not None:
+        return None
+    if await stage_number(connection, run_id, course) != found.number:
+        return None
+    if not found.later:
+        return ALL_TERMINAL
+    stage = course.all[found.number]
+    return f"intake is closed and stage {stage.name!r} ran out of tasks before batch {stage.end_batches} of its own"

@@ -7,16 +7,17 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.config import Config
-from orchestrator.contracts.states import RolloutState
+from orchestrator.contracts.states import BatchState, RolloutState
 from orchestrator.flow.dispatcher import dispatch, queue_settings
+from orchestrator.flow.ender import look
 from orchestrator.pool import batches
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.ending import filter_passed
 from orchestrator.pool.leases import lease, retry
 from orchestrator.pool.rewind import rewind
-from orchestrator.pool.runs import Run
+from orchestrator.pool.runs import Run, close_intake, state_of
 from orchestrator.pool.stages import stages
-from orchestrator.pool.tables import groups
+from orchestrator.pool.tables import groups, queue
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
 from tests.integration.pool_rig import engine, flow_of, group_state, rollouts_of, take
@@ -166,3 +167,68 @@ async def test_what_a_dispatch_reads_does_not_grow_with_what_waits_for_a_later_s
         before = await rows_read(connection)
         assert await dispatch(connection, flow_of(engine, run)) == 2
         assert await rows_read(connection) - before < 100
+
+
+async def run_out(engine: AsyncEngine) -> tuple[Run, Config]:
+    """A run whose first stage has nothing more to dispatch, with two tasks for the second one; intake is closed."""
+    raw = {"run": {"name": "course"}, "queue": QUEUE, "rollout": {"slots": 40}, "stage": STAGE}
+    run = await builders.make_run(engine, Config.model_validate(raw))
+    await builders.accepted(engine, run, ["h1", "h2"], size=2, difficulty="hard")
+    async with engine.begin() as connection:
+        await close_intake(connection, run.run_id)
+    return run, Config.from_json(run.config)
+
+
+async def ender_once(engine: AsyncEngine, run: Run) -> tuple[str, str | None]:
+    """State of the run and why admission is closed, once the ender has looked."""
+    async with engine.begin() as connection:
+        await look(connection, flow_of(engine, run))
+        why = select(queue.c.admission_reason).where(queue.c.run_id == run.run_id)
+        return await state_of(connection, run.run_id), await connection.scalar(why)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a dispatched group", "tasks of the stage"])
+async def test_a_run_ends_when_its_stage_runs_out_of_tasks_and_intake_is_closed_and_not_before(
+    engine: AsyncEngine, left: str
+) -> None:
+    run, _ = await run_out(engine)
+    if left != "nothing":
+        await builders.accepted(engine, run, ["e1"], size=2, difficulty="easy")
+    if left == "a dispatched group":
+        assert await dispatched(engine, run) == ["e1"]
+    found, why = await ender_once(engine, run)
+    if left != "nothing":
+        assert (found, why) == ("active", None)
+        return
+    assert found == "ended" and why is not None and "stage 'warm' ran out of tasks before batch 1" in why
+    async with engine.connect() as connection:
+        ends = await connection.execute(select(groups.c.state, groups.c.reason).distinct())
+        assert ends.all() == [("filtered", "run_ended")]
+
+
+async def claim(engine: AsyncEngine, run: Run, config: Config) -> batches.Batch | None:
+    policy = queue_policy("greedy", 20, 0.3)
+    async with engine.begin() as connection:
+        return await batches.take(connection, run.run_id, policy, 2, 1, config.stage)
+
+
+async def test_a_short_batch_of_a_stage_closes_though_tasks_wait_for_the_next_one(
+    engine: AsyncEngine,
+) -> None:
+    run, config = await run_out(engine)
+    [easy] = await builders.accepted(engine, run, ["e1"], size=4, difficulty="easy")
+    open_batch = await claim(engine, run, config)
+    assert open_batch is not None and open_batch.state is BatchState.OPEN
+    assert await dispatched(engine, run) == ["e1"]
+    await builders.finish(engine, run, easy, builders.Author())
+    closed = await claim(engine, run, config)
+    assert closed is not None and (closed.state, closed.taken) == (BatchState.CLOSED, 1)
+    assert await ender_once(engine, run) == ("active", None)
+    await commit_one(engine, run)  # it is the only one of its stage, and the next stage begins
+    assert await ender_once(engine, run) == ("active", None)
+    assert await dispatched(engine, run) == ["h1", "h2"]
+
+
+async def test_nothing_is_claimed_for_ever_when_a_stage_has_run_out(engine: AsyncEngine) -> None:
+    run, config = await run_out(engine)
+    assert await claim(engine, run, config) is None
