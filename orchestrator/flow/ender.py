@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool.ending import filter_open, filter_passed, nothing_left
+from orchestrator.pool.ending import STEP, filter_open, filter_passed, nothing_left
 from orchestrator.pool.policies import progress
 from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
 from orchestrator.pool.transact import transact
@@ -23,18 +23,15 @@ PERIOD_S = 0.5
 async def ender(flow: Flow) -> None:
     """Watch until cancelled."""
     while True:
-        await transact(flow.engine, lambda connection: look(connection, flow), at="ender.commit")
-        await pause(PERIOD_S)
+        filtered = await transact(flow.engine, lambda connection: look(connection, flow), at="ender.commit")
+        await pause(0.0 if filtered == STEP else PERIOD_S)
 
 
-async def look(connection: AsyncConnection, flow: Flow) -> None:
-    """Filter what no stage takes any more, begin and finish the run's end: whatever is due."""
+async def look(connection: AsyncConnection, flow: Flow) -> int:
+    """Begin and finish the run's end, filter what no stage takes any more or what the end leaves open: whatever is due. Returns how many groups
+    were filtered, at most `STEP`: then there may be more."""
     state = await state_of(connection, flow.run_id)
     if state == "active":
-        if flow.config.stage.then:
-            passed = await filter_passed(connection, flow.run_id, flow.config.stage)
-            if passed:
-                log.info("stage.filtered", groups=passed)
         done = await progress(connection, flow.run_id)
         reason = flow.config.stage.reached(
             batches=done.committed_batches,
@@ -46,9 +43,16 @@ async def look(connection: AsyncConnection, flow: Flow) -> None:
         if reason is not None and await begin_end(connection, flow.run_id, reason):
             log.info("run.ending", reason=reason)
             state = "ending"
+        elif flow.config.stage.then:
+            passed = await filter_passed(connection, flow.run_id, flow.config.stage)
+            if passed:
+                log.info("stage.filtered", groups=passed)
+            return passed
     if state == "ending":
         filtered = await filter_open(connection, flow.run_id)
         if filtered:
             log.info("run.filtered", groups=filtered)
-        if await finish_end(connection, flow.run_id):
+        if filtered < STEP and await finish_end(connection, flow.run_id):
             log.info("run.ended")
+        return filtered
+    return 0

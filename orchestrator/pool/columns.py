@@ -1,19 +1,23 @@
-"""What the tables of the data pool are made of: names of constraints, and columns that many of them have."""
+"""What the tables of the data pool are made of: names of constraints, columns that many of them have, and conditions on these."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     DateTime,
     ForeignKey,
     Identity,
     Integer,
     MetaData,
+    any_,
     func,
+    literal,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 
 metadata = MetaData(
     naming_convention={
@@ -50,3 +54,8 @@ def now(name: str) -> Column[object]:
 def moment(name: str) -> Column[object]:
     """When something happened, null until then."""
     return Column(name, DateTime(timezone=True))
+
+
+def among(key: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
+    """That a key is one of `ids`, which are one parameter, however many."""
+    return key == any_(literal(list(ids), ARRAY(BigInteger)))

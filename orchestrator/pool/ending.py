@@ -1,112 +1,93 @@
 """The end of a run: what is still open becomes filtered(run_ended); what lies in a closed batch is left to be committed."""
 
-from sqlalchemy import func, select, tuple_
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import (
-    ROLLOUT_TERMINAL,
-    BatchState,
-    FailureClass,
-    FilterReason,
-    GroupState,
-    Purpose,
-    RolloutState,
-)
+from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose
 from orchestrator.course import StageSection
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool import history
 from orchestrator.pool.course import stage_number, waiting
-from orchestrator.pool.leases import lose
-from orchestrator.pool.tables import batches, groups, queue, rollouts
+from orchestrator.pool.leases import cancel_members
+from orchestrator.pool.tables import batches, groups, queue
 
+STEP = 100
+"""Groups that one transaction filters: between two of them the queue row is free for dispatches, claims and commits."""
+OPEN = (GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY)
 ALL_TERMINAL = "intake is closed and every group is terminal"
 
 
 async def filter_open(connection: AsyncConnection, run_id: int) -> int:
-    """Void the open batch, cancel open rollouts, filter every open training group; returns how many groups."""
+    """Void the open batch, cancel the open rollouts of at most `STEP` open training groups and filter these; returns how many groups. To be
+    called, a transaction each, until it returns 0."""
     await history.lock_run(connection, run_id)
     open_batch = await connection.scalar(
         select(batches.c.batch_id).where(batches.c.run_id == run_id, batches.c.state == BatchState.OPEN)
     )
     if open_batch is not None:
         await pool_batches.drop(connection, open_batch, FilterReason.RUN_ENDED)
-    rows = (
-        await connection.execute(
-            select(groups.c.group_id, groups.c.state)
-            .where(
-                groups.c.run_id == run_id,
-                groups.c.purpose == Purpose.TRAIN,
-                groups.c.state.in_([GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]),
-            )
-            .order_by(groups.c.group_id)
-            .with_for_update()
+    found = await connection.scalars(
+        select(groups.c.group_id)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.purpose == Purpose.TRAIN,
+            groups.c.state.in_(OPEN),
+            ~groups.c.done,
         )
-    ).all()
-    for row in rows:
-        members = await connection.execute(
-            select(rollouts.c.rollout_id, rollouts.c.state)
-            .where(rollouts.c.group_id == row.group_id, rollouts.c.state.not_in(ROLLOUT_TERMINAL))
-            .order_by(rollouts.c.rollout_id)
-            .with_for_update()
-        )
-        for member in members.all():
-            await lose(
-                connection,
-                member.rollout_id,
-                RolloutState(member.state),
-                None,
-                FailureClass.CANCELLED,
-                FilterReason.RUN_ENDED,
-            )
-        await history.move_group(
-            connection,
-            row.group_id,
-            GroupState(row.state),
-            GroupState.FILTERED,
-            reason=FilterReason.RUN_ENDED,
-        )
-    return len(rows)
+        .order_by(groups.c.seq)  # the order of groups_open
+        .limit(STEP)
+    )
+    return await _filter(connection, found.all(), FilterReason.RUN_ENDED)
 
 
 async def filter_passed(connection: AsyncConnection, run_id: int, course: StageSection) -> int:
-    """Filter accepted training groups that neither the stage that is on nor a later one takes; returns how many."""
+    """Filter at most `STEP` accepted training groups that neither the stage that is on nor a later one takes; returns how many. To be called, a
+    transaction each, until it returns 0. Nothing is locked while there are none."""
+    if not await _passed(connection, run_id, course):
+        return 0
     await history.lock_run(connection, run_id)
+    return await _filter(connection, await _passed(connection, run_id, course), FilterReason.STAGE_OVER)
+
+
+async def _passed(connection: AsyncConnection, run_id: int, course: StageSection) -> Sequence[int]:
+    """The oldest of one kind."""
     kinds = (await waiting(connection, run_id, course)).passed
     if not kinds:
-        return 0
-    rows = await connection.execute(
+        return []
+    found = await connection.scalars(
         select(groups.c.group_id)
         .where(
             groups.c.run_id == run_id,
             groups.c.state == GroupState.ACCEPTED,
-            tuple_(groups.c.difficulty, groups.c.domain).in_(
-                [(kind.difficulty, kind.domain) for kind in kinds]
-            ),
+            groups.c.difficulty == kinds[0].difficulty,
+            groups.c.domain == kinds[0].domain,
         )
+        .order_by(groups.c.group_id)
+        .limit(STEP)
+    )
+    return found.all()
+
+
+async def _filter(connection: AsyncConnection, group_ids: Sequence[int], reason: FilterReason) -> int:
+    """Filter those of these groups that are open, and cancel their open rollouts; returns how many groups. The queue row must be locked."""
+    rows = await connection.execute(
+        select(groups.c.group_id, groups.c.state)
+        .where(groups.c.group_id.in_(group_ids), groups.c.state.in_(OPEN))
         .order_by(groups.c.group_id)
         .with_for_update()
     )
-    passed = rows.scalars().all()
-    for group_id in passed:
-        members = await connection.scalars(
-            select(rollouts.c.rollout_id)
-            .where(rollouts.c.group_id == group_id, rollouts.c.state == RolloutState.WAITING)
-            .order_by(rollouts.c.rollout_id)
-            .with_for_update()
-        )
-        for rollout_id in members.all():
-            await lose(
-                connection,
-                rollout_id,
-                RolloutState.WAITING,
-                None,
-                FailureClass.CANCELLED,
-                FilterReason.STAGE_OVER,
-            )
-        await history.move_group(
-            connection, group_id, GroupState.ACCEPTED, GroupState.FILTERED, reason=FilterReason.STAGE_OVER
-        )
-    return len(passed)
+    by_state: dict[GroupState, list[int]] = {state: [] for state in OPEN}
+    for row in rows:
+        by_state[GroupState(row.state)].append(row.group_id)
+    await cancel_members(connection, [one for ids in by_state.values() for one in ids], reason)
+    moved = [
+        await history.move_groups(connection, ids, state, GroupState.FILTERED, reason=reason)
+        for state, ids in by_state.items()
+        if ids
+    ]
+    return sum(moved)
 
 
 async def nothing_left(connection: AsyncConnection, run_id: int, course: StageSection) -> str | None:

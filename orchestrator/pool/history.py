@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import BatchState, GroupState, RolloutState, check
+from orchestrator.contracts.states import ROLLOUT_TERMINAL, BatchState, GroupState, RolloutState, check
 from orchestrator.pool.clean import clean
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import batches, counters, groups, queue, rollouts, transitions
 
 
@@ -103,10 +104,18 @@ async def move_group(
 
 
 async def move_groups(
-    connection: AsyncConnection, group_ids: Sequence[int], before: GroupState, after: GroupState
+    connection: AsyncConnection,
+    group_ids: Sequence[int],
+    before: GroupState,
+    after: GroupState,
+    *,
+    reason: str | None = None,
 ) -> int:
     """`move_group` for those of several groups that are in `before`; returns how many moved. Their history is in the order given."""
     check(before, after)
+    stamps = _stamps(before, after)
+    if reason is not None:
+        stamps["reason"] = clean(reason)
     wanted = (
         select(groups.c.group_id)
         .where(groups.c.group_id.in_(group_ids), groups.c.state == before)
@@ -117,7 +126,7 @@ async def move_groups(
     rows = await connection.execute(
         update(groups)
         .where(groups.c.group_id == wanted.c.group_id)
-        .values(state=after, **_stamps(before, after))
+        .values(state=after, **stamps)
         .returning(groups.c.group_id, groups.c.run_id, groups.c.seq)
     )
     moved = {row.group_id: row for row in rows}
@@ -132,6 +141,7 @@ async def move_groups(
                     "seq": row.seq,
                     "from_state": before,
                     "to_state": after,
+                    "reason": stamps.get("reason"),
                 }
                 for row in (moved[group_id] for group_id in group_ids if group_id in moved)
             ],
@@ -235,6 +245,50 @@ async def move_rollouts(
             ],
         )
     return sorted(moved, key=lambda row: int(row.rollout_id))
+
+
+async def end_members(
+    connection: AsyncConnection,
+    group_ids: Sequence[int],
+    after: RolloutState,
+    *,
+    reason: str,
+    values: Mapping[str, Any],
+) -> Sequence[int]:
+    """Move every member of several locked groups that is in no terminal state; returns the ids of those moved, ascending."""
+    found = await connection.execute(
+        select(rollouts.c.rollout_id, rollouts.c.run_id, rollouts.c.state, rollouts.c.lease_epoch)
+        .where(rollouts.c.group_id.in_(group_ids), rollouts.c.state.not_in(ROLLOUT_TERMINAL))
+        .order_by(rollouts.c.rollout_id)
+        .with_for_update()
+    )
+    members = found.all()
+    if not members:
+        return []
+    for state in {RolloutState(row.state) for row in members}:
+        check(state, after)
+    ids = [row.rollout_id for row in members]
+    await connection.execute(
+        update(rollouts)
+        .where(among(rollouts.c.rollout_id, ids))
+        .values(state=after, changed=func.clock_timestamp(), **values)
+    )
+    await connection.execute(
+        insert(transitions),
+        [
+            {
+                "run_id": row.run_id,
+                "kind": "rollout",
+                "entity_id": row.rollout_id,
+                "from_state": row.state,
+                "to_state": after,
+                "epoch": row.lease_epoch,
+                "reason": clean(reason),
+            }
+            for row in members
+        ],
+    )
+    return ids
 
 
 async def move_batch(

@@ -4,7 +4,7 @@ One lease epoch is leased at most once. Expiry and retries raise the epoch, so w
 Times are the database's.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from orchestrator.clock import clock
 from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.pool import history, resumes
 from orchestrator.pool.clean import clean
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
 
 LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
@@ -219,6 +220,25 @@ async def lose(
         await _end_attempt(connection, rollout_id, None, own, reason)
         await resumes.interrupted(connection, rollout_id)
     return moved
+
+
+async def cancel_members(connection: AsyncConnection, group_ids: Sequence[int], reason: str) -> None:
+    """`lose`, as cancelled, every open rollout of several groups that are locked."""
+    values = {
+        "failure_class": FailureClass.CANCELLED,
+        "reason": clean(reason),
+        "lease_owner": None,
+        "lease_until": None,
+    }
+    moved = await history.end_members(connection, group_ids, RolloutState.LOST, reason=reason, values=values)
+    if not moved:
+        return
+    await connection.execute(
+        attempts.update()
+        .where(among(attempts.c.rollout_id, moved), attempts.c.ended.is_(None))
+        .values(ended=func.clock_timestamp(), failure_class=FailureClass.CANCELLED, reason=clean(reason))
+    )
+    await resumes.interrupted(connection, *moved)
 
 
 async def _end_attempt(

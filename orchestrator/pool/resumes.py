@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import Replay, RolloutState
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps
 
 _NOTHING = {
@@ -134,11 +135,11 @@ async def _resumes(connection: AsyncConnection, rollout_id: int) -> int:
     return int(await connection.scalar(query) or 0)
 
 
-async def interrupted(connection: AsyncConnection, rollout_id: int) -> None:
-    """The lease has ended: a resume of which nobody said what became of it did not come to its end."""
+async def interrupted(connection: AsyncConnection, *rollout_ids: int) -> None:
+    """Their leases have ended: a resume of which nobody said what became of it did not come to its end."""
     await connection.execute(
         update(resumes)
-        .where(resumes.c.rollout_id == rollout_id, resumes.c.replay.is_(None))
+        .where(among(resumes.c.rollout_id, rollout_ids), resumes.c.replay.is_(None))
         .values(replay=Replay.INTERRUPTED)
     )
 

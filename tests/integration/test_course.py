@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.config import Config
@@ -12,12 +12,12 @@ from orchestrator.flow.dispatcher import dispatch, queue_settings
 from orchestrator.flow.ender import look
 from orchestrator.pool import batches
 from orchestrator.pool.batches import NewVersion
-from orchestrator.pool.ending import filter_passed
+from orchestrator.pool.ending import STEP, filter_passed
 from orchestrator.pool.leases import lease, retry
 from orchestrator.pool.rewind import rewind
-from orchestrator.pool.runs import Run, close_intake, state_of
+from orchestrator.pool.runs import Run, begin_end, close_intake, state_of
 from orchestrator.pool.stages import stages
-from orchestrator.pool.tables import groups, queue
+from orchestrator.pool.tables import attempts, groups, queue, rollouts
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
 from tests.integration.pool_rig import engine, flow_of, group_state, rollouts_of, take
@@ -232,3 +232,76 @@ async def test_a_short_batch_of_a_stage_closes_though_tasks_wait_for_the_next_on
 async def test_nothing_is_claimed_for_ever_when_a_stage_has_run_out(engine: AsyncEngine) -> None:
     run, config = await run_out(engine)
     assert await claim(engine, run, config) is None
+
+
+async def locked(connection: AsyncConnection) -> bool:
+    """Whether this transaction holds any row's lock."""
+    query = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'RowShareLock'"
+    return bool(await connection.scalar(text(query)))
+
+
+async def test_looking_for_tasks_whose_stage_is_over_locks_nothing_and_reads_little(
+    engine: AsyncEngine,
+) -> None:
+    run, config = await begun(engine)
+    await commit_one(engine, run)
+    assert [await ended_early(engine, run, config) for _ in range(2)] == [2, 0]  # e1, e2
+    await many(engine, run, "hard")
+    async with engine.begin() as connection:
+        before = await rows_read(connection)
+        assert await filter_passed(connection, run.run_id, config.stage) == 0
+        assert await rows_read(connection) - before < 100 and not await locked(connection)
+
+
+async def ended_early(engine: AsyncEngine, run: Run, config: Config) -> int:
+    async with engine.begin() as connection:
+        return await filter_passed(connection, run.run_id, config.stage)
+
+
+async def test_many_tasks_whose_stage_is_over_are_filtered_step_by_step(engine: AsyncEngine) -> None:
+    run, config = await begun(engine)
+    await many(engine, run, "easy", 2 * STEP)
+    await commit_one(engine, run)
+    seen: list[str] = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: seen.append(call[2]))
+    assert await ended_early(engine, run, config) == STEP
+    assert len(seen) < 20, "statements do not grow with groups"
+    assert [await ended_early(engine, run, config) for _ in range(3)] == [STEP, 3, 0]
+    async with engine.connect() as connection:
+        left = select(groups.c.submission).where(groups.c.state == "accepted").order_by(groups.c.submission)
+        assert list(await connection.scalars(left)) == ["g1", "g2", "h1", "h2"]
+
+
+async def test_the_end_of_a_run_filters_step_by_step_and_what_is_leased_loses_its_lease(
+    engine: AsyncEngine,
+) -> None:
+    run, _ = await begun(engine)
+    await many(engine, run, "hard", STEP)
+    assert await dispatched(engine, run) == ["e1", "e2"]
+    async with engine.begin() as connection:
+        easy = select(groups.c.group_id).where(groups.c.submission == "e1")
+        [leased, queued] = await rollouts_of(connection, await connection.scalar(easy) or 0)
+        assert await take(connection, leased) is not None
+        await begin_end(connection, run.run_id, "test")
+        filtered: list[int] = []
+        while not filtered or filtered[-1]:
+            filtered.append(await look(connection, flow_of(engine, run)))
+        assert filtered == [STEP, 9, 0]  # a, b, e1, e2, h1, h2, g1, g2 and the first of the many with them
+        assert await state_of(connection, run.run_id) == "ended"
+        ends = await connection.execute(select(groups.c.state, groups.c.reason).distinct())
+        assert ends.all() == [("filtered", "run_ended")]
+        members = select(rollouts.c.state, rollouts.c.failure_class, rollouts.c.lease_owner)
+        lost = await connection.execute(members.where(rollouts.c.rollout_id.in_([leased, queued])).distinct())
+        assert lost.all() == [("lost", "cancelled", None)]
+        attempt = select(attempts.c.failure_class, attempts.c.reason, attempts.c.ended.is_not(None))
+        over = await connection.execute(attempt.where(attempts.c.rollout_id == leased))
+        assert over.all() == [("cancelled", "run_ended", True)]
+        history = text(
+            "SELECT from_state, to_state, epoch, reason FROM transitions WHERE kind = 'rollout' AND to_state = 'lost' "
+            "AND entity_id IN (:one, :other) ORDER BY entity_id"
+        )
+        told = await connection.execute(history, {"one": leased, "other": queued})
+        assert told.all() == [
+            ("running", "lost", 1, "run_ended"),
+            ("queued", "lost", 1, "run_ended"),
+        ]
