@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, false, func, select, tuple_, union_all, update
+from sqlalchemy import Select, func, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
@@ -16,6 +16,11 @@ from orchestrator.scheduling.admission import QueueCounts
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
 SERVED_WITHIN = (
     10_000  # shares of domains hold over this many latest positions, so that counting them stays cheap
+)
+
+
+WAITING_WITHIN = (
+    1_000  # more than are ever dispatched at once: what waits in a stage is not counted to its end
 )
 
 
@@ -74,12 +79,14 @@ async def view_queue(
     number = course.number(committed.n) if course is not None else 0
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
     recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
-    accepted = by_domain.where(
-        in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
-    )
     if course is not None and course.then:  # shares are those of the stage, not of the stages before it
         recent = recent.where(func.coalesce(groups.c.stage, 0) == number)
-        accepted = accepted.where(await _present(connection, run_id, course))
+        accepted = await _present(connection, run_id, course)
+    else:
+        waits = by_domain.where(
+            in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
+        )
+        accepted = {d: n for d, n in await connection.execute(waits)}
     consumed = int(committed.groups)
     counts = QueueCounts(
         dispatched=row.next_seq,
@@ -93,20 +100,25 @@ async def view_queue(
         row.admission_open,
         counts,
         served={d: n for d, n in await connection.execute(recent)},
-        accepted={d: n for d, n in await connection.execute(accepted)},
+        accepted=accepted,
         stage=course.all[number] if course is not None else None,
         number=number,
     )
 
 
-async def _present(connection: AsyncConnection, run_id: int, course: StageSection) -> ColumnElement[bool]:
-    """What a group that waits for the stage that is on is like."""
-    kinds = (await waiting(connection, run_id, course)).present
-    if not kinds:
-        return false()
-    return tuple_(groups.c.difficulty, groups.c.domain).in_(
-        [(kind.difficulty, kind.domain) for kind in kinds]
-    )
+async def _present(connection: AsyncConnection, run_id: int, course: StageSection) -> dict[str, int]:
+    """How many groups of each domain wait for the stage that is on, counted to `WAITING_WITHIN` for each difficulty."""
+    counts: dict[str, int] = {}
+    for kind in (await waiting(connection, run_id, course)).present:
+        some = select(groups.c.group_id).where(
+            groups.c.run_id == run_id,
+            groups.c.state == GroupState.ACCEPTED,
+            groups.c.difficulty == kind.difficulty,
+            groups.c.domain == kind.domain,
+        )
+        n = await connection.scalar(select(func.count()).select_from(some.limit(WAITING_WITHIN).subquery()))
+        counts[kind.domain] = counts.get(kind.domain, 0) + int(n or 0)
+    return counts
 
 
 def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tuple[int, int]]:

@@ -20,7 +20,7 @@ from orchestrator.pool.stages import stages
 from orchestrator.pool.tables import attempts, groups, queue, rollouts
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
-from tests.integration.pool_rig import engine, flow_of, group_state, rollouts_of, take
+from tests.integration.pool_rig import engine, flow_of, group_state, rollouts_of, small, take
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -156,17 +156,36 @@ async def rows_read(connection: AsyncConnection) -> int:
     return int(await connection.scalar(text(query)) or 0)
 
 
-async def test_what_a_dispatch_reads_does_not_grow_with_what_waits_for_a_later_stage(
-    engine: AsyncEngine,
+@pytest.mark.parametrize("waits", ["hard", "easy"])
+async def test_what_a_dispatch_reads_does_not_grow_with_what_waits_for_its_stage_or_a_later_one(
+    engine: AsyncEngine, waits: str
 ) -> None:
     raw = {"run": {"name": "course"}, "queue": QUEUE, "rollout": {"slots": 40}, "stage": STAGE}
     run = await builders.make_run(engine, Config.model_validate(raw))
-    await many(engine, run, "hard")
     await builders.accepted(engine, run, ["e1"], size=2, difficulty="easy")
+    await many(engine, run, waits)
     async with engine.begin() as connection:
         before = await rows_read(connection)
-        assert await dispatch(connection, flow_of(engine, run)) == 2
-        assert await rows_read(connection) - before < 100
+        assert await dispatch(connection, flow_of(engine, run)) >= 2
+        assert await rows_read(connection) - before < 1500
+
+
+async def test_a_run_of_one_stage_asks_nothing_about_stages_and_its_ender_locks_nothing(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    await builders.accepted(engine, run, ["a"], difficulty="easy")
+    said: list[str] = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: said.append(call[2]))
+    async with engine.begin() as connection:
+        assert await look(connection, flow_of(engine, run)) == 0
+        assert not await locked(connection)
+        assert await dispatch(connection, flow_of(engine, run)) == 4
+        [group_id] = await connection.scalars(select(groups.c.group_id))
+        before = len(said)
+        assert await take(connection, (await rollouts_of(connection, group_id))[0]) is not None
+        assert not [one for one in said[before:] if "batches" in one]
+    assert not [one for one in said if "difficulty" in one or "kinds" in one]
 
 
 async def run_out(engine: AsyncEngine) -> tuple[Run, Config]:
