@@ -11,11 +11,13 @@ from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import batches, history, leases
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.course import Kind, waiting
 from orchestrator.pool.engine import Role, open_engine, sqlalchemy_url
 from orchestrator.pool.tables import metadata, rollout_servers, sessions
 from orchestrator.scheduling.policies import queue_policy
@@ -89,6 +91,26 @@ async def test_it_goes_down_over_full_tables_and_up_again(empty_database_url: st
     assert await catalog(empty_database_url) == before
     async with open_engine(empty_database_url) as engine:
         await a_row_in_every_table(engine)
+
+
+async def test_what_waits_in_a_run_of_several_stages_is_found_after_the_upgrade(
+    empty_database_url: str,
+) -> None:
+    await anyio.to_thread.run_sync(upgrade_to_head, empty_database_url)
+    course = {"end_batches": 1, "then": [{"name": "hard", "difficulties": ["hard"]}]}
+    config = Config.model_validate({"run": {"name": "course"}, "stage": course})
+    async with open_engine(empty_database_url) as engine:
+        run = await builders.make_run(engine, config)
+        await builders.accepted(engine, run, ["a", "b"], difficulty="hard")
+        await builders.accepted(engine, await builders.make_run(engine, small()), ["c"], difficulty="hard")
+    known = alembic_config(empty_database_url)
+    await anyio.to_thread.run_sync(command.downgrade, known, "0008")
+    await anyio.to_thread.run_sync(command.upgrade, known, "head")
+    async with open_engine(empty_database_url) as engine, engine.connect() as connection:
+        found = await waiting(connection, run.run_id, config.stage)
+        assert list(found.present) == [Kind("coding", "hard")]
+        told = await connection.scalars(text("SELECT difficulty FROM groups ORDER BY submission"))
+        assert told.all() == ["hard", "hard", None]
 
 
 async def test_every_run_has_a_partition_of_steps_that_can_be_detached_and_dropped(
