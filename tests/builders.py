@@ -184,7 +184,9 @@ async def accepted(
                 size=size,
                 seed=len(made),
                 pinned_version=pinned_version,
-                difficulty=difficulty if purpose is Purpose.TRAIN and run.config["stage"]["then"] else None,
+                difficulty=difficulty
+                if purpose is Purpose.TRAIN and run.config.get("stage", {}).get("then")
+                else None,
             )
             await submissions.accept(connection, run.run_id, new)
             found = await connection.scalar(

@@ -70,13 +70,13 @@ async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_
 ) -> None:
     stack.configure(model, batches=5)
     await stack.up()
+    second = stack.penstock("up")
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1), second
+    assert "another supervisor" in second.stderr and "penstock down" in second.stderr
     async with observing(stack.home) as seen:
         await seen.publish(20, seconds=1.0)
         await seen.until_batches(1)
         ledger = seen.ledger
-        second = stack.penstock("up")
-        assert (second.returncode, second.stderr.count("\n")) == (1, 1), second
-        assert "another supervisor" in second.stderr and "penstock down" in second.stderr
         await seen.until_at_work("verifier")
     assert stack.signalled(signal.SIGINT) == 0
     said = stack.log.read_text()

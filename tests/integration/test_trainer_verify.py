@@ -154,6 +154,7 @@ async def test_what_cannot_be_computed_again_is_refused_in_one_sentence(pool: Po
     batch: Any = await trainer.claim()
     assert (await recorded(pool, 1)).version == 1  # closed, not committed: it will be trained from the newest
     newest = Path((await pool.newest(run)).path)
+    (newest / "config.json").unlink()  # other versions share the file
     (newest / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^corrupt checkpoint: .*config\.json"):
         await recorded(pool, 1)
