@@ -68,13 +68,13 @@ async def test_the_jetstream_store_deleted_in_mid_run_loses_nothing(stack: Stack
 async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_run_to_its_end(
     stack: Stack, model: Path
 ) -> None:
-    stack.configure(model, batches=5)
+    stack.configure(model, batches=9)  # so many that it does not end while a busy machine looks
     await stack.up()
     second = stack.penstock("up")
     assert (second.returncode, second.stderr.count("\n")) == (1, 1), second
     assert "another supervisor" in second.stderr and "penstock down" in second.stderr
     async with observing(stack.home) as seen:
-        await seen.publish(20, seconds=1.0)
+        await seen.publish(28, seconds=1.0)
         await seen.until_batches(1)
         ledger = seen.ledger
         await seen.until_at_work("verifier")
