@@ -6,10 +6,12 @@ Where it cannot be mounted the fault is left out, and the report says so.
 import errno
 import os
 import subprocess
+import time
 from pathlib import Path
 
 SIZE_MB = 96
 BALLAST = ".ballast"
+BUSY_S = 5.0
 _BLOCK = bytes(1 << 20)
 
 
@@ -25,9 +27,13 @@ def mount(place: Path) -> bool:
 
 
 def unmount(place: Path) -> None:
-    """Take it away, with what is on it. Nothing happens where there is none."""
-    if os.path.ismount(place):
-        subprocess.run(["umount", str(place)], capture_output=True)
+    """Take it away, with what is on it. Nothing happens where there is none. The heir of a killed worker holds its log for a moment longer."""
+    patience = time.monotonic() + BUSY_S
+    while os.path.ismount(place):
+        ended = subprocess.run(["umount", str(place)], capture_output=True)
+        if ended.returncode == 0 or time.monotonic() > patience:
+            return
+        time.sleep(0.05)
 
 
 def fill(place: Path) -> None:
