@@ -19,6 +19,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+# Dead versions are gone again before a table has doubled, however long its past is.
+CHURNS = {"autovacuum_vacuum_scale_factor": "0.01", "autovacuum_vacuum_threshold": "2000"}
+
 metadata = MetaData(
     naming_convention={
         "ix": "%(table_name)s_%(column_0_N_name)s",

@@ -1,0 +1,55 @@
+"""The declared schema of the data pool. `alembic upgrade head` must give exactly this (a test compares them).
+
+Conventions: every key carries run_id; token ids are little-endian int32 and logprobs little-endian float32 in bytea columns
+(SQL functions i4 and f4 give arrays); times are timestamptz from the database's clock; states are text checked against the enums of
+`orchestrator.contracts.states`; steps have no foreign keys, because messages arrive in any order and replays are no-ops.
+"""
+
+from orchestrator.pool.columns import metadata
+from orchestrator.pool.tables.history import counters, processes, transitions
+from orchestrator.pool.tables.rewards import rewards, verdicts
+from orchestrator.pool.tables.rollouts import artifacts, attempts, groups, resumes, rollouts
+from orchestrator.pool.tables.runs import queue, runs, submissions, tasks
+from orchestrator.pool.tables.serving import rollout_servers, sessions
+from orchestrator.pool.tables.traffic import dead_letters, outbox
+from orchestrator.pool.tables.training import (
+    batch_items,
+    batch_rollouts,
+    batches,
+    policy_versions,
+    train_steps,
+)
+from orchestrator.pool.tables.trajectory import messages, prompts, sampling, step_marks, steps, tool_calls
+
+__all__ = [
+    "artifacts",
+    "attempts",
+    "batch_items",
+    "batch_rollouts",
+    "batches",
+    "counters",
+    "dead_letters",
+    "groups",
+    "messages",
+    "metadata",
+    "outbox",
+    "policy_versions",
+    "processes",
+    "prompts",
+    "queue",
+    "resumes",
+    "rewards",
+    "rollout_servers",
+    "rollouts",
+    "runs",
+    "sampling",
+    "sessions",
+    "step_marks",
+    "steps",
+    "submissions",
+    "tasks",
+    "tool_calls",
+    "train_steps",
+    "transitions",
+    "verdicts",
+]
