@@ -103,14 +103,18 @@ def train_step(
         if skip is None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
-            if not math.isfinite(norm):
-                skip = "gradient_not_finite"
-            elif norm > settings.spike_grad_norm:
-                skip = "gradient_spike"
+            skip = skip_reason(norm, settings)
         if skip is None:
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return sums.result(skip_reason=skip, gradient_norm=norm)
+
+
+def skip_reason(norm: float, settings: UpdateSettings) -> str | None:
+    """Why a gradient of this norm is not applied; None: it is."""
+    if not math.isfinite(norm):
+        return "gradient_not_finite"
+    return "gradient_spike" if norm > settings.spike_grad_norm else None
 
 
 def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Floats]:

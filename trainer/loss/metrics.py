@@ -8,10 +8,12 @@ ESS is (Σ r)² / (n · Σ r²), the share of the tokens that the weighted sampl
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.replay import replayed_tokens
 from trainer.tree.pack import Pack
 
 Doubles = npt.NDArray[np.float64]
@@ -44,6 +46,8 @@ class TrainStepMetrics:
         None  # of a mixture of experts, without its coefficient and not part of `loss`
     )
     expert_imbalance: float | None = None  # busiest expert ÷ mean of its layer, in the worst layer
+    replayed_share: float | None = None  # of the naive tokens, those sent to recorded experts (replay.py)
+    route_conflicts: int = 0  # equal tokens not merged, because other experts computed them
 
     @property
     def merge_ratio(self) -> float:
@@ -105,7 +109,29 @@ class MetricSums:
             packs=len(pack.passes),
             naive=pack.naive_tokens,
             merged=pack.plan.tokens,
+            conflicts=pack.route_conflicts,
+            replayed=replayed_tokens(pack.plan, pack.last),
+            recorded=int(pack.plan.routes is not None),
         )
+
+    def json(self) -> dict[str, Any]:
+        """The sums so far as JSON values, for `absorb`; what routing.py counted is not among them."""
+        return {
+            "sums": dict(self._sums),
+            "values": self._values,
+            "staleness": [list(item) for item in self._staleness.items()],
+            "domains": dict(self._domains),
+        }
+
+    def absorb(self, other: Mapping[str, Any]) -> None:
+        """Count what others counted of the same train step, as their `json` says."""
+        worst = max(self._values["worst"], other["values"]["worst"])
+        for name, value in other["values"].items():
+            self._values[name] += value
+        self._values["worst"] = worst
+        self._sums.update(other["sums"])
+        self._staleness.update(dict(map(tuple, other["staleness"])))
+        self._domains.update(other["domains"])
 
     def routed(self, balance_loss: float | None, imbalance: float | None) -> None:
         """What routing.py counted, of the whole train step."""
@@ -137,4 +163,6 @@ class MetricSums:
             domain_tokens=dict(sorted(self._domains.items())),
             balance_loss=self._routed[0],
             expert_imbalance=self._routed[1],
+            replayed_share=sums["replayed"] / max(sums["naive"], 1) if sums["recorded"] else None,
+            route_conflicts=sums["conflicts"],
         )

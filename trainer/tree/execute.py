@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.progress import current
-from trainer.logprobs import CHUNK, token_logprobs
+from trainer.logprobs import CHUNK
 from trainer.routing import Routing
 from trainer.spent import spending
-from trainer.tree.forward import hidden_states
+from trainer.tree.forward import pass_of
 from trainer.tree.pack import Pack
 from trainer.tree.passes import Pass
 from trainer.tree.path import Path
@@ -42,16 +42,20 @@ class Scores:
     loss: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One forward pass of a walk. `learn`: with its graph, the loss and a backward pass; else it lengthens the path."""
+
+    number: int  # of the pass
+    learn: bool
+
+
 def score(model: nn.Module, pack: Pack, head_chunk: int = CHUNK, routing: Routing | None = None) -> Scores:
     """Logprobs and entropies alone, without any graph. `routing` counts every token."""
-    run = _Run(model, pack, head_chunk, routing)
-    with torch.no_grad():
-        for number, one in enumerate(pack.passes):
-            run.forward(one, run.edges_of[number])
-            run.path.keep(one.trunk)
-            if routing is not None:
-                routing.count()
-    return Scores(run.logp, run.entropy)
+    walk = Walk(model, pack, head_chunk, routing)
+    for number in range(len(pack.passes)):
+        walk.look(number)
+    return walk.scores()
 
 
 def backward(
@@ -67,30 +71,21 @@ def backward(
     """
     if routing is not None and routing.coefficient and len(pack.passes) > 1:
         score(model, pack, head_chunk, routing)  # each pass's share depends on the load of all
-    run = _Run(model, pack, head_chunk, routing)
-    open_trunks: list[int] = []
-    for number, one in enumerate(pack.passes):
-        while open_trunks and open_trunks[-1] != one.parent:
-            if not run.learn(open_trunks.pop(), objective):
-                return run.scores()
-        if one.trunk:
-            with torch.no_grad():
-                run.descend(number)
-            open_trunks.append(number)
-        elif not run.learn(number, objective):
-            return run.scores()
-    while open_trunks and run.learn(open_trunks.pop(), objective):
-        pass
-    return run.scores()
+    walk = Walk(model, pack, head_chunk, routing)
+    for visit in walk.visits():
+        if not walk.go(visit, objective):
+            break
+    return walk.scores()
 
 
-class _Run:
-    """One walk over a pack's passes."""
+class Walk:
+    """One walk over a pack's passes: `look` at each in order, or `go` on all `visits`."""
 
     def __init__(self, model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> None:
         parameter = next(model.parameters())
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         self._model, self._pack, self._chunk, self._routing = model, pack, head_chunk, routing
+        self._tree_pass = pass_of(model)
         self._device = parameter.device
         nothing = torch.full((len(pack.edges),), math.nan, dtype=dtype, device=self._device)
         self.logp, self.entropy, self._d_logp = nothing, nothing.clone(), nothing.clone()
@@ -101,7 +96,39 @@ class _Run:
         self._ended_by = _grouped(self._last_pass, len(pack.passes))
 
     def scores(self) -> Scores:
+        """Of the passes so far."""
         return Scores(self.logp, self.entropy, self._loss)
+
+    def visits(self) -> list[Visit]:
+        """All visits that make the gradients of the pack, in their order."""
+        found: list[Visit] = []
+        open_trunks: list[int] = []
+        for number, one in enumerate(self._pack.passes):
+            while open_trunks and open_trunks[-1] != one.parent:
+                found.append(Visit(open_trunks.pop(), True))
+            if one.trunk:
+                found.append(Visit(number, False))
+                open_trunks.append(number)
+            elif len(self.edges_of[number]) or self._routing is not None:
+                found.append(Visit(number, True))  # else last tokens of samples, which predict nothing
+        return found + [Visit(number, True) for number in reversed(open_trunks)]
+
+    def go(self, visit: Visit, objective: Objective) -> bool:
+        """Make one visit. False: the loss is not finite."""
+        if visit.learn:
+            return self.learn(visit.number, objective)
+        with torch.no_grad():
+            self.descend(visit.number)
+        return True
+
+    def look(self, number: int) -> None:
+        """Forward a pass without a graph."""
+        one = self._pack.passes[number]
+        with torch.no_grad():
+            self.forward(one, self.edges_of[number])
+            self.path.keep(one.trunk)
+            if self._routing is not None:
+                self._routing.count()
 
     def forward(self, one: Pass, rows: Longs) -> Tensor:
         """Forward one pass, or with `one.ranges` cut short its chain alone; fill in the edges `rows` of it and return their logprobs."""
@@ -110,20 +137,20 @@ class _Run:
         with spending("forward"):
             whole = one.past == 0 and one.tokens == self._pack.plan.tokens
             plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
-            with nullcontext() if self._routing is None else self._routing.watching(one.ranges):
-                hidden = hidden_states(self._model, plan, self.path)
             edges = self._pack.edges
             starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
             position = edges.position[rows]
             inside = np.searchsorted([begin for begin, _ in one.ranges], position, "right") - 1
             flat = position - np.array([begin for begin, _ in one.ranges])[inside] + starts[inside]
-            logp, entropy = token_logprobs(
-                hidden.index_select(0, self._tensor(flat)),
-                self._model.get_output_embeddings(),  # type: ignore[operator]
-                self._tensor(edges.target[rows]),
-                self._tensor(edges.temperature[rows]),
-                self._chunk,
-            )
+            with nullcontext() if self._routing is None else self._routing.watching(one.ranges):
+                logp, entropy = self._tree_pass(
+                    plan,
+                    self.path,
+                    self._tensor(flat),
+                    self._tensor(edges.target[rows]),
+                    self._tensor(edges.temperature[rows]),
+                    self._chunk,
+                )
         places = self._tensor(rows)
         self.logp[places], self.entropy[places] = logp.detach(), entropy
         return logp
@@ -139,8 +166,6 @@ class _Run:
     def learn(self, number: int, objective: Objective) -> bool:
         """Forward a pass with its graph, ask for the loss of the samples that end in it, and go backward. False: not finite."""
         one, rows, ended = self._pack.passes[number], self.edges_of[number], self._ended_by[number]
-        if not len(rows) and not one.trunk and self._routing is None:
-            return True  # last tokens of samples, which predict nothing
         logp = self.forward(one, rows)
         if len(ended):
             places = self._tensor(ended)

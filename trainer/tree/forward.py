@@ -5,6 +5,8 @@ layers again in the backward pass, so it must not be switched off in between. Th
 to every attention layer. No mask function is registered: transformers then builds no T² mask and looks for no packed rows.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from orchestrator.contracts.branch import Branch
+from trainer.logprobs import token_logprobs
+from trainer.replay import routes_of
 from trainer.samples import Ids
 from trainer.tree.attention import Backend, attend
 from trainer.tree.path import Path
@@ -67,10 +71,35 @@ def hidden_states(model: nn.Module, plan: TreePlan, path: Path | None = None) ->
     ids = torch.from_numpy(plan.ids).to(device).long()
     positions = torch.from_numpy(plan.position_ids).to(device)
     result = base(
-        input_ids=ids[None], position_ids=positions[None], tree=plan, tree_path=path, use_cache=False
+        input_ids=ids[None],
+        position_ids=positions[None],
+        tree=plan,
+        tree_path=path,
+        use_cache=False,
+        **routes_of(model, plan.routes),
     )
     hidden: Tensor = result.last_hidden_state[0]
     return hidden
+
+
+def tree_pass(
+    model: nn.Module,
+    plan: TreePlan,
+    path: Path,
+    rows: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies [E] of `target` int64[E] behind the flat positions `rows` int64[E], of one forward pass (logprobs.py)."""
+    hidden = hidden_states(model, plan, path).index_select(0, rows)
+    return token_logprobs(hidden, model.get_output_embeddings(), target, temperature, chunk)  # type: ignore[operator]
+
+
+def pass_of(model: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`tree_pass` of this model; of one whose parameters are spread over ranks, the one that gathers them (ranks/shard.py)."""
+    own: Callable[..., tuple[Tensor, Tensor]] = getattr(model, "tree_pass", partial(tree_pass, model))
+    return own
 
 
 def _logprobs(logits: Tensor) -> Tensor:

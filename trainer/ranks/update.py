@@ -1,0 +1,151 @@
+"""One train step of all ranks: the same result as trainer/update.py on one, but for the order in which floating-point numbers are added.
+
+    samples of the train step, the same on every rank
+        ──normalisers over all of them──▶ shares by cost ──▶ own tree, rounds of passes ──▶ norm over all ranks ──▶ clip ──▶ own shard's step
+
+Whether the step is skipped is one decision: of the loss of any rank, of a norm that is summed over ranks. So all step, or none.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from orchestrator.contracts.errors import ConfigurationError
+from trainer.loss.aggregation import normalisers
+from trainer.loss.metrics import MetricSums, TrainStepMetrics
+from trainer.ranks.meeting import Ranks
+from trainer.ranks.routing import SpreadRouting
+from trainer.ranks.shard import gradients
+from trainer.ranks.share import pair_cost, shares
+from trainer.ranks.walk import backward_together, score_together
+from trainer.routing import multiplicities, routers_of
+from trainer.samples import Sample
+from trainer.spent import spending
+from trainer.tree.pack import Pack, pack_samples
+from trainer.update import PackLoss, UpdateSettings, skip_reason
+
+
+def train_step_together(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    settings: UpdateSettings,
+    ranks: Ranks,
+    *,
+    trainer_version: int,
+) -> TrainStepMetrics:
+    """Do one optimizer step on `samples`, which are the same on every rank, and report it, the same on every rank.
+
+    The model must be spread (shard.py). Raises what packing raises on any rank, on all of them.
+    """
+    factors = normalisers(samples, settings.aggregation)
+    optimizer.zero_grad(set_to_none=True)
+    with spending("tree"):
+        mine, pack = _own_pack(model, samples, settings, ranks, trained_only=True)
+    sums = MetricSums(trainer_version)
+    own = np.array([factors[mine[i]] for i in pack.indices])
+    finite = _backward(model, pack, own, settings, sums, ranks)
+    norm = 0.0
+    with spending("optimizer"):
+        skip = None if any(factors) else "no_action_tokens"
+        if not finite:
+            skip = "loss_not_finite"
+        if skip is None:
+            norm = _clipped_norm(optimizer, settings.max_grad_norm, ranks)
+            skip = skip_reason(norm, settings)
+        if skip is None:
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return sums.result(skip_reason=skip, gradient_norm=norm)
+
+
+def anchored_together(
+    model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, ranks: Ranks
+) -> list[Sample]:
+    """As `anchored` of one rank; proximal logprobs are with those samples alone that this rank is going to train."""
+    if settings.correction.anchor == "behavior":
+        return list(samples)
+    mine, pack = _own_pack(model, samples, settings, ranks, trained_only=False)
+    logprobs = score_together(model, pack, ranks, settings.head_chunk).logprobs.float().cpu().numpy()
+    found = list(samples)
+    ends = np.cumsum([samples[i].action_len for i in mine], dtype=np.int64)
+    for place, values in zip(mine, np.split(logprobs, ends)[:-1], strict=True):
+        found[place] = replace(samples[place], proximal_logprobs=values.astype(np.float32))
+    return found
+
+
+def _own_pack(
+    model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, ranks: Ranks, *, trained_only: bool
+) -> tuple[list[int], Pack]:
+    """This rank's places in `samples` and the pack of them."""
+    mine = shares(samples, ranks.size, pair_cost(model))[ranks.rank]
+    error: str | None = None
+    try:
+        pack = pack_samples([samples[i] for i in mine], settings.budget, trained_only=trained_only)
+    except ConfigurationError as raised:
+        error = str(raised)
+    if said := ranks.agree(error):  # of a budget that is too small for one rank's longest path
+        raise ConfigurationError(said)
+    return mine, pack
+
+
+def _backward(
+    model: nn.Module,
+    pack: Pack,
+    factors: np.ndarray,
+    settings: UpdateSettings,
+    sums: MetricSums,
+    ranks: Ranks,
+) -> bool:
+    """Add all ranks' gradients and count all ranks' packs; False when any rank's loss is not finite."""
+    objective = PackLoss(pack, factors, settings)
+    routers = routers_of(model)
+    if settings.balance and not routers:
+        raise ConfigurationError(
+            f"trainer.balance is {settings.balance}, but this model has no experts to balance: set it to 0"
+        )
+    routing = (
+        SpreadRouting(routers, multiplicities(pack.plan, pack.last), settings.balance) if routers else None
+    )
+    scores = backward_together(model, pack, objective, ranks, settings.head_chunk, routing)
+    sums.add(
+        pack,
+        scores.loss if math.isfinite(scores.loss) else 0.0,  # JSON knows no NaN
+        scores.logprobs.double().cpu().numpy(),
+        objective.behavior.astype(np.float64),
+        scores.entropies.double().cpu().numpy(),
+        clipped=objective.clipped,
+        cut=objective.cut,
+    )
+    finite = math.isfinite(scores.loss)
+    said = ranks.exchange(
+        {
+            "finite": finite,
+            "sums": sums.json() if finite else None,
+            "balance": routing.value if routing else 0.0,
+        }
+    )
+    if not all(one["finite"] for one in said):
+        return False
+    for rank, one in enumerate(said):
+        if rank != ranks.rank:
+            sums.absorb(one["sums"])
+    if routing is not None:
+        balance = sum(one["balance"] for one in said)
+        sums.routed(balance if settings.balance else None, routing.imbalance)
+    return True
+
+
+def _clipped_norm(optimizer: torch.optim.Optimizer, longest: float, ranks: Ranks) -> float:
+    """The norm of the whole gradient; every rank's part of it is shortened so that the whole is no longer than `longest`."""
+    squares = sum(float(part.double().square().sum()) for part in gradients(optimizer))
+    norm = math.sqrt(ranks.total(squares))
+    factor = longest / (norm + 1e-6)  # as torch's clip_grad_norm_
+    if factor < 1:
+        for part in gradients(optimizer):
+            part.mul_(factor)
+    return norm
