@@ -47,6 +47,8 @@ def report(
         "cut_fraction": metrics.cut_fraction,
         "balance_loss": metrics.balance_loss,
         "expert_imbalance": metrics.expert_imbalance,
+        "replayed_share": metrics.replayed_share,
+        "route_conflicts": metrics.route_conflicts,
         "kl_k1": metrics.kl_k1,
         "kl_k3": metrics.kl_k3,
         "max_abs_dlogprob": metrics.max_abs_dlogprob,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.routes import Routes, unrecorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,12 +16,14 @@ class Branch:
 
     Example: the prompt [1 2 3] and a step on it with delta [4] and action [5 6] are Branch(own=[1 2 3]) and
     Branch(own=[4 5 6], parent=the first, keep_len=3), of length 6.
-    Raises ValueError when there is less to keep.
+    Where a mixture of experts was recorded, two branches are the same only if the same experts computed them: `routes`.
+    Raises ValueError when there is less to keep, or when routes are of another number of tokens.
     """
 
     own: Ids  # int32[n]
     parent: Branch | None = None
     keep_len: int = 0  # tokens of the parent that come first
+    routes: Routes | None = None  # int16[n, layers, top_k] of `own`; None: nothing is recorded of them
     lowest: int = field(init=False)  # no id here or above is lower; 0 when there is none
     highest: int = field(init=False)  # no id here or above is higher; 0 when there is none
 
@@ -30,6 +33,8 @@ class Branch:
             raise ValueError(
                 f"a step keeps {self.keep_len} tokens of the {above} above it: its parent or prompt is another"
             )
+        if self.routes is not None and len(self.routes) != len(self.own):
+            raise ValueError(f"a step has routes of {len(self.routes)} tokens and {len(self.own)} tokens")
         lowest, highest = int(self.own.min(initial=0)), int(self.own.max(initial=0))
         if self.parent is not None:
             lowest, highest = min(lowest, self.parent.lowest), max(highest, self.parent.highest)
@@ -56,3 +61,18 @@ class Branch:
                 pieces.append(branch.own[max(begin - branch.keep_len, 0) : end - branch.keep_len])
             end, branch = min(end, branch.keep_len), branch.parent
         return np.concatenate(pieces[::-1])
+
+    @property
+    def full_routes(self) -> Routes | None:
+        """int16[len, layers, top_k]: the routes of the whole sequence, put together anew at every call; None: none is recorded."""
+        pieces: list[tuple[int, Routes | None]] = []
+        branch: Branch | None = self
+        end = len(self)
+        while branch is not None and end > 0:
+            own = max(0, end - branch.keep_len)
+            pieces.append((own, None if branch.routes is None else branch.routes[:own]))
+            end, branch = min(end, branch.keep_len), branch.parent
+        like = next((routes for _, routes in pieces if routes is not None), None)
+        if like is None:
+            return None
+        return np.concatenate([unrecorded(n, like) if r is None else r for n, r in reversed(pieces)])

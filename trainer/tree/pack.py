@@ -54,6 +54,7 @@ class Pack:
     edges: LossEdges
     passes: tuple[Pass, ...]
     last: Longs  # int64[samples], flat position of each sample's last token
+    route_conflicts: int = 0  # equal tokens that are not merged because other experts computed them
 
     @property
     def naive_tokens(self) -> int:
@@ -90,7 +91,8 @@ def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: boo
             edges.temperature[kept],
         )
     last = _joined([tree.locate(s.tokens, len(s.tokens) - 1, len(s.tokens)) for s in chosen], np.int64)
-    return Pack(chosen, indices, tree.plan, edges, cut_into_passes(tree, budget), last)
+    passes = cut_into_passes(tree, budget)
+    return Pack(chosen, indices, tree.plan, edges, passes, last, tree.route_conflicts)
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

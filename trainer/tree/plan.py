@@ -12,6 +12,8 @@ that node (keys). A branch therefore meets each chain above it in one block, how
 Example, the samples [1 2 3 4] and [1 2 5]: flat ids 1 2 3 4 5, positions 0 1 2 3 2, subtree_end 5 5 4 4 5,
 squares (0, 4) and (4, 5), rectangle queries [4, 5) × keys [0, 2).
 
+Where routes were recorded, tokens are merged only with tokens of the same routes (trie.py), and the plan carries them.
+
 The plan is a function of the set of sequences alone: neither their order nor how they are stored changes it.
 """
 
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.contracts.branch import Branch
+from orchestrator.contracts.routes import Routes
 from trainer.samples import Ids
 from trainer.tree.trie import Node, Trie
 
@@ -43,6 +46,7 @@ class TreePlan:
     squares: Longs  # int64[S, 2]: queries and keys are both [begin, end), causal
     rectangles: Longs  # int64[R, 4]: queries [begin, end) see all keys [begin, end)
     past: int = 0
+    routes: Routes | None = None  # int16[T, layers, top_k] to replay (replay.py); None: every router chooses
 
     @property
     def tokens(self) -> int:
@@ -74,6 +78,7 @@ class TreePlan:
                 (rectangles[:, 0] < rectangles[:, 1]) & (rectangles[:, 2] < rectangles[:, 3])
             ],
             past=past,
+            routes=None if self.routes is None else self.routes[rows],
         )
 
 
@@ -106,7 +111,13 @@ class FlatTree:
             subtree_end=np.repeat(self.end[[node.index for node in order]], lengths),
             squares=np.array(squares, np.int64).reshape(-1, 2),
             rectangles=np.array(rectangles, np.int64).reshape(-1, 4),
+            routes=_routes(order),
         )
+
+    @property
+    def route_conflicts(self) -> int:
+        """How often equal tokens behind one prefix are not merged because other experts computed them."""
+        return self._trie.route_conflicts
 
     def locate(self, branch: Branch, begin: int, end: int) -> Longs:
         """int64[end − begin]: the flat positions of tokens begin … end−1 of a branch that the tree was built from."""
@@ -135,6 +146,11 @@ class FlatTree:
         return squares, rectangles
 
 
+def _routes(order: Sequence[Node]) -> Routes | None:
+    found = [node.routes for node in order if node.routes is not None]
+    return np.concatenate(found) if found else None
+
+
 def _depth_first(trie: Trie) -> tuple[list[Node], list[list[Node]]]:
     """The nodes in depth-first order, deepest child first, and each node's children in that order, by node index."""
     order: list[Node] = []
@@ -152,7 +168,7 @@ def _depth_first(trie: Trie) -> tuple[list[Node], list[list[Node]]]:
         node = stack.pop()
         order.append(node)
         if node.children:
-            ranked = sorted((-deepest[child.index], token) for token, child in node.children.items())
-            children[node.index] = [node.children[token] for _, token in ranked]
+            ranked = sorted((-deepest[child.index], key) for key, child in node.children.items())
+            children[node.index] = [node.children[key] for _, key in ranked]
             stack.extend(reversed(children[node.index]))
     return order, children

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestrator.progress import current
 from trainer.loss.aggregation import normalisers
+from trainer.replay import routes_of
 from trainer.routing import Routing, routers_of
 from trainer.samples import Sample
 from trainer.tree.pack import pack_samples
@@ -39,10 +40,14 @@ def detach_tree_attention(model: nn.Module) -> None:
 
 
 def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
-    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype."""
+    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype.
+
+    Recorded routes are replayed; the model is then attached to replay (replay.attach_replay)."""
     hf: Any = model
     ids = torch.from_numpy(sample.ids).long()
-    logits = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1).logits[0, :-1]
+    routes = routes_of(model, sample.tokens.full_routes)
+    output = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1, **routes)
+    logits = output.logits[0, :-1]
     logp: Tensor = (logits / sample.temperature).log_softmax(-1).gather(1, ids[sample.state_len :, None])
     return logp[:, 0]
 

@@ -85,7 +85,7 @@ def test_no_node_is_empty_and_each_starts_where_its_parent_ends(rows: list[Ids])
     assert all(
         child.start == node.end and child.parent is node and child.ids[0] == token
         for node in [root, *nodes]
-        for token, child in node.children.items()
+        for (token, _), child in node.children.items()
     )
 
 

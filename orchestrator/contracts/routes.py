@@ -1,0 +1,76 @@
+"""Which experts of a mixture each token was sent to, as rollout servers record it and training replays it (ops/guides/merging.md).
+
+In the process routes are int16[tokens, layers, top_k]: `layers` counts all hidden layers of the model, rows of layers without experts mean
+nothing; the ids of a layer ascend, because servers name the same experts in any order; NOT_RECORDED fills a token that has none.
+On the bus and in the data pool they are the same array in one byte per id (two, little-endian, for more than 256 experts), and what is
+not recorded is not in it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Routes = npt.NDArray[np.int16]
+
+NOT_RECORDED = -1
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what architectures call their number
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """How a policy routes: `top_k` of `count` experts for every token in each of its `layers`."""
+
+    layers: int
+    top_k: int
+    count: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Experts | None":
+        """As a model's config.json says it; None for a dense model."""
+        text = config.get("text_config", config)
+        count = next((text[key] for key in _COUNTS if text.get(key)), 0)
+        layers, top_k = text.get("num_hidden_layers"), text.get("num_experts_per_tok")
+        return cls(int(layers), int(top_k), int(count)) if count and layers and top_k else None
+
+    @property
+    def width(self) -> int:
+        """Bytes of one id."""
+        return 1 if self.count <= 256 else 2
+
+    def shaped(self, flat: npt.NDArray[np.int32]) -> Routes:
+        """int16[n, layers, top_k] of as many ids in a row, in ascending order per layer. ValueError when they do not fit this model."""
+        row = self.layers * self.top_k
+        if len(flat) % row:
+            raise ValueError(
+                f"{len(flat)} expert ids are no rows of {self.layers} layers and {self.top_k} experts"
+            )
+        if len(flat) and not 0 <= flat.min() <= flat.max() < self.count:
+            wrong = flat.min() if flat.min() < 0 else flat.max()
+            raise ValueError(f"{wrong} is not one of {self.count} experts")
+        ordered: Routes = np.sort(flat.reshape(-1, self.layers, self.top_k), axis=-1).astype(np.int16)
+        return ordered
+
+
+def routes_to_bytes(routes: Routes, width: int) -> bytes:
+    """Routes without a gap as they are sent and stored, `width` bytes per id."""
+    assert not len(routes) or routes.min() >= 0
+    return routes.astype("u1" if width == 1 else "<u2").tobytes()
+
+
+def routes_from_bytes(raw: bytes, layers: int, top_k: int, width: int) -> Routes:
+    """int16[n, layers, top_k]. ValueError when `raw` is no number of whole rows."""
+    if layers < 1 or top_k < 1 or width not in (1, 2) or len(raw) % (width * layers * top_k):
+        raise ValueError(
+            f"{len(raw)} bytes are no routes of {layers} layers, {top_k} experts and {width} bytes per id"
+        )
+    found: Routes = np.frombuffer(raw, "u1" if width == 1 else "<i2").reshape(-1, layers, top_k)
+    return found.astype(np.int16)
+
+
+def unrecorded(tokens: int, like: Routes) -> Routes:
+    """Routes of so many tokens without any."""
+    return np.full((tokens, *like.shape[1:]), NOT_RECORDED, np.int16)

@@ -1,0 +1,124 @@
+"""Routing replay: the experts that the rollout server's routers chose, with the gates of the routers as they are now.
+
+    recorded experts e_1 … e_k of a token, current router logits z      gate(e_i) = s(z)[e_i] ÷ Σ_j s(z)[e_j]
+
+s is the softmax or the sigmoid of the model's own router, and the division is there where the model has it; the gradient goes through z.
+So a token is computed by the experts that its behavior logprob came from, although rounding, other kernels or newer weights would choose
+others. Tokens without recorded routes go where the router of now sends them.
+
+Routes reach a layer with the arguments of its attention, which activation checkpointing passes again when it runs the layer once more.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.contracts.branch import Branch
+from orchestrator.contracts.routes import NOT_RECORDED, Routes
+from trainer.routing import multiplicities, routers_of
+from trainer.tree.plan import Longs, TreePlan
+
+
+def _softmax_gates(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    wide = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(1, chosen)
+    return (wide / wide.sum(-1, keepdim=True) if router.norm_topk_prob else wide).to(logits.dtype)
+
+
+def _sigmoid_gates(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid().gather(1, chosen)
+    return wide / wide.sum(-1, keepdim=True)
+
+
+_GATES: Mapping[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "Qwen3MoeTopKRouter": _softmax_gates,
+    "MiniMaxM2TopKRouter": _sigmoid_gates,
+}
+"""(router, logits [T, E], chosen int64[T, k]) → gates [T, k], as transformers' router of this name computes them."""
+
+
+class _Layer:
+    """The hooks of one layer: its attention brings the routes, its router takes them."""
+
+    def __init__(self, attention: nn.Module, router: nn.Module) -> None:
+        self._layer = int(attention.layer_idx)  # type: ignore[arg-type]
+        self._gates = _GATES[type(router).__name__]
+        self._routes: Tensor | None = None
+        attention.register_forward_pre_hook(self._bring, with_kwargs=True)
+        router.register_forward_hook(self)
+
+    def _bring(self, _: nn.Module, __: Any, options: dict[str, Any]) -> None:
+        routes = options.get("routes")
+        self._routes = None if routes is None else routes[:, self._layer]
+
+    def __call__(self, router: nn.Module, _: Any, answer: Any) -> Any:
+        if self._routes is None:
+            return answer
+        logits, _, live = answer
+        chosen = torch.where(self._routes == NOT_RECORDED, live, self._routes)
+        return logits, self._gates(router, logits, chosen), chosen
+
+
+def attach_replay(model: nn.Module) -> None:
+    """From now on the model's forward takes `routes` (`routes_of`); without them it is as before. Attached twice is attached once.
+
+    Raises ValueError for a model without experts, and for one whose routers are not known here.
+    """
+    routers = routers_of(model)
+    if not routers:
+        raise ValueError("trainer.routing_replay is true, but this model has no experts: set it to false")
+    unknown = sorted({type(router).__name__ for router in routers} - set(_GATES))
+    if unknown:
+        raise ValueError(
+            f"trainer.routing_replay does not know the routers of this model ({unknown[0]}; known: {', '.join(_GATES)}): set it to false"
+        )
+    if replays(model):
+        return
+    for layer in model.modules():
+        attention = [m for m in layer.children() if hasattr(m, "layer_idx")]
+        own = [router for router in routers if any(module is router for module in layer.modules())]
+        if len(attention) == len(own) == 1:
+            _Layer(attention[0], own[0])
+    assert replays(model), "every router lies in a layer with one attention"
+
+
+def replays(model: nn.Module) -> bool:
+    """Whether `attach_replay` was called."""
+    return all(
+        any(isinstance(hook, _Layer) for hook in router._forward_hooks.values())
+        for router in routers_of(model)
+    )
+
+
+def routes_of(model: nn.Module, routes: Routes | None) -> dict[str, Tensor]:
+    """What a forward pass takes for these routes int16[T, layers, top_k]: int64 on the model's device; nothing for None."""
+    if routes is None:
+        return {}
+    assert replays(model), "call attach_replay before routes are replayed"
+    return {"routes": torch.from_numpy(routes).to(next(model.parameters()).device).long()}
+
+
+def check_routes(model: nn.Module, branch: Branch) -> None:
+    """Raise ValueError when a branch, or what it keeps, was routed by a model of another shape: its experts are not there."""
+    router: Any = routers_of(model)[0]
+    config: Any = model.config
+    shape, count = (config.num_hidden_layers, router.top_k), router.num_experts
+    above: Branch | None = branch
+    while above is not None:
+        routes = above.routes
+        if routes is not None and (
+            routes.shape[1:] != shape or int(routes.max(initial=NOT_RECORDED)) >= count
+        ):
+            raise ValueError(
+                f"routes of {routes.shape[1]} layers, {routes.shape[2]} experts per token and ids up to {routes.max(initial=0)}: this "
+                f"model has {shape[0]} layers, {shape[1]} of {count} experts per token"
+            )
+        above = above.parent
+
+
+def replayed_tokens(plan: TreePlan, last: Longs) -> int:
+    """How many tokens, as one row per sample would forward them, have routes to replay. `last`: where each sample's last token lies."""
+    if plan.routes is None or not plan.tokens:
+        return 0
+    return int(multiplicities(plan, last)[plan.routes[:, 0, 0] != NOT_RECORDED].sum())
