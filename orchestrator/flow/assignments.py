@@ -28,7 +28,7 @@ from orchestrator.flow.plausible import check_assignment
 from orchestrator.flow.worker import Worker, while_full
 from orchestrator.log import bind, get
 from orchestrator.pool import history
-from orchestrator.pool.culprits import SLOT
+from orchestrator.pool.culprits import ROOM, SLOT
 from orchestrator.pool.leases import Lease, lease
 from orchestrator.pool.transact import transact
 from orchestrator.progress import current, looping, restartable
@@ -139,7 +139,7 @@ class Assignments:
                         loop.works(f"the result of rollout {held.rollout_id}", on="disk")
                         await self._send(result)
                 if full is not None:
-                    loop.works("room for a sandbox", on="disk")
+                    loop.works(ROOM, on="disk")
                     log.error(
                         "sandbox.full", error=str(full), consequence="the work is given back, its slot waits"
                     )

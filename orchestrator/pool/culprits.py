@@ -32,6 +32,7 @@ TAKEN_ON: dict[str, tuple[str, tuple[str, ...]]] = {
     "sync": ("gateway", ("sync", "keeper", "versions", "lease")),
 }
 SLOT = "a free slot"
+ROOM = "room for a sandbox"  # what a slot works on that could not open one
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,13 @@ def eased(found: Sequence[Stage], processes: Sequence[ProcessReport]) -> list[St
 
 
 def _eased(stage: Stage, processes: Sequence[ProcessReport]) -> Stage:
-    loops = [loop for _, loop in _responsible(stage, _living(stage, processes))]
-    if stage.late_s and loops and all(loop.waits_for == SLOT for loop in loops):
-        return replace(stage, late_s=0.0, held="every slot is busy")
-    return stage
+    living = _living(stage, processes)
+    loops = [loop for _, loop in _responsible(stage, living)]
+    if not stage.late_s or not loops or any(loop.waits_for != SLOT for loop in loops):
+        return stage
+    full = sum(loop.item == ROOM for process in living for loop in process.loops)
+    held = f"{full} {'slots wait' if full > 1 else 'slot waits'} for room on the sandboxes' disk: free some"
+    return replace(stage, late_s=0.0, held=held if full else "every slot is busy")
 
 
 def _living(stage: Stage, processes: Sequence[ProcessReport]) -> list[ProcessReport]:

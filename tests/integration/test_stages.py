@@ -18,7 +18,7 @@ from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.flow.overseer import WINDOW_EVERY, Overseer
 from orchestrator.home import write_template
 from orchestrator.pool import history
-from orchestrator.pool.culprits import SLOT, culprits, eased, stuck
+from orchestrator.pool.culprits import ROOM, SLOT, culprits, eased, stuck
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.presence import LoopReport, ProcessReport, present, tell
 from orchestrator.pool.runs import Run
@@ -263,6 +263,12 @@ def test_whoever_has_no_free_slot_holds_nothing_up() -> None:
     assert (found.late_s, found.held) == (0.0, "every slot is busy") and culprits(
         [found], busy, LIMIT_S
     ) == {}
+
+
+def test_slots_that_wait_for_a_full_disk_are_said_to_and_not_to_be_busy() -> None:
+    waiting = loop("rollouts default", resting=True, waits_for=SLOT)
+    (found,) = eased([LATE], [process("runner", waiting, loop("attempt", item=ROOM), loop("attempt"))])
+    assert found.held == "1 slot waits for room on the sandboxes' disk: free some"
 
 
 def test_status_prints_the_stages_the_dead_and_the_culprit_and_ends_with_4(
