@@ -1,7 +1,8 @@
 """`task.toml`: the settings of a task, as people write them.
 
 Everything has a default, so an empty `task.toml` is a valid one. Keys that are not named here (Harbor's `author_email`,
-`[solution]`, `[environment].docker_image`, …) are kept out of the way: read, not interpreted.
+`[solution]`, `[environment].docker_image`, …) are kept out of the way: read, not interpreted. One that is a slip of the pen away from
+a name of ours (`[agent].timeout_secs`) is refused: its value would silently not hold.
 
     version = "1.0"
 
@@ -21,6 +22,8 @@ Everything has a default, so an empty `task.toml` is a valid one. Keys that are 
 """
 
 import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -78,10 +81,26 @@ def parse_settings(toml: str) -> Settings:
         tables = tomllib.loads(toml)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"task.toml: not valid TOML: {error}") from error
+    _check_spelling(tables, Settings, ())
     try:
         return Settings.model_validate(tables)
     except ValidationError as error:
         raise ValueError(f"task.toml: {_sentence(error)}") from error
+
+
+SLIP: Final = 0.8
+"""How alike (difflib's ratio) an unknown key is to one of ours where it is taken for a misspelt one."""
+
+
+def _check_spelling(table: Mapping[str, Any], known: type[BaseModel], above: tuple[str, ...]) -> None:
+    fields = known.model_fields
+    for key, value in table.items():
+        inside = fields[key].annotation if key in fields else None
+        if isinstance(inside, type) and issubclass(inside, BaseModel) and isinstance(value, dict):
+            _check_spelling(value, inside, (*above, key))
+        elif key not in fields and (meant := get_close_matches(key, set(fields) - set(table), 1, SLIP)):
+            said = _key((*above, key)) if above or not isinstance(value, dict) else f"[{key}]"
+            raise ValueError(f"task.toml: {said} is not known: write {_key((*above, meant[0]))}")
 
 
 _MUST_BE: Final = {

@@ -1,5 +1,7 @@
 """`task.toml`: what is read, and the sentence for each thing that is wrong."""
 
+import re
+
 import pytest
 
 from orchestrator.tasks.settings import parse_settings
@@ -76,3 +78,26 @@ def test_a_wrong_value_is_one_sentence_with_its_key(toml: str, sentence: str) ->
 def test_broken_toml_says_where_it_breaks() -> None:
     with pytest.raises(ValueError, match=r"^task.toml: not valid TOML: .* \(at line 2, column 4\)$"):
         parse_settings("[agent]\nx  y")
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (
+            "[agent]\ntimeout_secs = 5",
+            "task.toml: [agent].timeout_secs is not known: write [agent].timeout_sec",
+        ),
+        ("[verifer]\ntimeout_sec = 5", "task.toml: [verifer] is not known: write [verifier]"),
+        (
+            '[metadata]\ndomian = "agent"',
+            "task.toml: [metadata].domian is not known: write [metadata].domain",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_refused_and_not_passed_over(toml: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence) + "$"):
+        parse_settings(toml)
+
+
+def test_a_key_beside_the_one_that_it_resembles_is_another_key() -> None:
+    assert parse_settings("[agent]\ntimeout_sec = 5\ntimeout_secs = 6").agent.timeout_sec == 5
