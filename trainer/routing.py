@@ -40,6 +40,12 @@ def routers_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(kind, type) and isinstance(module, kind)]
 
 
+def routers_by_layer(model: nn.Module) -> dict[int, nn.Module]:
+    """The same by the number of their layer, which is in their name: a model may have layers without experts."""
+    names = {module: name.split(".") for name, module in model.named_modules()}
+    return {int(next(filter(str.isdigit, names[router]))): router for router in routers_of(model)}
+
+
 class Routing:
     """What the routers do while one pack is forwarded pass by pass.
 

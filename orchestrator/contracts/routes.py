@@ -3,7 +3,8 @@
 In the process routes are int16[tokens, layers, top_k]: `layers` counts all hidden layers of the model, rows of layers without experts mean
 nothing; the ids of a layer ascend, because servers name the same experts in any order; NOT_RECORDED fills a token that has none.
 On the bus and in the data pool they are the same array in one byte per id (two, little-endian, for more than 256 experts), and what is
-not recorded is not in it.
+not recorded is not in it. A step has the routes of positions `start` on: of a root from 0, of what goes on with a step from the last token
+that this one kept, which was sampled there and fed only here. Its own last token is never fed.
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.contracts.ids import sha256
+
 Routes = npt.NDArray[np.int16]
 
 NOT_RECORDED = -1
+NO_EXPERTS = "trainer.routing_replay is true, but the policy in {} has no experts: set it to false"
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what architectures call their number
 
@@ -53,6 +57,12 @@ class Experts:
             raise ValueError(f"{wrong} is not one of {self.count} experts")
         ordered: Routes = np.sort(flat.reshape(-1, self.layers, self.top_k), axis=-1).astype(np.int16)
         return ordered
+
+
+def routes_sha(chain: bytes, start: int, layers: int, top_k: int, width: int, routes: bytes) -> bytes:
+    """What fixes the routes of a step: sha256(chain_sha ‖ int32be of start, layers, top_k, width ‖ bytes)."""
+    header = b"".join(value.to_bytes(4, "big") for value in (start, layers, top_k, width))
+    return sha256(chain + header + routes)
 
 
 def routes_to_bytes(routes: Routes, width: int) -> bytes:

@@ -1,15 +1,18 @@
 """The client of rollout servers reads recorded SGLang replies, and gives every failure its own error."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orchestrator.contracts.errors import InfraFailure
+from orchestrator.contracts.routes import Experts
 from orchestrator.gateway.upstream import (
     RequestRefused,
     RolloutServerBroken,
@@ -171,3 +174,57 @@ async def test_the_recorded_bodies_are_what_the_client_sends() -> None:
     recorded = golden("generate_input_ids_logprob")[0]["body"]
     assert set(sent["/generate"]) <= set(recorded)
     assert set(sent["/generate"]["sampling_params"]) <= set(recorded["sampling_params"])
+
+
+EXPERTS = Experts(layers=2, top_k=2, count=8)
+
+
+def _routed(rows: int, encode: Callable[[Any], Any] = lambda flat: flat.astype("<i4").tobytes()) -> Any:
+    """The recorded completion (7 + 8 tokens) with `routed_experts` as SGLang's documentation describes it: base64 of int32
+    [tokens, layers, top_k], the experts of a layer in order of their score. No recording has it: the recorded model is dense."""
+    flat = np.tile([[5, 2], [0, 7]], (rows, 1, 1)) + np.arange(rows)[:, None, None] % 2 * np.array([1, -2])
+    reply = golden("generate_input_ids_logprob")[1]["body"]
+    reply["meta_info"]["routed_experts"] = base64.b64encode(encode(flat % 8)).decode()
+    return reply
+
+
+async def test_routes_are_asked_for_from_a_position_on_and_read_in_ascending_order() -> None:
+    bodies: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return web.json_response(_routed(14 - bodies[-1].get("routed_experts_start_len", 0)))
+
+    async with answering(answer) as client:
+        assert (await client.generate([1, 2], SAMPLING)).routes is None
+        client._experts = EXPERTS
+        whole = await client.generate([1, 2], SAMPLING)
+        part = await client.generate([1, 2], SAMPLING, routes_from=6)
+    wanted = [(one.get("return_routed_experts"), one.get("routed_experts_start_len")) for one in bodies]
+    assert wanted == [(None, None), (True, 0), (True, 6)]
+    assert whole.routes is not None and part.routes is not None
+    assert whole.routes.shape == (14, 2, 2) and whole.routes.dtype == np.int16 and len(part.routes) == 8
+    assert whole.routes[:2].tolist() == [[[2, 5], [0, 7]], [[0, 6], [1, 5]]]
+
+
+def test_a_server_that_does_not_tell_routes_is_no_fault() -> None:
+    assert parse_generation(golden("generate_input_ids_logprob")[1]["body"], EXPERTS).routes is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (_routed(13), "routes of 13 tokens came, 14 were asked for"),
+        (
+            _routed(14, lambda flat: flat.astype("<i4").tobytes()[:-4]),
+            "55 expert ids are no rows of 2 layers and 2",
+        ),
+        (_routed(14, lambda flat: flat.astype("<i4").tobytes()[:-1]), "routes of 223 bytes are no int32"),
+        (_routed(14, lambda flat: (flat + 1).astype("<i4").tobytes()), "8 is not one of 8 experts"),
+    ],
+)
+def test_routes_that_do_not_fit_the_tokens_or_the_model_are_the_servers_fault(
+    reply: Any, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_generation(reply, EXPERTS)

@@ -2,20 +2,22 @@
 
 transformers lets a model call a registered attention function with the new queries, keys and values of a layer. Ours
 stores and attends as for the dense models, so every such model gets continuous batching and the prefix cache without
-code of its own. Models that mix tokens in other ways (state spaces, linear attention) do not fit and are refused when
-they are loaded: a probe pass must reach our function once per layer, with one shape, and only with arguments that we
-implement.
+code of its own. Which experts the routers of a mixture choose is kept beside keys and values. Models that mix tokens
+in other ways (state spaces, linear attention) do not fit and are refused when they are loaded: a probe pass must reach
+our function once per layer, with one shape, and only with arguments that we implement.
 """
 
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.routing import routers_by_layer
 from trainer.serving.directory import ModelDirectory
 from trainer.serving.kv import KvShape
-from trainer.serving.packing import Plan, attend
+from trainer.serving.packing import Plan, attend, keep_routes
 
 ATTENTION = "penstock_packed"
 _current: ContextVar[Plan] = ContextVar("current_plan")
@@ -89,7 +91,20 @@ class HfModel:
         for name, tensor in self._model.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name} holds values that are not finite")
+        self._top_k = 0
+        for layer, router in routers_by_layer(self._model).items():
+            router.register_forward_hook(partial(self._routed, layer))
         self.kv_shape = self._probe(directory)
+
+    def _routed(self, layer: int, router: nn.Module, _: Any, answer: Any) -> None:
+        """Keep a router's choice. Routers that do not tell leave nothing, as in a dense model."""
+        chosen = answer[-1] if isinstance(answer, tuple) else None
+        if not isinstance(chosen, Tensor) or chosen.dtype.is_floating_point or chosen.ndim != 2:
+            return
+        if _probed.get() is not None:
+            self._top_k = chosen.shape[1]
+        elif self.kv_shape.top_k:
+            keep_routes(_current.get(), layer, chosen)
 
     def _probe(self, directory: ModelDirectory) -> KvShape:
         shapes: list[tuple[int, ...]] = []
@@ -107,7 +122,8 @@ class HfModel:
             raise ValueError(
                 f"{directory.architecture} does not fit this server: every layer must attend, with heads of one shape"
             )
-        return KvShape(layers, *shapes[0][1:])
+        heads, key_dim, value_dim = shapes[0][1:]
+        return KvShape(layers, heads, key_dim, value_dim, self._top_k)
 
     def _run(self, ids: Tensor, positions: Tensor, wanted: Tensor | None = None) -> Tensor:
         keep: dict[str, Any] = {} if wanted is None else {"logits_to_keep": wanted}

@@ -1,6 +1,7 @@
-"""Keys and values of the running sequences.
+"""Keys and values of the running sequences, and for a mixture of experts which experts each token was sent to.
 
-An *arena* holds rows of one capacity: k [layers, rows, kv heads, capacity, key dim], v alike. A sequence owns one row
+An *arena* holds rows of one capacity: k [layers, rows, kv heads, capacity, key dim], v alike, and int16 routes
+[layers, rows, 1, capacity, top_k] where the model has experts: a cached prefix brings its routes along. A sequence owns one row
 of one arena; rows are dense (0 … n−1), so that a decode step attends over a plain slice without gathering, and the
 head dimension is innermost, so that the slice enters attention without a copy. Capacities double from 256, so padding
 costs at most a factor of two; a sequence that outgrows its row moves to the next arena.
@@ -14,6 +15,9 @@ from torch import Tensor
 SMALLEST = 256
 FIRST_ROWS = 4
 
+Piece = tuple[Tensor, ...]
+"""What some tokens of one row have, position in dimension 2: k [layers, kv heads, n, key dim], v alike, routes [layers, 1, n, top_k]."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
@@ -21,10 +25,11 @@ class KvShape:
     heads: int
     key_dim: int
     value_dim: int
+    top_k: int = 0  # experts per token and layer; 0: a dense model
 
     @property
     def bytes_per_token(self) -> int:
-        return 4 * self.layers * self.heads * (self.key_dim + self.value_dim)
+        return self.layers * (4 * self.heads * (self.key_dim + self.value_dim) + 2 * self.top_k)
 
 
 class Arena:
@@ -32,24 +37,43 @@ class Arena:
 
     Memory starts as zeros and only ever holds computed values, so a masked position is finite and weighs 0."""
 
-    __slots__ = ("capacity", "k", "rows", "shape", "v")
+    __slots__ = ("capacity", "planes", "rows", "shape")
 
     def __init__(self, shape: KvShape, capacity: int) -> None:
         self.shape = shape
         self.capacity = capacity
         self.rows: list[KvRow] = []
-        self.k, self.v = self._allocate(FIRST_ROWS)
+        self.planes = self._allocate(FIRST_ROWS)
 
-    def _allocate(self, rows: int) -> tuple[Tensor, Tensor]:
-        size = (self.shape.layers, rows, self.shape.heads, self.capacity)
-        return torch.zeros(*size, self.shape.key_dim), torch.zeros(*size, self.shape.value_dim)
+    @property
+    def k(self) -> Tensor:
+        return self.planes[0]
+
+    @property
+    def v(self) -> Tensor:
+        return self.planes[1]
+
+    @property
+    def routes(self) -> Tensor:
+        """Of a mixture of experts only."""
+        return self.planes[2]
+
+    def _allocate(self, rows: int) -> Piece:
+        shape = self.shape
+        size = (shape.layers, rows, shape.heads, self.capacity)
+        keys, values = torch.zeros(*size, shape.key_dim), torch.zeros(*size, shape.value_dim)
+        if not shape.top_k:
+            return keys, values
+        routes = torch.zeros(shape.layers, rows, 1, self.capacity, shape.top_k, dtype=torch.int16)
+        return keys, values, routes
 
     def take(self) -> "KvRow":
         have = self.k.shape[1]
         if len(self.rows) == have:
-            k, v = self._allocate(2 * have)
-            k[:, :have], v[:, :have] = self.k, self.v
-            self.k, self.v = k, v
+            planes = self._allocate(2 * have)
+            for new, old in zip(planes, self.planes, strict=True):
+                new[:, :have] = old
+            self.planes = planes
         row = KvRow(self, len(self.rows))
         self.rows.append(row)
         return row
@@ -59,11 +83,12 @@ class Arena:
         assert self.rows[row.index] is row
         last = self.rows.pop()
         if last is not row:
-            self.k[:, row.index], self.v[:, row.index] = self.k[:, last.index], self.v[:, last.index]
+            for plane in self.planes:
+                plane[:, row.index] = plane[:, last.index]
             last.index = row.index
             self.rows[row.index] = last
         if not self.rows and self.k.shape[1] > FIRST_ROWS:
-            self.k, self.v = self._allocate(FIRST_ROWS)
+            self.planes = self._allocate(FIRST_ROWS)
 
 
 class KvRow:
@@ -79,15 +104,17 @@ class KvRow:
     def capacity(self) -> int:
         return self.arena.capacity
 
-    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Copies of positions start … end−1: [layers, kv heads, n, dim]."""
-        k, v = self.arena.k[:, self.index, :, start:end], self.arena.v[:, self.index, :, start:end]
-        return k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format)
+    def view(self, start: int, end: int) -> Piece:
+        """Positions start … end−1, in place."""
+        return tuple(plane[:, self.index, :, start:end] for plane in self.arena.planes)
 
-    def write(self, start: int, k: Tensor, v: Tensor) -> None:
-        end = start + k.shape[2]
-        self.arena.k[:, self.index, :, start:end] = k
-        self.arena.v[:, self.index, :, start:end] = v
+    def read(self, start: int, end: int) -> Piece:
+        """Copies of positions start … end−1."""
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in self.view(start, end))
+
+    def write(self, start: int, piece: Piece) -> None:
+        for own, part in zip(self.view(start, start + piece[0].shape[2]), piece, strict=True):
+            own.copy_(part)
 
 
 class KvPool:
@@ -123,6 +150,6 @@ class KvPool:
     def grow(self, row: KvRow, tokens: int, filled: int) -> KvRow:
         """Move the first `filled` positions of `row` to a row that holds `tokens`."""
         new = self.place(tokens)
-        new.write(0, row.arena.k[:, row.index, :, :filled], row.arena.v[:, row.index, :, :filled])
+        new.write(0, row.view(0, filled))
         self.release(row)
         return new

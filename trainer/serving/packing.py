@@ -124,6 +124,16 @@ def pack(feeds: Many[Feed]) -> tuple[Plan, list[int]]:
     ), order
 
 
+def keep_routes(plan: Plan, layer: int, chosen: Tensor) -> None:
+    """Store which experts of `layer` the plan's tokens were sent to, beside their keys: chosen [N, top_k]."""
+    for arena, start, end, index in plan.writes:
+        each_head = arena.shape.heads * arena.capacity
+        first = index.view(end - start, -1)[:, 0]  # (row · heads + 0) · capacity + position
+        places = first // each_head * arena.capacity + first % each_head
+        rows = arena.routes[layer].view(-1, arena.shape.top_k)
+        rows.index_copy_(0, places, chosen[start:end].to(torch.int16))
+
+
 def attend(
     plan: Plan,
     layer: int,

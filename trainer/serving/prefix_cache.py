@@ -11,18 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from trainer.serving.kv import Piece
 
 Ids = NDArray[np.int32]
-KeysValues = tuple[Tensor, Tensor]
-"""k [layers, kv heads, n, key dim], v [layers, kv heads, n, value dim]."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
     ids: Ids
-    k: Tensor
-    v: Tensor
+    piece: Piece
     parent: "_Node | None"
     used: int
     children: dict[int, "_Node"] = field(default_factory=dict)
@@ -43,25 +41,25 @@ class PrefixCache:
         self._clock = 0
         self._roots: dict[str, dict[int, _Node]] = {}
 
-    def match(self, ids: Ids, namespace: str) -> tuple[int, list[KeysValues]]:
+    def match(self, ids: Ids, namespace: str) -> tuple[int, list[Piece]]:
         """The longest cached prefix of `ids`: its length and its keys and values, piece by piece."""
         self._clock += 1
         children = self._roots.get(namespace, {})
-        at, pieces = 0, list[KeysValues]()
+        at, pieces = 0, list[Piece]()
         while at < len(ids):
             node = children.get(int(ids[at]))
             if node is None:
                 break
             same = _agree(node.ids, ids[at:])
             node.used = self._clock
-            pieces.append((node.k[:, :, :same], node.v[:, :, :same]))
+            pieces.append(tuple(part[:, :, :same] for part in node.piece))
             at += same
             if same < len(node.ids):
                 break
             children = node.children
         return at, pieces
 
-    def insert(self, ids: Ids, namespace: str, read: Callable[[int, int], KeysValues]) -> None:
+    def insert(self, ids: Ids, namespace: str, read: Callable[[int, int], Piece]) -> None:
         """Own the prefix `ids`; `read(start, end)` copies keys and values and is called for the new part only."""
         self._clock += 1
         children = self._roots.setdefault(namespace, {})
@@ -70,8 +68,7 @@ class PrefixCache:
         while at < len(ids):
             node = children.get(int(ids[at]))
             if node is None:
-                k, v = read(at, len(ids))
-                children[int(ids[at])] = _Node(ids[at:].copy(), k, v, parent, self._clock)
+                children[int(ids[at])] = _Node(ids[at:].copy(), read(at, len(ids)), parent, self._clock)
                 self.tokens += len(ids) - at
                 return
             node.used = self._clock
@@ -85,12 +82,11 @@ class PrefixCache:
 
     def _split(self, node: _Node, at: int, siblings: dict[int, _Node]) -> _Node:
         """Cut `node` after `at` tokens; returns the upper half, whose only child is the lower one."""
-        upper = _Node(
-            node.ids[:at].copy(), node.k[:, :, :at].clone(), node.v[:, :, :at].clone(), node.parent, node.used
-        )
+        head = tuple(part[:, :, :at].clone() for part in node.piece)
+        upper = _Node(node.ids[:at].copy(), head, node.parent, node.used)
         siblings[int(upper.ids[0])] = upper
         node.ids, node.parent = node.ids[at:].copy(), upper
-        node.k, node.v = node.k[:, :, at:].clone(), node.v[:, :, at:].clone()
+        node.piece = tuple(part[:, :, at:].clone() for part in node.piece)
         upper.children[int(node.ids[0])] = node
         return upper
 

@@ -73,6 +73,7 @@ class Limits:
 
     vocab_size: int
     context_length: int
+    experts: bool = False  # whether it is a mixture whose routers tell what they chose
 
     @property
     def longest_prompt(self) -> int:
@@ -111,7 +112,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One completion to make. `logprob_start` None: no prompt logprobs; else from that position of the prompt on."""
+    """One completion to make. `logprob_start` None: no prompt logprobs; else from that position of the prompt on. `return_routes`: the
+    experts of all tokens from position `routes_start` on that are fed, which the last sampled one is not."""
 
     rid: str
     ids: tuple[int, ...]
@@ -122,6 +124,8 @@ class GenerateRequest:
     return_text: bool = False
     return_mask: bool = False
     return_prompt_ids: bool = False
+    return_routes: bool = False
+    routes_start: int = 0
     stream: bool = False
     namespace: str = ""
 
@@ -278,6 +282,20 @@ def _prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]]) -> tup
     return (ids, True) if isinstance(ids[0], list) else ([ids], False)
 
 
+def _routes(body: Mapping[str, Any], prompt: int, limits: Limits) -> tuple[bool, int]:
+    """Whether routes are asked for, and from which position on."""
+    wants, start = _flag(body, "return_routed_experts"), _integer(body, "routed_experts_start_len", 0)
+    if wants and not limits.experts:
+        raise Refusal(
+            "return_routed_experts: the model of this server has no experts, or they cannot be told."
+        )
+    if not 0 <= start <= prompt:
+        raise Refusal(
+            f"routed_experts_start_len must be in [0, {prompt}], the tokens of the prompt, got {start}."
+        )
+    return wants, start
+
+
 def _sample_of(sampling: Sampling, sample: int) -> Sampling:
     """With a seed, the samples of one prompt take seed, seed + 1, …: equal seeds would make them equal."""
     return (
@@ -316,6 +334,7 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
         top = _integer(one, "top_logprobs_num", 0)
         if not 0 <= top <= limits.vocab_size:
             raise Refusal(f"top_logprobs_num must be in [0, {limits.vocab_size}], got {top}.")
+        routes, routes_start = _routes(body, len(ids), limits)
         rid = pick("rid")
         if rid is not None and not isinstance(rid, str):
             raise Refusal("rid must be a string, or a list of strings for a batch.")
@@ -332,6 +351,8 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
                     return_text=_flag(body, "return_text_in_logprobs"),
                     return_mask=wants and _flag(body, "return_sampling_mask"),
                     return_prompt_ids=_flag(body, "return_prompt_token_ids"),
+                    return_routes=routes,
+                    routes_start=routes_start,
                     stream=stream,
                     namespace=namespace,
                 )

@@ -1,8 +1,9 @@
 """The JSON of `/generate`: one object per completion, with the keys and shapes of SGLang 0.5.23.
 
-Per-token versions and the closing times are there on finished completions only, as in SGLang.
+Per-token versions, routes and the closing times are there on finished completions only, as in SGLang.
 """
 
+import base64
 import time
 from typing import Any
 
@@ -14,6 +15,13 @@ from trainer.serving.sequence import Sequence, TopLogprobs
 
 def _entry(logprob: float | None, token: int, text: str | None) -> list[Any]:
     return [logprob, token, text]
+
+
+def _routed_experts(sequence: Sequence) -> str | None:
+    """Base64 of little-endian int32 [tokens, layers, top_k]: SGLang's encoding."""
+    if sequence.routes is None:
+        return None
+    return base64.b64encode(sequence.routes.numpy().astype("<i4").tobytes()).decode("ascii")
 
 
 class Replies:
@@ -88,6 +96,8 @@ class Replies:
             meta["weight_versions"] = [
                 {"version": name, "start": start, "end": end} for name, start, end in sequence.spans
             ]
+            if request.return_routes:
+                meta["routed_experts"] = _routed_experts(sequence)
         meta |= {
             "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
             "dp_rank": None,

@@ -209,9 +209,9 @@ class Scheduler:
             self.waiting.popleft()
             sequence.row = self.pool.place(len(ids))
             at = 0
-            for k, v in pieces:
-                sequence.row.write(at, k, v)
-                at += k.shape[2]
+            for piece in pieces:
+                sequence.row.write(at, piece)
+                at += piece[0].shape[2]
             sequence.computed = found
             sequence.weights_epoch = self._epoch
             now = time.time()
@@ -368,6 +368,9 @@ class Scheduler:
         sequence.row, sequence.computed = None, 0
 
     def _finish(self, sequence: Sequence, finish: dict[str, object]) -> None:
+        row, start, end = sequence.row, sequence.request.routes_start, len(sequence.ids) - 1
+        if row is not None and sequence.request.return_routes and sequence.computed >= end:
+            sequence.routes = row.read(start, end)[2][:, 0].transpose(0, 1)
         self._cache_row(sequence)
         self._leave(sequence)
         sequence.end(finish, self.version)

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from trainer.serving.kv import KvRow
 from trainer.serving.protocol import GenerateRequest
 
@@ -44,6 +46,9 @@ class Sequence:
     masks: list[tuple[list[int] | None, float]] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_tops: list[TopLogprobs] = field(default_factory=list)
+    routes: Tensor | None = None
+    """int16 [tokens, layers, top_k] of a finished sequence that was asked for them: from `routes_start` on, all but the last token, which
+    was never fed. None when it was aborted without keys and values of its own."""
     finish: Finish | None = None
     final_version: str = ""
 

@@ -56,7 +56,7 @@ class Service:
             max_running=max_running,
             seed=seed,
         )
-        self.limits = Limits(model.vocab_size, context_length)
+        self.limits = Limits(model.vocab_size, context_length, experts=model.kv_shape.top_k > 0)
         self.model_path = model_path
         self.metrics = Metrics(self.scheduler, model_path)
         self.crashed = asyncio.Event()

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.routes import Experts
 from orchestrator.failpoints import boundary
 from orchestrator.gateway.upstream.errors import (
     RequestRefused,
@@ -44,11 +45,20 @@ KEEP_ALIVE_S = 4.0
 class RolloutServerClient:
     """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000.
 
-    `vocabulary`: ids of the served model. Others raise RequestRefused here: a real SGLang server dies of them."""
+    `vocabulary`: ids of the served model. Others raise RequestRefused here: a real SGLang server dies of them.
+    `experts`: of a mixture whose routes are to be recorded; every completion then asks for them."""
 
-    def __init__(self, base_url: str, *, vocabulary: int | None = None, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        vocabulary: int | None = None,
+        experts: Experts | None = None,
+        connect_timeout: float = 5.0,
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self._vocabulary = vocabulary
+        self._experts = experts
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -76,9 +86,11 @@ class RolloutServerClient:
         *,
         rid: str | None = None,
         routing_key: str | None = None,
+        routes_from: int = 0,
         timeout: float | None = None,
     ) -> Generation:
-        """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end."""
+        """One completion of `input_ids`. Waits through pauses; `timeout` None waits without end. `routes_from`: the first position whose
+        routes are wanted, if any are."""
         self._check(input_ids)
         sent = np.array(input_ids, dtype="<i4")
         body: dict[str, Any] = {
@@ -90,8 +102,10 @@ class RolloutServerClient:
         }
         if routing_key is not None:
             body["routing_key"] = routing_key
+        if self._experts is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
         _, raw = await self._call("POST", "/generate", body, timeout)
-        return replace(self._parse(raw), sent=sent)
+        return replace(self._parse(raw, routes_from), sent=sent)
 
     async def prompt_logprobs(
         self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S
@@ -234,10 +248,10 @@ class RolloutServerClient:
         except msgspec.DecodeError as error:
             raise RolloutServerBroken(url, f"the reply is not JSON: {error}") from error
 
-    def _parse(self, raw: bytes) -> Generation:
+    def _parse(self, raw: bytes, routes_from: int) -> Generation:
         url = f"{self.base_url}/generate"
         try:
-            return parse_generation(self._json(url, raw))
+            return parse_generation(self._json(url, raw), self._experts, routes_from)
         except ValueError as error:
             raise RolloutServerBroken(url, str(error)) from error
 

@@ -1,5 +1,7 @@
-"""One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token."""
+"""One completion as a rollout server gives it: exact ids, their logprobs, the version of the weights per token, and on request the
+experts that each token was sent to."""
 
+import base64
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestrator.contracts.ids import LOGPROB_SLACK, Ids
+from orchestrator.contracts.routes import Experts, Routes
 
 FinishKind = Literal["stop", "length", "abort"]
 
@@ -99,6 +102,8 @@ class Generation:
     timings: Timings
     text: str = field(repr=False)
     sent: Ids = field(default_factory=_nothing, repr=False, compare=False)  # the ids that the request carried
+    routes: Routes | None = field(default=None, repr=False, compare=False)
+    """int16[n, layers, top_k]: from the position that was asked for on, all but the last token, which was only sampled. None: none came."""
 
     @property
     def labels(self) -> frozenset[str]:
@@ -106,8 +111,9 @@ class Generation:
         return frozenset(span.version for span in self.spans) or frozenset({self.weight_version})
 
 
-def parse_generation(reply: Any) -> Generation:
-    """Read one `/generate` reply made with return_logprob. Raises ValueError when it contradicts itself."""
+def parse_generation(reply: Any, experts: Experts | None = None, routes_from: int = 0) -> Generation:
+    """Read one `/generate` reply made with return_logprob, and where `experts` are given with return_routed_experts and
+    routed_experts_start_len = `routes_from`. Raises ValueError when it contradicts itself or the model."""
     try:
         meta = reply["meta_info"]
         ids = tuple(reply["output_ids"])
@@ -133,6 +139,7 @@ def parse_generation(reply: Any) -> Generation:
                 e2e_s=meta.get("e2e_latency"),
             ),
             text=reply["text"],
+            routes=_routes(meta.get("routed_experts"), experts),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"the reply is no completion: {type(error).__name__} {error}") from error
@@ -152,4 +159,17 @@ def parse_generation(reply: Any) -> Generation:
         at = span.end
     if at != len(ids):
         raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
+    fed = generation.prompt_tokens + len(ids) - 1 - routes_from
+    if generation.routes is not None and len(generation.routes) != fed:
+        raise ValueError(f"routes of {len(generation.routes)} tokens came, {fed} were asked for")
     return generation
+
+
+def _routes(encoded: Any, experts: Experts | None) -> Routes | None:
+    """SGLang's encoding: base64 of little-endian int32 [tokens, layers, top_k]."""
+    if experts is None or encoded is None:
+        return None
+    raw = base64.b64decode(encoded, validate=True)
+    if len(raw) % 4:
+        raise ValueError(f"routes of {len(raw)} bytes are no int32")
+    return experts.shaped(np.frombuffer(raw, "<i4"))

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.serving.prefix_cache import Ids, KeysValues, PrefixCache
+from trainer.serving.kv import Piece
+from trainer.serving.prefix_cache import Ids, PrefixCache
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -16,11 +17,11 @@ def ids(tokens: list[int]) -> Ids:
     return np.array(tokens, dtype=np.int32)
 
 
-def reader(tokens: list[int]) -> Callable[[int, int], KeysValues]:
+def reader(tokens: list[int]) -> Callable[[int, int], Piece]:
     """Keys and values that name the whole prefix they belong to, as real ones do: a hash of tokens[: i + 1]."""
     marks = torch.tensor([float(hash(tuple(tokens[: i + 1])) % 100_003) for i in range(len(tokens))])
 
-    def read(start: int, end: int) -> KeysValues:
+    def read(start: int, end: int) -> Piece:
         piece = marks[start:end].view(1, 1, -1, 1)
         return piece.clone(), -piece.clone()
 

@@ -137,9 +137,8 @@ def conflicting(draw: st.DrawFn) -> list[Sample]:
     samples = []
     for branch in made:
         n = len(branch) - 1
-        plain = Sample.of(
-            [0], [0] * n, behavior_logprobs=rng.normal(-1, 0.3, n), advantage=rng.normal(size=n)
-        )
+        logprobs, advantage = rng.normal(-1, 0.3, (2, n)).astype(np.float32)
+        plain = Sample.of([0], [0] * n, behavior_logprobs=logprobs, advantage=advantage)
         samples.append(replace(plain, tokens=branch))
     return samples
 
