@@ -59,6 +59,7 @@ class Clock(BaseModel):
     server_release_s: Seconds = 1.0  # a gateway that stops releases its servers within this
     # The trainer.
     disk_retry_s: Seconds = 5.0  # after a checkpoint that found no room
+    rank_silence_s: Seconds = 300.0  # a rank that keeps the others waiting for longer is lost
 
 
 _CLOCK: ContextVar[Clock | None] = ContextVar("clock", default=None)

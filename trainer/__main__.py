@@ -2,6 +2,8 @@
 
 $DATABASE_URL names the data pool; everything else comes from the run's own configuration there. Exit status 0: the work is done, or
 SIGTERM ended it (a batch under way is repeated by the next start); 1: one sentence on stderr says why.
+
+With --ranks N it is N processes, and torchrun may start them instead (ops/guides/ranks.md): then this is one of them, and rank 0 is the trainer.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.log import configure
 from orchestrator.watchdog import WatchdogSettings, watching
+from trainer.ranks.place import Followers, RankLost, fork, place_given
 
 
 def main() -> int:
@@ -29,6 +32,7 @@ def main() -> int:
         "--train-steps", type=int, default=0, help="stop after so many (default: run until done)"
     )
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
+    parser.add_argument("--ranks", type=int, default=1, help="processes on this machine that train together")
     parser.add_argument(
         "--no-progress-s", type=float, default=60.0, help="seconds after which a loop is stuck"
     )
@@ -38,18 +42,29 @@ def main() -> int:
     parser.add_argument("--metrics", type=Path, help="file for the watchdog's metrics")
     arguments = parser.parse_args()
     url = os.environ.get("DATABASE_URL", "")
-    if not url:
+    try:
+        place = place_given(os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+    if not url and not (place and place.rank):
         parser.error("DATABASE_URL is not set")
     if arguments.train_steps < 0:
         parser.error("--train-steps must not be negative")
+    if arguments.ranks < 1:
+        parser.error("--ranks must be at least 1")
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until torch is loaded nothing is open
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
+    if place or arguments.ranks > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is one sentence, no stack of C++
     collect_seldom()
     configure("trainer")
     from trainer.loop import TrainerSettings, run_trainer
 
     keep_loaded(seldom=False)
+    followers: Followers | None = None
+    if place is None and arguments.ranks > 1:
+        place, followers = fork(arguments.ranks)
     settings = TrainerSettings(
         arguments.run,
         url,
@@ -57,7 +72,12 @@ def main() -> int:
         arguments.subject,
         arguments.train_steps,
         arguments.retry,
+        place,
     )
+    if place and place.rank:
+        from trainer.ranks.follow import follow
+
+        return follow(place, settings.arguments)
     watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
     stopped = False
 
@@ -73,6 +93,8 @@ def main() -> int:
                         return
 
             tasks.start_soon(obey)
+            if followers is not None:
+                tasks.start_soon(followers.watch)
             with watching("trainer", watchdog):
                 await run_trainer(settings)
             tasks.cancel_scope.cancel()
@@ -81,10 +103,17 @@ def main() -> int:
     try:
         anyio.run(until_told, backend_options={"use_uvloop": True})
     except* (PenstockError, ValueError) as errors:
-        sentence = str(_first(errors))
+        first = _first(errors)
+        sentence = str(first)
+        if followers is not None and isinstance(first, RankLost):
+            sentence = followers.named() or sentence
+    if followers is not None:
+        followers.end()
     if sentence:
         with contextlib.suppress(OSError):  # a full disk
-            print(f"trainer: {sentence}", file=sys.stderr)
+            print(f"trainer: {sentence}", file=sys.stderr, flush=True)
+        if place:
+            os._exit(1)  # a thread may still wait for a rank that is lost
         return 1
     if stopped:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Checkpoints: a directory that is either whole or not there.
 
     <root>/version-000012/             a Hugging Face model directory: config.json, model.safetensors, tokenizer files …
-    <root>/version-000012/trainer/     optimizer.safetensors, state.json (apart: engines load every *.safetensors beside
-                                       the configuration)
+    <root>/version-000012/trainer/     optimizer.safetensors (of many ranks: their shards, ranks/shards.py), state.json (apart: engines
+                                       load every *.safetensors beside the configuration)
     <root>/version-000012/manifest.json   sha256 and size of every other file, the trainer state, the canary
 
 Tensors beyond `SHARD_BYTES` are in shards, NAME-00001-of-0000N.safetensors, the model's with its model.safetensors.index.json;
@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,16 @@ class Checkpoint:
     written: Written | None = field(default=None, compare=False)  # None: it was only opened
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint is made of. `weights`: model.stored_weights; `add_moments` adds the optimizer's files below the directory's trainer/."""
+
+    model: nn.Module  # its configuration alone is read
+    weights: Sequence[dict[str, torch.Tensor]]
+    canary: Canary
+    add_moments: Callable[[CheckpointFiles], None]
+
+
 def save_checkpoint(
     root: Path,
     model: nn.Module,
@@ -66,6 +76,24 @@ def save_checkpoint(
     *,
     tokenizer: Path,
     canary_ids: Sequence[int],
+    parent: Checkpoint | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Checkpoint:
+    """`write_checkpoint` of a model and optimizer that this process has to itself."""
+
+    def add_moments(files: CheckpointFiles) -> None:
+        files.add_tensors("trainer/optimizer", split(optimizer_tensors(model, optimizer), shard_bytes))
+
+    content = Content(model, stored_weights(model), make_canary(model, canary_ids), add_moments)
+    return write_checkpoint(root, content, state, tokenizer=tokenizer, parent=parent, shard_bytes=shard_bytes)
+
+
+def write_checkpoint(
+    root: Path,
+    content: Content,
+    state: TrainerState,
+    *,
+    tokenizer: Path,
     parent: Checkpoint | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Checkpoint:
@@ -85,15 +113,15 @@ def save_checkpoint(
     files = CheckpointFiles(temporary, known)
     try:
         temporary.mkdir()
-        _add_model(files, model, temporary, shard_bytes)
+        content.add_moments(files)
+        _add_model(files, content, temporary, shard_bytes)
         for file in tokenizer_files(tokenizer):
             files.add(file.name, file.read_bytes())
-        files.add_tensors("trainer/optimizer", split(_optimizer_tensors(model, optimizer), shard_bytes))
         files.add("trainer/state.json", json.dumps(asdict(state), indent=1).encode())
         manifest = {
             "schema": _SCHEMA,
             "state": asdict(state),
-            "canary": asdict(make_canary(model, canary_ids)),
+            "canary": asdict(content.canary),
             "files": {name: asdict(entry) for name, entry in files.entries.items()},
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -109,14 +137,15 @@ def save_checkpoint(
     return replace(saved, written=files.summary(time.perf_counter() - began))
 
 
-def _add_model(files: CheckpointFiles, model: nn.Module, directory: Path, shard_bytes: int) -> None:
+def _add_model(files: CheckpointFiles, content: Content, directory: Path, shard_bytes: int) -> None:
     """Configuration and weights as a Hugging Face directory has them."""
-    save_configuration(model, directory)
-    for made in sorted(directory.iterdir()):  # small: written by the library, then as all others
-        data = made.read_bytes()
-        made.unlink()
-        files.add(made.name, data)
-    shards = [shard for half in stored_weights(model) for shard in split(half, shard_bytes)]
+    save_configuration(content.model, directory)
+    made = (path for path in sorted(directory.iterdir()) if path.is_file())
+    for path in made:  # small: written by the library, then as all others
+        data = path.read_bytes()
+        path.unlink()
+        files.add(path.name, data)
+    shards = [shard for half in content.weights for shard in split(half, shard_bytes)]
     places = files.add_tensors("model", shards)
     if len(shards) > 1:
         size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
@@ -203,12 +232,8 @@ def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch
     Raises ValueError when the parameters of model and checkpoint differ.
     """
     place = checkpoint.path / "trainer"
-    tensors = {
-        key: value
-        for file in sorted(place.glob("optimizer*.safetensors"))
-        for key, value in load_file(file).items()
-    }
-    names = _parameter_names(model, optimizer)
+    tensors = _read_moments(place)
+    names = parameter_names(model, optimizer)
     unknown = {key.rpartition("/")[0] for key in tensors} - set(names.values())
     if unknown:
         raise ValueError(f"{place} has state for {sorted(unknown)[0]!r}, which the model does not train")
@@ -221,15 +246,27 @@ def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch
         optimizer.state[parameter] = state
 
 
-def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
+def _read_moments(place: Path) -> dict[str, torch.Tensor]:
+    """State tensors as "PARAMETER/KEY", whoever wrote them."""
+    files = sorted(place.glob("optimizer*.safetensors"))
+    if not files:
+        from trainer.ranks.shards import read_whole  # loads torch.distributed
+
+        return read_whole(place)
+    return {key: value for file in files for key, value in load_file(file).items()}
+
+
+def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
+    """What each parameter that the optimizer has is called."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {parameter: name for name, parameter in model.named_parameters() if parameter in trained}
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's state tensors as "PARAMETER/KEY"."""
     return {
         f"{name}/{key}": value
-        for parameter, name in _parameter_names(model, optimizer).items()
+        for parameter, name in parameter_names(model, optimizer).items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 

@@ -47,7 +47,7 @@ class CheckpointFiles:
     """Writes files into the empty `directory`; `known` are the files of an older checkpoint, by path. Raises OSError."""
 
     def __init__(self, directory: Path, known: Mapping[Path, FileEntry]) -> None:
-        self._directory = directory
+        self.directory = directory
         self._known = {entry: path for path, entry in known.items()}
         self.written: dict[str, FileEntry] = {}
         self.linked: dict[str, FileEntry] = {}
@@ -66,7 +66,7 @@ class CheckpointFiles:
 
     def add(self, name: str, data: bytes) -> None:
         """Make the file `name`, a path below the directory, with this content."""
-        path, entry = self._directory / name, FileEntry(hashlib.sha256(data).hexdigest(), len(data))
+        path, entry = self.directory / name, FileEntry(hashlib.sha256(data).hexdigest(), len(data))
         path.parent.mkdir(exist_ok=True)
         older = self._known.get(entry)
         if older is not None and _linked(older, path, entry.sha256):
@@ -74,6 +74,10 @@ class CheckpointFiles:
             return
         with path.open("xb") as file:  # never into a file that is there: it may be an older version's
             file.write(data)
+        self.written[name] = entry
+
+    def adopt(self, name: str, entry: FileEntry) -> None:
+        """Count the file `name`, which others have written here."""
         self.written[name] = entry
 
     def add_tensors(self, stem: str, shards: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, str]:

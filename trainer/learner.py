@@ -26,8 +26,10 @@ from trainer.checkpoint import (
 )
 from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
+from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import check_vocabulary, load_model
 from trainer.report import REASONS, report
+from trainer.samples import Sample
 from trainer.schedule import Schedule
 from trainer.spent import counting
 from trainer.tree.passes import Budget
@@ -46,9 +48,7 @@ class Learner:
         self.checkpoint = checkpoint
         self.version = checkpoint.state.version if version is None else version
         self._section = section
-        self._model = load_model(checkpoint.path)
-        self._optimizer = make_optimizer(self._model, optimizer_settings(section))
-        restore_optimizer(checkpoint, self._model, self._optimizer)
+        self._model, self._optimizer = self._loaded()
         self._schedule = Schedule(
             section.lr, section.schedule, section.warmup_steps, section.decay_steps, section.last_lr_share
         )
@@ -59,13 +59,7 @@ class Learner:
         cls, path: Path, manifest_sha: str, section: TrainerSection, version: int | None = None
     ) -> "Learner":
         """Load a published version. ValueError when its files are not those that were published."""
-        checkpoint = open_checkpoint(path)
-        if checkpoint.manifest_sha != manifest_sha:
-            raise ValueError(
-                f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "
-                f"the data pool says {manifest_sha}"
-            )
-        return cls(checkpoint, section, version)
+        return cls(open_published(path, manifest_sha), section, version)
 
     def train(
         self,
@@ -83,7 +77,7 @@ class Learner:
         self._check_ids(parts)
         try:
             with counting() as anchor:
-                samples = [anchored(self._model, part.samples, settings) for part in parts]
+                samples = [self._anchored(part.samples, settings) for part in parts]
         except ConfigurationError:
             raise  # of the budget, not of this batch
         except ValueError as error:
@@ -94,13 +88,7 @@ class Learner:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             with counting() as count:
-                metrics = train_step(
-                    self._model,
-                    self._optimizer,
-                    samples[number],
-                    settings,
-                    trainer_version=self.version,
-                )
+                metrics = self._train_step(samples[number], settings)
             if metrics.skip_reason in REASONS:
                 raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
             values = report(
@@ -116,7 +104,7 @@ class Learner:
             self._train_steps += 1
             done(number, values)
             reports.append(values)
-        if not all(torch.isfinite(parameter).all() for parameter in self._model.parameters()):
+        if not self._finite():
             raise BadBatch("a weight is not finite after the last train step")
         return reports
 
@@ -132,22 +120,72 @@ class Learner:
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
         """Write the next checkpoint, durable on return, and stand on it. Replaces a left-over of the same number."""
-        self.checkpoint = save_checkpoint(
+        state = TrainerState(version, batch_no, self._train_steps, {"batch_digest": digest.hex()})
+        self.checkpoint = self._written(root, state)
+        self.version = version
+        return self.checkpoint
+
+    # What many ranks do in another way (ranks/learner.py).
+
+    def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Model and optimizer of the checkpoint."""
+        model = load_model(self.checkpoint.path)
+        optimizer = make_optimizer(model, optimizer_settings(self._section))
+        restore_optimizer(self.checkpoint, model, optimizer)
+        return model, optimizer
+
+    def _anchored(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[Sample]:
+        return anchored(self._model, samples, settings)
+
+    def _train_step(self, samples: Sequence[Sample], settings: UpdateSettings) -> TrainStepMetrics:
+        return train_step(self._model, self._optimizer, samples, settings, trainer_version=self.version)
+
+    def _finite(self) -> bool:
+        """Whether every weight is."""
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self._model.parameters())
+
+    def _written(self, root: Path, state: TrainerState) -> Checkpoint:
+        return save_checkpoint(
             root,
             self._model,
             self._optimizer,
-            TrainerState(version, batch_no, self._train_steps, {"batch_digest": digest.hex()}),
+            state,
             tokenizer=self.checkpoint.path,
             canary_ids=self.checkpoint.canary.ids,
             parent=self.checkpoint,
         )
-        self.version = version
-        return self.checkpoint
 
     def saved(self) -> dict[str, Any]:
         """What the last `save` took: files, bytes and seconds."""
         assert self.checkpoint.written is not None, "save comes first"
         return self.checkpoint.written.json()
+
+
+class Learners:
+    """How a trainer gets its learners: in this process alone."""
+
+    def first(self, root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
+        """`save_first`."""
+        return save_first(root, model_directory, section)
+
+    def at(self, checkpoint: Checkpoint, section: TrainerSection) -> Learner:
+        """A learner that stands on a checkpoint which has just been written."""
+        return Learner(checkpoint, section)
+
+    def resume(self, path: Path, manifest_sha: str, section: TrainerSection, version: int) -> Learner:
+        """`Learner.resume`."""
+        return Learner.resume(path, manifest_sha, section, version)
+
+
+def open_published(path: Path, manifest_sha: str) -> Checkpoint:
+    """The checkpoint at `path`. ValueError when its files are not those that were published."""
+    checkpoint = open_checkpoint(path)
+    if checkpoint.manifest_sha != manifest_sha:
+        raise ValueError(
+            f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "
+            f"the data pool says {manifest_sha}"
+        )
+    return checkpoint
 
 
 def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:

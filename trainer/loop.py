@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.clock import clock, ticking
@@ -25,7 +26,9 @@ from orchestrator.pool.transact import transact
 from orchestrator.progress import current, looping
 from trainer.batch import BadBatch
 from trainer.exclusive import only_trainer
+from trainer.learner import Learners
 from trainer.phases import Nothing, Trainer
+from trainer.ranks.place import Place
 from trainer.spent import counting, spending
 
 log = get(__name__)
@@ -49,6 +52,12 @@ class TrainerSettings:
     subject: str  # of PolicyPublished
     train_steps: int = 0
     retry: bool = False  # go on although the last batches were bad
+    place: Place | None = None  # rank 0 of several; None: the only one
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """What every rank must have been started with."""
+        return {"run": self.run, "policies": str(self.policies), "subject": self.subject}
 
 
 async def run_trainer(settings: TrainerSettings) -> None:
@@ -72,12 +81,26 @@ async def run_trainer(settings: TrainerSettings) -> None:
         stack.enter_context(ticking(config.clock))
         root = settings.policies / run.name
         stack.enter_context(only_trainer(root))
-        trainer = Trainer(engine, run, root, settings.subject)
+        learners = await all_ranks(stack, settings, config) if settings.place else None
+        trainer = Trainer(engine, run, root, settings.subject, learners)
         await stack.enter_async_context(announced(engine, run.run_id))
         loop = stack.enter_context(looping("train", forever=False))
         loop.works("the newest version", on="disk", within=LOAD_S)
         await trainer.resume()
         await train_batches(trainer, settings.train_steps, retry=settings.retry)
+
+
+async def all_ranks(stack: AsyncExitStack, settings: TrainerSettings, config: Config) -> Learners:
+    """The learners of all ranks together, which meet first and end with `stack`."""
+    from trainer.ranks.join import leading  # loads torch.distributed
+    from trainer.ranks.learner import LeadingLearners
+
+    assert settings.place is not None
+    meeting = leading(settings.place, config, settings.arguments)
+    ranks, orders = await anyio.to_thread.run_sync(meeting.__enter__, abandon_on_cancel=True)
+    stack.push(meeting)
+    log.info("ranks.met", ranks=ranks.size, device=str(ranks.device))
+    return LeadingLearners(ranks, orders)
 
 
 async def wait_for_run(engine: AsyncEngine, name: str) -> Run:

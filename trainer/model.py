@@ -4,6 +4,7 @@ Weights are read from safetensors only, never over the network, never with code 
 computes in float32 whatever the model's dtype is (see logprobs.py).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +72,28 @@ def save_configuration(model: nn.Module, directory: Path) -> None:
     """Write config.json, and generation_config.json where the model has one, in Hugging Face format."""
     hf: Any = model
     hf.config.dtype = str(hf.dtype).removeprefix("torch.")
-    hf.config.architectures = [type(hf).__name__]
+    # torch puts a class of its own before that of a model that is spread over ranks
+    hf.config.architectures = [
+        next(kind.__name__ for kind in type(hf).__mro__ if not kind.__module__.startswith("torch."))
+    ]
     hf.config.save_pretrained(directory)
     if hf.can_generate():
         hf.generation_config.save_pretrained(directory)
 
 
-def stored_weights(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+def stored_weights(
+    model: nn.Module, state: Mapping[str, torch.Tensor] | None = None
+) -> list[dict[str, torch.Tensor]]:
     """The weights under the names and in the layout of the architecture's published checkpoints, tied ones once.
 
     What is not trained comes first and apart, so that files of it stay the same from version to version. The same tensors as
-    `save_pretrained` writes, which cannot leave out what is on the disk already.
+    `save_pretrained` writes, which cannot leave out what is on the disk already. `state`: the whole tensors of a model that is spread over
+    ranks, in place of its own; tied ones are one tensor.
     """
     hf: Any = model
     tensors = {
         name: tensor
-        for name, tensor in hf.state_dict().items()
+        for name, tensor in (hf.state_dict() if state is None else state).items()
         if name not in (hf._keys_to_ignore_on_save or ())
     }
     tensors = remove_tied_weights_from_state_dict(tensors, hf)

@@ -43,7 +43,7 @@ from orchestrator.progress import current
 from orchestrator.scheduling.policies import queue_policy
 from trainer.batch import Part, read_parts
 from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
-from trainer.learner import Learner, save_first
+from trainer.learner import Learner, Learners
 from trainer.scaled import scaled_parts
 
 log = get(__name__)
@@ -63,8 +63,10 @@ class Nothing(Enum):
 class Trainer:
     """The trainer of one run. `resume` first; then claim, train, save, commit, again and again."""
 
-    def __init__(self, engine: AsyncEngine, run: Run, root: Path, subject: str) -> None:
-        """`root` is this run's checkpoint directory; `subject` is where new versions are announced."""
+    def __init__(
+        self, engine: AsyncEngine, run: Run, root: Path, subject: str, learners: Learners | None = None
+    ) -> None:
+        """`root` is this run's checkpoint directory; `subject` is where new versions are announced. `learners`: of many ranks, if any."""
         self.run_id, self.run = run.run_id, run.name
         self.config = Config.from_json(run.config)
         self.root = root
@@ -72,6 +74,7 @@ class Trainer:
         self._subject = subject
         queue = self.config.queue
         self._policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
+        self._learners = learners or Learners()
         self._learner: Learner | None = None
 
     @property
@@ -93,7 +96,9 @@ class Trainer:
             bring_back(Path(found.path))
             try:
                 self._learner = await _in_thread(
-                    lambda: Learner.resume(Path(found.path), found.manifest_sha, section, found.version)
+                    lambda: self._learners.resume(
+                        Path(found.path), found.manifest_sha, section, found.version
+                    )
                 )
             except ValueError as error:
                 raise ConfigurationError(f"{error}; {_way_out(found)}") from None
@@ -104,11 +109,11 @@ class Trainer:
                 "policy.model names no directory: it must be a Hugging Face model with its tokenizer"
             )
         model = Path(self.config.policy.model)
-        first = await _in_thread(lambda: save_first(self.root, model, section))
+        first = await _in_thread(lambda: self._learners.first(self.root, model, section))
         await transact(
             self._engine, lambda connection: self._publish_first(connection, first), at="trainer.first"
         )
-        self._learner = await _in_thread(lambda: Learner(first, section))
+        self._learner = await _in_thread(lambda: self._learners.at(first, section))
         log.info("policy.published", version=0, path=str(first.path))
 
     async def _publish_first(self, connection: AsyncConnection, first: Checkpoint) -> None:

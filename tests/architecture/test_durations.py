@@ -79,6 +79,11 @@ EXEMPT = {
     "trainer/loop.py:LOAD_S": START,
     "trainer/loop.py:POLL_S": POLL,
     "trainer/phases.py:SAVE_S": START,
+    "trainer/ranks/join.py:LOOK_S": POLL,
+    "trainer/ranks/join.py:START_S": START,
+    "trainer/ranks/place.py:END_S": STOP,
+    "trainer/ranks/place.py:LOOK_S": POLL,
+    "trainer/ranks/place.py:NAMED_S": STOP,
     "trainer/serving/__main__.py:SHUTDOWN_S": STOP,
 }
 

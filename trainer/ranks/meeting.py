@@ -4,19 +4,14 @@ Everything here is a collective: every rank calls it in the same order, or all o
 (`clock.rank_silence_s`) and then end. Nothing is pickled: what crosses is a tensor, or msgspec's JSON as a tensor of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from orchestrator.contracts.errors import PenstockError
-
-
-class RankLost(PenstockError):
-    """Another rank is dead or silent. What was not committed is trained again by the next start."""
 
 
 class Ranks:
@@ -45,7 +40,20 @@ class Ranks:
     def agree(self, error: str | None) -> str | None:
         """The first error that any rank has, the same everywhere; None: none has one."""
         said = self.exchange(error)
-        return next((text for text in said if text is not None), None)
+        return next(
+            (f"rank {rank}: {text}" if rank else text for rank, text in enumerate(said) if text), None
+        )
+
+    @contextmanager
+    def agreeing(self, kind: type[Exception]) -> Iterator[None]:
+        """What the body raises of `kind` on any rank is raised on all of them. A collective; there must be none inside."""
+        error: str | None = None
+        try:
+            yield
+        except kind as raised:
+            error = str(raised)
+        if said := self.agree(error):
+            raise kind(said)
 
     def total(self, value: float) -> float:
         """The sum over ranks, in float64 and in one fixed order: every rank gets the same bits."""
@@ -53,12 +61,6 @@ class Ranks:
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine)
         return float(torch.cat(parts).cpu().sum())
-
-    def summed(self, values: Tensor) -> Tensor:
-        """The sum over ranks of a tensor of the same shape and dtype on all of them."""
-        whole = values.to(self.device, copy=True)
-        dist.all_reduce(whole)
-        return whole.to(values.device)
 
     def _gathered(self, data: bytes) -> list[bytes]:
         lengths = [self._long(0) for _ in range(self.size)]

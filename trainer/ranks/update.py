@@ -66,15 +66,19 @@ def train_step_together(
 def anchored_together(
     model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, ranks: Ranks
 ) -> list[Sample]:
-    """As `anchored` of one rank; proximal logprobs are with those samples alone that this rank is going to train."""
+    """As `anchored` of one rank; proximal logprobs are with those samples alone that this rank is going to train.
+
+    Raises ValueError on every rank where some of any rank's are not finite.
+    """
     if settings.correction.anchor == "behavior":
         return list(samples)
     mine, pack = _own_pack(model, samples, settings, ranks, trained_only=False)
     logprobs = score_together(model, pack, ranks, settings.head_chunk).logprobs.float().cpu().numpy()
     found = list(samples)
     ends = np.cumsum([samples[i].action_len for i in mine], dtype=np.int64)
-    for place, values in zip(mine, np.split(logprobs, ends)[:-1], strict=True):
-        found[place] = replace(samples[place], proximal_logprobs=values.astype(np.float32))
+    with ranks.agreeing(ValueError):  # some are not finite
+        for place, values in zip(mine, np.split(logprobs, ends)[:-1], strict=True):
+            found[place] = replace(samples[place], proximal_logprobs=values.astype(np.float32))
     return found
 
 
@@ -83,13 +87,8 @@ def _own_pack(
 ) -> tuple[list[int], Pack]:
     """This rank's places in `samples` and the pack of them."""
     mine = shares(samples, ranks.size, pair_cost(model))[ranks.rank]
-    error: str | None = None
-    try:
+    with ranks.agreeing(ConfigurationError):  # a budget that is too small for one rank's longest path
         pack = pack_samples([samples[i] for i in mine], settings.budget, trained_only=trained_only)
-    except ConfigurationError as raised:
-        error = str(raised)
-    if said := ranks.agree(error):  # of a budget that is too small for one rank's longest path
-        raise ConfigurationError(said)
     return mine, pack
 
 

@@ -1,0 +1,182 @@
+"""Two ranks against a real data pool: they train what one trains; a rank that dies ends the update, and what is resumed is the same bit for bit."""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from sqlalchemy import select
+
+from orchestrator.config import Config
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.runs import close_intake
+from orchestrator.pool.tables import policy_versions, train_steps
+from tests.builders import Author, make_run, ready_groups
+from tests.integration.trainer_rig import SUBJECT, model
+from trainer.checkpoint import open_checkpoint
+
+__all__ = ["model"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+
+RUN = "ranks"
+LIVES_S = 500.0
+TIMES = {"wall_s", "cpu_s", "seconds", "checkpoint"}
+
+
+@dataclass(frozen=True)
+class World:
+    """A copy of the prepared run and where its trainer writes; how each life ended, and all that they left."""
+
+    url: str
+    policies: Path
+    lives: list[dict[str, Any]]
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.policies / RUN).glob("version-*"))
+
+    def files(self) -> dict[str, str]:
+        root = self.policies / RUN
+        return {
+            path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }
+
+    async def rows(self) -> tuple[list[Any], list[Any]]:
+        """Versions, and the metrics of train steps without times."""
+        version, step = policy_versions.c, train_steps.c
+        async with open_engine(self.url, name="test") as engine, engine.connect() as connection:
+            versions = await connection.execute(
+                select(version.version, version.batch_no, version.manifest_sha).order_by(version.version)
+            )
+            steps = await connection.execute(select(step.train_step, step.metrics).order_by(step.train_step))
+            return (
+                [tuple(row) for row in versions],
+                [{key: value for key, value in row.metrics.items() if key not in TIMES} for row in steps],
+            )
+
+
+async def prepare(url: str, model: Path) -> None:
+    """Two batches to train, of two train steps each; then the run is over."""
+    config = Config.model_validate(
+        {
+            "run": {"name": RUN},
+            "policy": {"model": str(model)},
+            "queue": {"batch_groups": 4, "capacity": 8, "window_fraction": 0.5},
+            "trainer": {"parts": 2, "lr": 1e-3, "pack_tokens": 96},
+        }
+    )
+    async with open_engine(url, name="test") as engine:
+        run = await make_run(engine, config)
+        await ready_groups(engine, run, list("abcdefgh"), Author())
+        async with engine.begin() as connection:
+            assert await close_intake(connection, run.run_id)
+
+
+PLAN: dict[str, list[dict[str, Any]]] = {
+    "one": [{"ranks": 1}],
+    "two": [{"ranks": 2}],
+    "killed": [{"ranks": 2, "kill": ["train_step.done", 1]}, {"ranks": 2}],
+    "changed": [{"ranks": 2, "kill": ["batch.committed", 0]}, {"ranks": 1}],
+    "grown": [{"ranks": 1, "kill": ["batch.committed", 0]}, {"ranks": 2}],
+}
+
+
+@pytest.fixture(scope="module")
+def worlds(
+    databases, template_database, services_runner, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, World]]:  # type: ignore[no-untyped-def]
+    """Every world of PLAN, lived through by one process."""
+    prepared = f"ranks_{secrets.token_hex(6)}"
+    services_runner.run(prepare(databases.create(prepared, template=template_database), model))
+    names = [prepared]
+    made: dict[str, World] = {}
+    plan = []
+    for world, lives in PLAN.items():
+        names.append(f"ranks_{secrets.token_hex(6)}")
+        made[world] = World(
+            databases.create(names[-1], template=prepared), tmp_path_factory.mktemp(world), []
+        )
+        plan += [
+            {"database": made[world].url, "policies": str(made[world].policies), **life} for life in lives
+        ]
+    ended = live(plan)
+    for world, lives in PLAN.items():
+        made[world].lives.extend(ended[: len(lives)])
+        ended = ended[len(lives) :]
+    yield made
+    for name in names:
+        databases.drop(name)
+
+
+def live(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-m", "tests.integration.ranked_trainer", json.dumps(plan), "--run", RUN, "--subject", SUBJECT]  # fmt: skip
+    with subprocess.Popen(
+        argv, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:  # fmt: skip
+        try:
+            said, log = process.communicate(timeout=LIVES_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, log[-6000:]
+    return [json.loads(line) for line in said.splitlines()]
+
+
+async def test_two_ranks_train_what_one_trains(worlds: dict[str, World]) -> None:
+    one, two = worlds["one"], worlds["two"]
+    assert [life["ended"] for life in one.lives + two.lives] == [0, 0], two.lives
+    assert "ranks.met" in two.lives[0]["events"] and "ranks.met" not in one.lives[0]["events"]
+    for mine, theirs in zip(one.checkpoints, two.checkpoints, strict=True):
+        ours, others = (load_file(path / "model.safetensors") for path in (mine, theirs))
+        assert ours.keys() == others.keys()
+        assert max(float((ours[name] - others[name]).abs().max()) for name in ours) < 1e-5
+        assert open_checkpoint(mine).state == open_checkpoint(theirs).state
+        assert open_checkpoint(mine).canary.max_abs_difference(open_checkpoint(theirs).canary.logprobs) < 1e-4
+    (_, alone), (_, together) = await one.rows(), await two.rows()
+    for here, there in zip(alone, together, strict=True):
+        for key in ("action_tokens", "samples", "tokens_naive", "staleness", "groups", "domains"):
+            assert here[key] == there[key], key
+        for key in ("loss", "gradient_norm", "kl_k1", "entropy", "ess", "mean_abs_dlogprob"):
+            assert here[key] == pytest.approx(there[key], rel=1e-3, abs=1e-5), key
+        assert there["tokens_merged"] >= here["tokens_merged"], "what groups share, each rank forwards"
+
+
+async def test_a_rank_killed_in_a_train_step_ends_all_ranks_with_one_sentence_and_saves_nothing(
+    worlds: dict[str, World],
+) -> None:
+    life, resumed = worlds["killed"].lives
+    assert life["ended"] == 1 and life["seconds"] < 20
+    assert "batch.claimed" in life["events"] and "checkpoint.saved" not in life["events"]
+    assert [line for line in life["said"] if line.startswith("trainer:")] == life["said"], "no stack trace"
+    assert life["said"][-1] == (
+        "trainer: rank 1 of 2 was killed by signal 9, so the trainer ends; nothing was saved over, "
+        "and its next start goes on from the last commit"
+    )
+    assert resumed["ended"] == 0
+
+
+async def test_what_is_resumed_after_a_dead_rank_is_the_same_bit_for_bit(worlds: dict[str, World]) -> None:
+    assert worlds["killed"].files() == worlds["two"].files()
+    assert await worlds["killed"].rows() == await worlds["two"].rows()
+
+
+@pytest.mark.parametrize("world", ["changed", "grown"])
+async def test_a_checkpoint_of_two_ranks_resumes_on_one_and_the_reverse(
+    worlds: dict[str, World], world: str
+) -> None:
+    before, after = worlds[world].lives
+    assert before["ended"] == -9 and after["ended"] == 0 and "trainer.resumed" in after["events"]
+    for mine, theirs in zip(worlds[world].checkpoints, worlds["one"].checkpoints, strict=True):
+        ours, others = (load_file(path / "model.safetensors") for path in (mine, theirs))
+        assert max(float((ours[name] - others[name]).abs().max()) for name in ours) < 1e-5
