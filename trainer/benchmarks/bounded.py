@@ -1,14 +1,14 @@
 """What bounded memory costs: peak memory and CPU time of one tree in passes, against one graph and against its longest sample alone.
 
 Every case is a process of its own: `python -m trainer.benchmarks.bounded CASE [--scale 1]` prints one JSON line. The peak is the growth of the
-resident set over forward and backward (VmHWM less VmRSS before; ru_maxrss would count the process that started this one), after a warm-up
-that leaves gradients behind; the time is process CPU time, one thread.
+resident set over forward and backward (resident.py); the time is process CPU time, one thread.
 
     whole     the tree in one pass
     longest   its longest sample alone, in one pass: what any trainer must hold
     bounded   the tree in passes of a third of the longest sample
     row       one sample of 32,768 tokens in one pass, a smaller model
     path      the same in passes of 2,048
+    longpath  one of 196,608 tokens in passes of 2,048
 """
 
 import argparse
@@ -17,28 +17,27 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.benchmarks.bars import bar
+from trainer.benchmarks.qwen3 import VOCAB, policy
+from trainer.benchmarks.resident import grown, in_fresh_process
 from trainer.benchmarks.shapes import rewrites
 from trainer.samples import Sample
 from trainer.tree.execute import backward
-from trainer.tree.forward import attach_tree_attention
-from trainer.tree.pack import pack_samples
+from trainer.tree.pack import Pack, pack_samples
 from trainer.tree.passes import Budget
 
-PATH_TOKENS = 32_768
-CASES = ("whole", "longest", "bounded", "row", "path")
+PATHS = {"row": 32_768, "path": 32_768, "longpath": 196_608}  # tokens
+QUICK = ("whole", "longest", "bounded")
+CASES = (*QUICK, "row", "path")
+LONG = (*CASES, "longpath")
 UNBOUNDED = 1 << 60
 OF_TIMES = "× one pass"  # unit of the ratios of CPU times
 
@@ -54,35 +53,16 @@ class Measured:
     loss: float
 
 
-def policy(layers: int, hidden: int, mlp: int) -> Any:
-    """A small Qwen3 with random weights, two query heads to each of key and value."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden // 4,
-        intermediate_size=mlp,
-        vocab_size=2048,
-        max_position_embeddings=PATH_TOKENS,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config)
-    attach_tree_attention(model)
-    return model
-
-
 def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
     """The samples of a case and its budget. Raises ValueError for an unknown one."""
-    if case in ("row", "path"):
-        length = round(PATH_TOKENS * scale)
-        ids = np.random.default_rng(0).integers(0, 2048, length).astype(np.int32)
+    if case in PATHS:
+        length = round(PATHS[case] * scale)
+        ids = np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
         zeros = np.zeros(length - length // 2, np.float32)
         chain = Sample.of(ids[: length // 2], ids[length // 2 :], behavior_logprobs=zeros, advantage=1.0)
-        return [chain], Budget(2048 if case == "path" else UNBOUNDED, UNBOUNDED)
+        return [chain], Budget(UNBOUNDED if case == "row" else 2048, UNBOUNDED)
     n = [max(2, round(tokens * scale)) for tokens in (1024, 56, 56)]
-    samples = rewrites(4, 3, 6, *n)(2048)
+    samples = rewrites(4, 3, 6, *n)(VOCAB)
     longest = max(samples, key=lambda sample: len(sample.tokens))
     if case == "longest":
         return [longest], Budget(UNBOUNDED, UNBOUNDED)
@@ -90,31 +70,23 @@ def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
         return samples, Budget(UNBOUNDED, UNBOUNDED)
     if case == "bounded":
         return samples, Budget(len(longest.tokens) // 3, UNBOUNDED)
-    raise ValueError(f"unknown case {case!r}; known: {', '.join(CASES)}")
+    raise ValueError(f"unknown case {case!r}; known: {', '.join(LONG)}")
 
 
 def measure(case: str, scale: float) -> Measured:
     """Run a case in this process, which must not have held more memory before."""
     torch.set_num_threads(1)
-    model = policy(2, 64, 128) if case in ("row", "path") else policy(4, 256, 768)
+    model = policy(2, 64, 128) if case in PATHS else policy(4)
     samples, budget = samples_of(case, scale)
-    warm_up = pack_samples(rewrites(1, 1, 2, 8, 4, 4)(2048), Budget(20))
-    backward(model, warm_up, lambda rows, logp: -logp.sum())
-    model.zero_grad(set_to_none=False)
-    before = _status("VmRSS")
-    started = time.process_time()
-    pack = pack_samples(samples, budget)
-    loss = backward(model, pack, lambda rows, logp: -logp.sum()).loss
-    seconds = time.process_time() - started
-    peak = _status("VmHWM") - before
-    return Measured(pack.plan.tokens, len(pack.passes), seconds, peak / 1e6, loss)
 
+    def work() -> tuple[Pack, float, float]:
+        started = time.process_time()
+        pack = pack_samples(samples, budget)
+        loss = backward(model, pack, lambda rows, logp: -logp.sum()).loss
+        return pack, loss, time.process_time() - started
 
-def _status(field: str) -> int:
-    """Bytes, from what the kernel says of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    [found] = [line for line in lines if line.startswith(f"{field}:")]
-    return int(found.split()[1]) * 1024
+    (pack, loss, seconds), peak = grown(model, work)
+    return Measured(pack.plan.tokens, len(pack.passes), seconds, peak, loss)
 
 
 def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
@@ -136,19 +108,34 @@ def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
         ]
     if "path" in measured:
         found.append(bar("path of 32768 tokens: CPU", measured["path"].seconds, "s", 180.0, at_most=True))
+    if "longpath" in measured:
+        share = measured["longpath"].peak / measured["row"].peak
+        found.append(
+            bar(
+                "path of 196608 tokens in passes: peak",
+                share,
+                "× 32768 tokens in one pass",
+                1.0,
+                at_most=True,
+            )
+        )
     return found
 
 
-def report(*, long: bool, apart: Callable[[str], Measured] | None = None) -> list[dict[str, Any]]:
-    """Measure the cases (the path's with `long`), each `apart`, print a table and return their bars.
+def _fresh(case: str) -> Measured:
+    """`measure` in a fresh process."""
+    return Measured(**in_fresh_process("trainer.benchmarks.bounded", case))
 
-    Where a ratio of CPU times misses, all cases are measured once more and their times count together.
+
+def report(cases: Sequence[str], run: Callable[[str], Measured] = _fresh) -> list[dict[str, Any]]:
+    """Measure the cases, print a table and return their bars.
+
+    Where a ratio of CPU times misses, all cases but `longpath` are measured once more and their times count together.
     """
     print(f"\n{'in bounded memory':20}{'tokens':>8}{'passes':>8}{'CPU s':>8}{'peak MB':>9}")
-    run = apart or in_fresh_process
     measured: dict[str, Measured] = {}
     for again in (False, True):
-        for case in CASES if long else CASES[:3]:
+        for case in [case for case in cases if not again or case != "longpath"]:
             one = run(case)
             measured[case] = _together(measured[case], one) if again else one
             print(
@@ -167,18 +154,11 @@ def _together(first: Measured, second: Measured) -> Measured:
     return replace(second, seconds=seconds, peak=max(first.peak, second.peak))
 
 
-def in_fresh_process(case: str) -> Measured:
-    """`measure` in a fresh process."""
-    command = [sys.executable, "-m", "trainer.benchmarks.bounded", case]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Measured(**json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("case", choices=LONG)
     parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args()
     print(json.dumps(asdict(measure(options.case, options.scale))))

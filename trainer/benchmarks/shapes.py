@@ -17,6 +17,9 @@ class Shape:
     build: Callable[[int], list[Sample]]  # vocabulary size → samples
     target_varlen: float = 0.0  # against packed rows, one per completion
     target_rollout: float = 0.0  # against one row per rollout
+    in_passes: bool = (
+        False  # the tree too is forwarded in micro-batches, as it would be where it is mere packing
+    )
 
 
 def _turns(
@@ -88,8 +91,8 @@ def rewrites(
     return build
 
 
-def shapes(scale: float, *, long: bool = False) -> list[Shape]:
-    """The shapes; `scale` multiplies prompt, action and observation lengths. `long` adds the one that takes minutes."""
+def shapes(scale: float, *, quick: bool = False) -> list[Shape]:
+    """The shapes; `scale` multiplies prompt, action and observation lengths. `quick` leaves out the one that takes minutes."""
 
     def n(tokens: int) -> int:
         return max(2, round(tokens * scale))
@@ -104,8 +107,9 @@ def shapes(scale: float, *, long: bool = False) -> list[Shape]:
             target_rollout=3,
         ),
         Shape("G4 × 3 rewrites × 6 turns", rewrites(4, 3, 6, n(1024), n(56), n(56)), target_varlen=7),
+        Shape("G16 × 1 turn, one token shared", group(16, 1, 1, n(1024), 0), in_passes=True),
     ]
-    if long:
+    if not quick:
         chosen.append(
             Shape("G16 × 12 turns, prompt 4096", group(16, 12, n(4096), n(8), n(16)), target_varlen=40)
         )

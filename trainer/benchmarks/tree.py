@@ -1,10 +1,12 @@
 """How much faster is prefix-tree merging, against which baseline, and how close to the bound?
 
-Two baselines, both with the same model, attention kernel and head, both without padding:
-  varlen    packed rows, one per completion: what a trainer that takes (state, action) pairs as they come does
-  rollout   packed rows, one per append-only stretch of a rollout: what a trainer that keeps whole rollouts does
-The bound is the ratio of the floating-point operations. Time is process CPU time of planning, forward and backward, one thread; the methods
-are timed in turns (turns.py). Run: python -m trainer.benchmarks.tree [--json] [--scale 1] [--long]
+Three baselines with the same model, attention kernel and head (rows.py):
+  padded    one row per completion, padded to the longest of its micro-batch
+  varlen    one row per completion, packed: what a trainer that takes (state, action) pairs as they come does
+  rollout   one row per append-only stretch of a rollout, packed: what a trainer that keeps whole rollouts does
+The token bound is the ratio of the tokens, the FLOP bound that of the floating-point operations. Time is process CPU time of planning, forward and
+backward, one thread; the methods are timed in turns (turns.py), of an expensive baseline every so-manieth part (column "timed"). Memory is the growth
+of the resident set in fresh processes (peaks.py, bounded.py). Run: ops/bench tree [--quick | --long] [--json] [--plot FILE.svg]
 """
 
 import argparse
@@ -14,134 +16,71 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from trainer.benchmarks import bounded
 from trainer.benchmarks.bars import bar
-from trainer.benchmarks.bounded import report
+from trainer.benchmarks.peaks import ONE_PASS, peaks
+from trainer.benchmarks.plot import Point, draw
+from trainer.benchmarks.qwen3 import policy
+from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
 from trainer.benchmarks.shapes import Shape, group, shapes
 from trainer.benchmarks.turns import Race, Timed, flops
-from trainer.samples import Ids, Sample
-from trainer.tree.forward import attach_tree_attention
-from trainer.tree.pack import LossEdges, Pack, pack_samples
-from trainer.tree.passes import Budget, Pass
-from trainer.tree.plan import TreePlan
+from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
 
-ROW_BUDGET = 2048  # tokens per forward pass of the baselines; larger is slower here (cache, page faults)
-ONE_PASS = Budget(1 << 30, 1 << 60)
-ROUNDS = 6  # in which every method is timed in turn; each runs all its packs at least once
-BOUND_SHARE = 0.9  # share of the bound that must be reached against varlen
+BOUND_SHARE = 0.9  # share of the FLOP bound that must be reached against varlen
 
 
-def policy() -> Any:
-    """A small Qwen3 with random weights: 2 layers, hidden 256, so that a full run takes less than a minute."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=768,
-        vocab_size=2048,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config)
-    attach_tree_attention(model)
-    return model
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    scale: float  # of all lengths
+    rounds: int  # in which every method is timed in turn
+    most: float  # operations of a baseline that are timed per shape
+    quick: bool  # without the largest shape and the table of memory
+    cases: tuple[str, ...]  # of bounded.py
+    groups: int  # of the large batch that is only planned
 
 
-def row_packs(samples: Sequence[Sample], *, per_rollout: bool) -> list[Pack]:
-    """The baselines as packs without sharing: one causal square per row, each loss edge in one row."""
-    rows: list[tuple[Ids, list[Sample]]] = []
-    for sample in sorted(samples, key=lambda s: len(s.ids), reverse=True):
-        for ids, members in rows if per_rollout else []:
-            if members[0].rollout == sample.rollout and np.array_equal(ids[: len(sample.ids)], sample.ids):
-                members.append(sample)
-                break
-        else:
-            rows.append((sample.ids, [sample]))
-    packs: list[Pack] = []
-    part: list[tuple[Ids, list[Sample]]] = []
-    for row in rows:
-        if part and sum(len(ids) for ids, _ in part) + len(row[0]) > ROW_BUDGET:
-            packs.append(_row_pack(part))
-            part = []
-        part.append(row)
-    packs.append(_row_pack(part))
-    return packs
+FULL = Extent(1.0, 6, 2e12, False, bounded.CASES, 32)
+LONG = Extent(1.0, 6, 2e12, False, bounded.LONG, 32)
+QUICK = Extent(0.3, 5, 1e11, True, bounded.QUICK, 32)
 
 
-def _row_pack(rows: list[tuple[Ids, list[Sample]]]) -> Pack:
-    begins = np.cumsum([0, *(len(ids) for ids, _ in rows)])
-    placed = [
-        (sample, int(begin)) for (_, members), begin in zip(rows, begins, strict=False) for sample in members
-    ]
-    samples = tuple(sample for sample, _ in placed)
-    offsets = [np.arange(sample.action_len) for sample in samples]
-    plan = TreePlan(
-        ids=np.concatenate([ids for ids, _ in rows]),
-        position_ids=np.concatenate([np.arange(len(ids)) for ids, _ in rows]),
-        subtree_end=np.repeat(begins[1:], [len(ids) for ids, _ in rows]),
-        squares=np.stack([begins[:-1], begins[1:]], 1),
-        rectangles=np.empty((0, 4), np.int64),
-    )
-    edges = LossEdges(
-        position=np.concatenate(
-            [begin + s.state_len - 1 + o for (s, begin), o in zip(placed, offsets, strict=True)]
-        ),
-        target=np.concatenate([s.ids[s.state_len :] for s in samples]).astype(np.int64),
-        sample=np.repeat(np.arange(len(samples)), [s.action_len for s in samples]),
-        offset=np.concatenate(offsets),
-        temperature=np.ones(sum(s.action_len for s in samples), np.float32),
-    )
-    last = np.array([begin + len(sample.tokens) - 1 for sample, begin in placed], np.int64)
-    one = Pass(((0, plan.tokens),), 0, 0, -1)
-    return Pack(samples, tuple(range(len(samples))), plan, edges, (one,), last)
-
-
-def bars(model: Any, shape: Shape) -> tuple[list[dict[str, Any]], Timed]:
-    """Measure one shape, print its line and return its bars, and what the tree cost.
+def compare(model: Any, shape: Shape, extent: Extent) -> tuple[list[dict[str, Any]], dict[str, Timed], bool]:
+    """A shape's bars, what each method took, and whether it was measured twice.
 
     Where a bar misses, the shape is measured once more and both measurements count together: other work on the machine slows one draw in many.
     """
     samples = shape.build(model.config.vocab_size)
+    budget = Budget(ROW_BUDGET, 1 << 60) if shape.in_passes else ONE_PASS
+    baselines = {name: partial(make, samples) for name, make in BASELINES.items()}
     race = Race(
-        model,
-        {
-            "tree": lambda: [pack_samples(samples, ONE_PASS)],
-            "varlen": lambda: row_packs(samples, per_rollout=False),
-            "rollout": lambda: row_packs(samples, per_rollout=True),
-        },
+        model, {"tree": lambda: [pack_samples(samples, budget)], **baselines}, extent.rounds, extent.most
     )
-    race.run(ROUNDS)
-    found = _bars(shape, race)
+    race.run()
+    found = _bars(shape, race.timed)
     again = not all(one["holds"] for one in found)
     if again:
-        race.run(ROUNDS)
-        found = _bars(shape, race)
-    tree, varlen, rollout = (race.timed[name] for name in ("tree", "varlen", "rollout"))
-    for baseline in (varlen, rollout):
-        assert baseline.losses.keys() == tree.losses.keys()
-        for sample, loss in tree.losses.items():
-            assert abs(baseline.losses[sample] - loss) <= 1e-4 * abs(loss), (baseline.losses[sample], loss)
-    print(
-        f"{shape.name:32} {len(samples):4d} samples  {varlen.tokens:7d} → {tree.tokens:6d} tokens "
-        f"({varlen.tokens / tree.tokens:5.1f}×)  {tree.seconds:6.2f} s  "
-        f"×varlen {varlen.over(tree):5.1f} of {varlen.bound(tree):5.1f}  "
-        f"×rollout {rollout.over(tree):5.2f} of {rollout.bound(tree):5.2f}  "
-        f"planning {tree.planning / tree.seconds:.1%}{'  measured twice' if again else ''}",
-        flush=True,
-    )
-    return found, tree
+        race.run()
+        found = _bars(shape, race.timed)
+    tree = race.timed["tree"]
+    for name in BASELINES:
+        for sample, loss in race.timed[name].losses.items():
+            assert abs(tree.losses[sample] - loss) <= 1e-4 * abs(loss), (name, tree.losses[sample], loss)
+    return found, race.timed, again
 
 
-def _bars(shape: Shape, race: Race) -> list[dict[str, Any]]:
-    tree, varlen, rollout = (race.timed[name] for name in ("tree", "varlen", "rollout"))
+def _bars(shape: Shape, timed: Mapping[str, Timed]) -> list[dict[str, Any]]:
+    tree, varlen, rollout = timed["tree"], timed["varlen"], timed["rollout"]
     share = varlen.over(tree) / varlen.bound(tree)
     planning = tree.planning / tree.seconds
     found = [
@@ -157,7 +96,52 @@ def _bars(shape: Shape, race: Race) -> list[dict[str, Any]]:
     return found
 
 
-def large_batch(model: Any, seconds_per_flop: float, groups: int = 32) -> dict[str, Any]:
+def table(shape: Shape, timed: Mapping[str, Timed], peak: Mapping[str, float], again: bool) -> list[str]:
+    """One line per method. `peak`: MB by method; "passes" is the tree's."""
+    tree = timed["tree"]
+    samples = len(tree.losses)
+    title = f"{shape.name}: {samples} samples, planning {tree.planning / tree.seconds:.1%}"
+    lines = [f"{title}{', measured twice, both count' if again else ''}"]
+    head = ("tokens", "token bound", "FLOP bound", "speed-up", "of the bound", "CPU s", "timed", "peak MB")
+    lines.append(f"  {'':8}" + "".join(f"{name:>13}" for name in head))
+    for name, one in timed.items():
+        bounds = (
+            ("",) * 4
+            if one is tree
+            else (
+                f"{one.tokens / tree.tokens:.2f}×",
+                f"{one.bound(tree):.2f}×",
+                f"{one.over(tree):.2f}×",
+                f"{one.over(tree) / one.bound(tree):.0%}",
+            )
+        )
+        cells = (f"{one.tokens}", *bounds, f"{one.seconds:.2f}", f"{one.share:.0%}", _mb(peak, name))
+        lines.append(f"  {name:8}" + "".join(f"{cell:>13}" for cell in cells))
+    if "passes" in peak:
+        lines.append(f"  tree in passes of {ROW_BUDGET} tokens{_mb(peak, 'passes'):>80}")
+    return lines
+
+
+def _mb(peak: Mapping[str, float], method: str) -> str:
+    return f"{peak[method]:.0f}" if method in peak else ""
+
+
+def points(shape: Shape, timed: Mapping[str, Timed]) -> list[Point]:
+    """What the plot shows of a shape."""
+    tree = timed["tree"]
+    return [
+        Point(
+            shape.name,
+            name,
+            timed[name].tokens / tree.tokens,
+            timed[name].bound(tree),
+            timed[name].over(tree),
+        )
+        for name in BASELINES
+    ]
+
+
+def large_batch(model: Any, seconds_per_flop: float, groups: int) -> dict[str, Any]:
     """Plan a batch that nobody would train here, print its line and return its bar: planning against the step's time by its operations."""
     samples = group(8, 30, 1000, 100, 100, groups)(model.config.vocab_size)
     started = time.process_time()
@@ -171,24 +155,33 @@ def large_batch(model: Any, seconds_per_flop: float, groups: int = 32) -> dict[s
     return bar("planning a large batch", planning / step, "share of the step", 0.02, at_most=True)
 
 
-def main(json: bool = False, scale: float = 0.3, long: bool = False, *, memory: bool = True) -> None:
-    """Print one line per shape, of planning and of memory, then the bars (with `json`: one last line {"bars": [...]})."""
+def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None) -> None:
+    """Print a table per shape, of planning and of memory, then the bars; with `json` one last line {"bars": […], "points": […]}."""
     torch.set_num_threads(1)
+    started = os.times()
     model = policy()
-    print(f"all lengths × {scale}; CPU time of forward and backward, one thread")
+    print(f"all lengths × {extent.scale}; torch {torch.__version__}, one thread, float32")
     warm_up = shapes(0.1)[0].build(model.config.vocab_size)
-    Race(model, {"tree": lambda: [pack_samples(warm_up, ONE_PASS)]}).run(1)
-    results = []
-    for shape in shapes(scale, long=long):
-        found, tree = bars(model, shape)
-        results += found
-    results.append(large_batch(model, tree.seconds / tree.flops, groups=32 if memory else 1))
-    if memory:
-        results += report(long=long)
+    Race(model, {"tree": lambda: [pack_samples(warm_up, ONE_PASS)]}, rounds=1).run()
+    bars: list[dict[str, Any]] = []
+    found: list[Point] = []
+    for number, shape in enumerate(shapes(extent.scale, quick=extent.quick)):
+        held, timed, again = compare(model, shape, extent)
+        peak = {} if extent.quick else peaks(number, extent.scale)
+        print(*table(shape, timed, peak, again), sep="\n", flush=True)
+        bars += held
+        found += points(shape, timed)
+    bars.append(large_batch(model, timed["tree"].seconds / timed["tree"].flops, extent.groups))
+    if extent.cases:
+        bars += bounded.report(extent.cases)
+    if plot is not None:
+        draw(found, plot)
+    ended = os.times()
+    print(f"{sum(ended[:4]) - sum(started[:4]):.0f} s of CPU in all, {ended.elapsed - started.elapsed:.0f} s")
     if json:
-        print(json_module.dumps({"bars": results}))
+        print(json_module.dumps({"bars": bars, "points": [point.as_json() for point in found]}))
         return
-    for one in results:
+    for one in bars:
         print(
             f"{'holds ' if one['holds'] else 'MISSED'} {one['name']}: {one['value']} (target {one['target']})"
         )
@@ -198,10 +191,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    extents = parser.add_mutually_exclusive_group()
+    extents.add_argument(
+        "--quick", action="store_const", dest="extent", const=QUICK, help="all lengths × 0.3, a minute"
+    )
+    extents.add_argument(
+        "--long", action="store_const", dest="extent", const=LONG, help="with a path of 196,608 tokens"
+    )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--scale", type=float, default=0.3, help="multiplies all lengths; 1 takes minutes")
     parser.add_argument(
-        "--long", action="store_true", help="add the shape of the 40× target and a path of 32,768 tokens"
+        "--plot", type=Path, metavar="FILE.svg", help="speed-up against sharing, as a picture"
     )
     options = parser.parse_args()
-    main(options.json, options.scale, options.long)
+    main(options.extent or FULL, json=options.json, plot=options.plot)

@@ -4,6 +4,7 @@ A method is a list of packs. Its packs are dealt into slices of like composition
 are the seconds per floating-point operation of that round. A comparison is the median over rounds of the two methods' rates, times their operations.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from trainer.tree.execute import backward
 from trainer.tree.pack import Pack
 
 MakePacks = Callable[[], list[Pack]]
-SLICES = 6  # at most, per method
+LEAST_SHARE = 0.1  # of an expensive method is timed
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,7 @@ class Timed:
     slices: int
     rates: list[float] = field(default_factory=list)  # seconds per operation, one per round
     plannings: list[float] = field(default_factory=list)  # seconds for the whole method, one per round
+    ran: dict[int, float] = field(default_factory=dict)  # operations by slice
     losses: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -40,6 +42,11 @@ class Timed:
         """Seconds."""
         return statistics.median(self.plannings)
 
+    @property
+    def share(self) -> float:
+        """Of the method's operations, those that were timed."""
+        return sum(self.ran.values()) / self.flops
+
     def bound(self, other: "Timed") -> float:
         """How many times the operations of `other` this method needs."""
         return self.flops / other.flops
@@ -51,18 +58,24 @@ class Timed:
 
 
 class Race:
-    """`run` may be called again: the rounds add up."""
+    """`rounds` rounds at every `run`; those of a second one add up with the first's.
 
-    def __init__(self, model: Any, methods: Mapping[str, MakePacks]) -> None:
-        self._model, self._methods = model, dict(methods)
+    Of a method above `most` operations no more than those are timed in one `run`, but at least `LEAST_SHARE` of it: every so-manieth slice.
+    """
+
+    def __init__(
+        self, model: Any, methods: Mapping[str, MakePacks], rounds: int, most: float = math.inf
+    ) -> None:
+        self._model, self._methods, self._rounds = model, dict(methods), rounds
         self.timed: dict[str, Timed] = {}
         for name, make_packs in self._methods.items():
             packs = make_packs()
-            tokens = sum(pack.plan.tokens for pack in packs)
-            self.timed[name] = Timed(tokens, flops(model, packs), min(SLICES, len(packs)))
+            tokens, operations = sum(pack.plan.tokens for pack in packs), flops(model, packs)
+            parts = min(max(1, math.ceil(operations / most)), round(1 / LEAST_SHARE))
+            self.timed[name] = Timed(tokens, operations, min(rounds * parts, len(packs)))
 
-    def run(self, rounds: int) -> None:
-        for _ in range(rounds):
+    def run(self) -> None:
+        for _ in range(self._rounds):
             for name, timed in self.timed.items():
                 self._turn(timed, self._methods[name])
 
@@ -72,15 +85,25 @@ class Race:
         started = time.process_time()
         packs = make_packs()
         planning = time.process_time() - started
-        part = packs[len(timed.rates) % timed.slices :: timed.slices]
+        chosen = self._slice(timed)
+        part = packs[chosen :: timed.slices]
+        operations = flops(self._model, part)
         started = time.process_time()
         scores = [backward(self._model, pack, lambda rows, logp: -logp.sum()) for pack in part]
         spent = time.process_time() - started
         for pack, one in zip(part, scores, strict=True):
             sums = np.bincount(pack.edges.sample, -one.logprobs.numpy(), len(pack.samples))
             timed.losses.update(zip(map(id, pack.samples), sums.tolist(), strict=True))
+        timed.ran[chosen] = operations
         timed.plannings.append(planning)
-        timed.rates.append(spent / flops(self._model, part) + planning / timed.flops)
+        timed.rates.append(spent / operations + planning / timed.flops)
+
+    def _slice(self, timed: Timed) -> int:
+        """Of more slices than rounds those at equal distances, the next time their neighbours: packs come longest first."""
+        again, number = divmod(len(timed.rates), self._rounds)
+        if timed.slices <= self._rounds:
+            return number % timed.slices
+        return (number * timed.slices // self._rounds + again) % timed.slices
 
 
 def flops(model: Any, packs: Sequence[Pack]) -> float:

@@ -1,0 +1,105 @@
+"""The baselines as packs without sharing: one causal square per row, each loss edge in one row, the same kernels as the tree's.
+
+padded    one row per completion, padded to the longest of its micro-batch of `PADDED_ROWS` rows, dealt at random; padding is computed
+varlen    one row per completion, packed into `ROW_BUDGET` tokens: a trainer that takes (state, action) pairs as they come
+rollout   one row per append-only stretch of a rollout, packed likewise: a trainer that keeps whole rollouts
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from trainer.samples import Ids, Sample
+from trainer.tree.pack import LossEdges, Pack
+from trainer.tree.passes import Pass
+from trainer.tree.plan import TreePlan
+
+ROW_BUDGET = (
+    2048  # tokens per forward pass of the packed baselines; larger is slower on a CPU (cache, page faults)
+)
+PADDED_ROWS = 4
+
+Row = tuple[Ids, list[Sample]]  # the tokens, and the samples whose loss is taken there
+
+
+def padded(samples: Sequence[Sample]) -> list[Pack]:
+    """Micro-batches of `PADDED_ROWS` completions in an order of chance, the longest micro-batch first."""
+    order = np.random.default_rng(0).permutation(len(samples))
+    rows: list[Row] = [(samples[i].ids, [samples[i]]) for i in order]
+    parts = [rows[at : at + PADDED_ROWS] for at in range(0, len(rows), PADDED_ROWS)]
+    packs = [_packed(part, width=max(len(ids) for ids, _ in part)) for part in parts]
+    return sorted(packs, key=lambda pack: pack.plan.tokens, reverse=True)
+
+
+def varlen(samples: Sequence[Sample]) -> list[Pack]:
+    """Completions, longest first."""
+    return _filled([(sample.ids, [sample]) for sample in _longest_first(samples)])
+
+
+def rollout(samples: Sequence[Sample]) -> list[Pack]:
+    """Append-only stretches, longest first: a sample that is a prefix of one of its rollout lies in that one's row."""
+    rows: list[Row] = []
+    for sample in _longest_first(samples):
+        for ids, members in rows:
+            if members[0].rollout == sample.rollout and np.array_equal(ids[: len(sample.ids)], sample.ids):
+                members.append(sample)
+                break
+        else:
+            rows.append((sample.ids, [sample]))
+    return _filled(rows)
+
+
+BASELINES: dict[str, Callable[[Sequence[Sample]], list[Pack]]] = {
+    "padded": padded,
+    "varlen": varlen,
+    "rollout": rollout,
+}
+
+
+def _longest_first(samples: Sequence[Sample]) -> list[Sample]:
+    return sorted(samples, key=lambda sample: len(sample.tokens), reverse=True)
+
+
+def _filled(rows: Sequence[Row]) -> list[Pack]:
+    """Packs of at most `ROW_BUDGET` tokens, or of one row."""
+    packs: list[Pack] = []
+    part: list[Row] = []
+    for row in rows:
+        if part and sum(len(ids) for ids, _ in part) + len(row[0]) > ROW_BUDGET:
+            packs.append(_packed(part))
+            part = []
+        part.append(row)
+    packs.append(_packed(part))
+    return packs
+
+
+def _packed(rows: Sequence[Row], width: int = 0) -> Pack:
+    """The rows side by side, each padded with token 0 to at least `width` tokens."""
+    lengths = [max(len(ids), width) for ids, _ in rows]
+    begins = np.cumsum([0, *lengths])
+    placed = [
+        (sample, int(begin)) for (_, members), begin in zip(rows, begins, strict=False) for sample in members
+    ]
+    samples = tuple(sample for sample, _ in placed)
+    offsets = [np.arange(sample.action_len) for sample in samples]
+    plan = TreePlan(
+        ids=np.concatenate(
+            [np.pad(ids, (0, n - len(ids))) for (ids, _), n in zip(rows, lengths, strict=True)]
+        ),
+        position_ids=np.concatenate([np.arange(n) for n in lengths]),
+        subtree_end=np.repeat(begins[1:], lengths),
+        squares=np.stack([begins[:-1], begins[1:]], 1),
+        rectangles=np.empty((0, 4), np.int64),
+    )
+    edges = LossEdges(
+        position=np.concatenate(
+            [begin + s.state_len - 1 + o for (s, begin), o in zip(placed, offsets, strict=True)]
+        ),
+        target=np.concatenate([s.ids[s.state_len :] for s in samples]).astype(np.int64),
+        sample=np.repeat(np.arange(len(samples)), [s.action_len for s in samples]),
+        offset=np.concatenate(offsets),
+        temperature=np.ones(sum(s.action_len for s in samples), np.float32),
+    )
+    last = np.array([begin + len(sample.tokens) - 1 for sample, begin in placed], np.int64)
+    one = Pass(((0, plan.tokens),), 0, 0, -1)
+    return Pack(samples, tuple(range(len(samples))), plan, edges, (one,), last)
