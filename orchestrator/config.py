@@ -282,6 +282,7 @@ RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
 class TrainerSection(Section):
     """The loss and AdamW (ops/guides/losses.md). Ratio bounds are absolute: an offset of 0.2 above 1 is written 1.2."""
 
+    ranks: Positive = 1  # processes of this machine that train together (ops/guides/ranks.md)
     parts: Positive = 1  # U, the train steps of one batch
     loss: LossName = "cispo"
     ratio_min: float = 0.0  # not given: the loss's own (RATIO_BOUNDS)

@@ -50,6 +50,7 @@ OF_THE_MACHINE = (
     "rollout.slots",
     "rollout.verify_slots",
     "sandbox.provider",
+    "trainer.ranks",
     "clock.",
     "watchdog.",
 )

@@ -43,6 +43,8 @@ def trainer(
         "--lag-s",
         str(resolved.watchdog.lag_s),
     ]
+    if resolved.trainer.ranks > 1:
+        arguments += ["--ranks", str(resolved.trainer.ranks)]
     if train_steps:
         arguments += ["--train-steps", str(train_steps)]
     if retry:
