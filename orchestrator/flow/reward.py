@@ -30,7 +30,8 @@ def reward_group(group: TerminalGroup, kept: Collection[int], settings: RewardSe
     if compared:
         advantages = [*group_advantages(computed, settings)]
     rows = [
-        _row(m, reward, advantage) for m, reward, advantage in zip(members, computed, advantages, strict=True)
+        _row(m, reward, advantage, settings)
+        for m, reward, advantage in zip(members, computed, advantages, strict=True)
     ]
     return RewardedGroup(rows, zero_signal(computed, settings.zero_signal))
 
@@ -46,7 +47,9 @@ def _outcome(member: GroupMember) -> Outcome:
     )
 
 
-def _row(member: GroupMember, reward: RolloutReward, advantage: MemberAdvantage | None) -> NewReward:
+def _row(
+    member: GroupMember, reward: RolloutReward, advantage: MemberAdvantage | None, settings: RewardSettings
+) -> NewReward:
     assert member.verdict_revision is not None
     first = reward.steps[0] if reward.steps else None
     per_step = []
@@ -73,7 +76,7 @@ def _row(member: GroupMember, reward: RolloutReward, advantage: MemberAdvantage 
         speed=reward.speed.bonus,
         process=sum(step.process.value for step in reward.steps),
         alpha=first.alpha if first else 0.0,
-        beta=first.beta if first else 0.0,
+        beta=settings.speed_weight,  # also without any step
         total=reward.total,
         t_agent=reward.speed.agent_s,
         t_base=reward.speed.base_s,
