@@ -196,6 +196,8 @@ class GatewaySection(Section):
     `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
     `refuse` to start, or render every request whole and make it a sample of its own (`per_request`).
     `spool_mb`: recorded steps that Postgres does not have yet are kept in memory and on disk; with so many of them new completions wait.
+    `routes_mb`: with trainer.routing_replay, a step whose message would be larger is recorded without its routes; less than the bus takes
+    (the embedded one: 8 MB).
     `replay_hold_s`: how long a resumed program's request that is not on record waits for those that are, before it counts as diverged.
     """
 
@@ -203,6 +205,7 @@ class GatewaySection(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     body_limit_mb: Positive = 64
     spool_mb: Annotated[float, Field(gt=0)] = 512.0
+    routes_mb: Annotated[float, Field(gt=0)] = 6.0
     session_ttl_s: Seconds = 3600.0
     replay_hold_s: Seconds = 2.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
@@ -289,6 +292,7 @@ class TrainerSection(Section):
     ratio_max: Annotated[float, Field(allow_inf_nan=False)] = 5.0  # not given: the loss's own
     negative_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # of negative advantages
     balance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of a mixture of experts: router loss
+    routing_replay: bool = False  # the experts that rollout servers recorded are used again
     aggregation: Literal["token", "prompt", "sample"] = "token"  # what counts the same in the denominator
     anchor: Literal["behavior", "proximal"] = (
         "behavior"  # of the ratio; proximal: the trainer before the batch

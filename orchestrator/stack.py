@@ -86,7 +86,7 @@ async def up(
     if "rollout-server" in only and not config.servers.urls and not config.policy.model:
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
     if config.policy.model:
-        check_model(Path(config.policy.model))
+        check_model(Path(config.policy.model), routing_replay=config.trainer.routing_replay)
     async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
         check_disk(home.layout.root)
         if "gateway" in only:

@@ -21,6 +21,7 @@ from orchestrator.contracts.events import (
     RolloutFinished,
     StepMark,
     StepRecorded,
+    StepRoutes,
     TestResult,
     VerdictReached,
     VersionSpan,
@@ -37,6 +38,7 @@ from orchestrator.contracts.ids import (
     sha256,
     trajectory_digest,
 )
+from orchestrator.contracts.routes import Routes, routes_sha, routes_to_bytes
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
 from orchestrator.flow.reward import reward_group
 from orchestrator.pool import groups as pool_groups
@@ -59,6 +61,7 @@ class Author:
     """Writes trajectories: `turns` steps that continue one another, then one that rewrites the history behind the prompt.
 
     `score(full, state_len)` gives the behavior logprobs of full[state_len:], float32. Every token is of policy version `version`.
+    `route(full, start)` gives the routes of full[start:-1], which are recorded then.
     """
 
     seed: int = 0
@@ -66,6 +69,7 @@ class Author:
     turns: int = 2
     version: int = 0
     score: Callable[[Ids, int], Logprobs] | None = None
+    route: Callable[[Ids, int], Routes] | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +121,8 @@ class _Attempt:
         span = VersionSpan(self.author.version, 0, len(action))
         self.fulls.append(full)
         self.chains.append(chain)
+        start = 0 if parent is None else keep - (kind is StepKind.CONTINUES)
+        told = None if self.author.route is None else self.author.route(full, start)
         self.events.append(
             StepRecorded(
                 run=self.run,
@@ -147,8 +153,23 @@ class _Attempt:
                 reply={"role": "assistant", "content": "done"},
                 branch_reason="rewritten" if kind == StepKind.REWRITES else None,
                 branch={"near": parent, "turn": 1, "field": "text"} if kind == StepKind.REWRITES else None,
+                routes=None if told is None else step_routes(chain, start, told),
             )
         )
+
+
+def one_expert(full: Ids, start: int) -> Routes:
+    """An `Author.route` of one layer: each token goes to expert id % 4."""
+    routed: Routes = (full[start:-1, None, None] % 4).astype(np.int16)
+    return routed
+
+
+def step_routes(chain: bytes, start: int, routes: Routes) -> StepRoutes:
+    """Routes [n, layers, top_k] as a gateway reports them, one byte per id."""
+    layers, top_k = routes.shape[1:]
+    raw = routes_to_bytes(routes, 1)
+    sha = routes_sha(chain, start, layers, top_k, 1, raw).hex()
+    return StepRoutes(start, layers, top_k, 1, b64(raw), sha)
 
 
 async def make_run(engine: AsyncEngine, config: Config) -> Run:

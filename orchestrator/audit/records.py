@@ -47,6 +47,20 @@ RECORDS = (
         "a prompt of {n} ids is not the one that was recorded: its sha does not match its ids",
         with_trajectories,
     ),
+    # contracts.routes.routes_sha, in SQL.
+    Statement(
+        "I3",
+        "digests of routes",
+        "step_routes where run_id = :run",
+        """select e.rollout_id, e.attempt, e.idx, s.idx is null as of_no_step from step_routes e
+             left join steps s on (s.run_id, s.rollout_id, s.attempt, s.idx) = (e.run_id, e.rollout_id, e.attempt, e.idx)
+            where e.run_id = :run
+              and (s.idx is null or e.sha <> sha256(s.chain_sha || int4send(e.start) || int4send(e.layers) || int4send(e.top_k)
+                                                     || int4send(e.width) || e.routes)
+                   or e.start + length(e.routes) / (e.layers::integer * e.top_k * e.width) >= s.full_len)""",
+        "step {rollout_id}:{attempt}:{idx} has other routes than when they were recorded, or is none (of no step: {of_no_step})",
+        with_trajectories,
+    ),
     _revisions("verdicts", "verdicts"),
     _revisions("rewards", "rewards"),
     Statement(

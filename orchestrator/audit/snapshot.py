@@ -138,7 +138,7 @@ async def take_snapshot(engine: AsyncEngine, run: str, outside: Outside) -> Asyn
                 found.state,
                 Config.from_json(found.config),
                 outside,
-                f"pruned on {found.pruned:%Y-%m-%d %H:%M}: its steps, messages and prompts are dropped"
+                f"pruned on {found.pruned:%Y-%m-%d %H:%M}: its steps, routes, messages and prompts are dropped"
                 if found.pruned is not None
                 else "",
             )

@@ -59,7 +59,7 @@ def prune(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop an ended run's steps, messages and prompts for good; what became of every group, its rewards and its batches stay."""
+    """Drop an ended run's steps, routes, messages and prompts for good; what became of every group, its rewards and its batches stay."""
     connected = Home.at(config).connected()
     name = run or connected.run.name
     found, letters = anyio.run(

@@ -72,6 +72,18 @@ class StepTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     gap: float = 0.0
 
 
+class StepRoutes(msgspec.Struct, frozen=True):
+    """The experts of a mixture that a step's tokens were sent to (contracts.routes). `ids` is base64 of [n, layers, top_k], `width` bytes
+    each, of the positions from `start` on; `sha` (hex) is contracts.routes.routes_sha."""
+
+    start: int
+    layers: int
+    top_k: int
+    width: int
+    ids: str
+    sha: str
+
+
 class StepRecorded(Event, frozen=True):
     """Signals that one completion happened: the token delta, never the whole context. gateway (journal) → orchestrator.
 
@@ -111,6 +123,7 @@ class StepRecorded(Event, frozen=True):
         None  # near, turn, field, recorded, sent: the first difference to the nearest step
     )
     marks: list[str] = []  # why the step must not train, as far as that was known when it was recorded
+    routes: StepRoutes | None = None  # where routing replay is on
 
 
 class StepMark(msgspec.Struct, frozen=True):

@@ -74,6 +74,11 @@ class Placement:
     turns: tuple[Turn, ...]
     matched: Node | None
 
+    @property
+    def routes_from(self) -> int:
+        """The first position whose routes no earlier step has: the last token of the parent was sampled, and never fed."""
+        return 0 if self.parent is None else self.parent.full_len - 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:

@@ -22,6 +22,11 @@ class Metrics:
             ["reason"],
             registry=r,
         )
+        self.routes_left_out = Counter(
+            "penstock_gateway_routes_left_out",
+            "Steps recorded without their routes, which would have made the message too large",
+            registry=self.registry,
+        )
         self.drift = Counter(
             "penstock_gateway_drift",
             "steps whose record does not fold to the ids that the rollout server saw",

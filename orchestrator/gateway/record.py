@@ -12,7 +12,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.courier import Courier
 from orchestrator.bus.journal import JournalFull
-from orchestrator.contracts.events import StepRecorded, StepTimings, encode
+from orchestrator.contracts.events import StepRecorded, StepRoutes, StepTimings, encode
 from orchestrator.contracts.ids import (
     NO_PARENT,
     Ids,
@@ -25,6 +25,7 @@ from orchestrator.contracts.ids import (
     row_sha,
     unb64,
 )
+from orchestrator.contracts.routes import Experts, routes_sha, routes_to_bytes
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.branches import REASONS
 from orchestrator.gateway.forest import Node, Origin, Placement
@@ -46,10 +47,21 @@ TEXT_RULE = "text:"
 
 
 class Recorder:
-    """Commits steps of one run."""
+    """Commits steps of one run. `experts`: of a policy whose routes are recorded; a step whose routes make its message larger than
+    `routes_mb` is recorded without them."""
 
-    def __init__(self, run: str, courier: Courier, stop_ids: frozenset[int], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        run: str,
+        courier: Courier,
+        stop_ids: frozenset[int],
+        metrics: Metrics,
+        experts: Experts | None = None,
+        routes_mb: float = 0.0,
+    ) -> None:
         self._run = run
+        self._experts = experts
+        self._routes_bytes = int(routes_mb * 2**20)
         self._courier = courier
         self._stop_ids = stop_ids
         self._metrics = metrics
@@ -119,6 +131,11 @@ class Recorder:
     def _message(self, event: StepRecorded) -> Outgoing:
         """The bus message. Text is a reading of the ids: where it would make the message too large, it is left out."""
         body = encode(event)
+        if event.routes is not None and len(body) > self._routes_bytes:
+            self._metrics.routes_left_out.inc()
+            log.warning("step.routes_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
+            event = msgspec.structs.replace(event, routes=None)
+            body = encode(event)
         if len(body) > subjects.INLINE_LIMIT_BYTES and event.appended:
             log.warning("step.text_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
             body = encode(msgspec.structs.replace(event, appended=[]))
@@ -128,6 +145,19 @@ class Recorder:
             schema=StepRecorded.schema(),
             body=body,
         )
+
+    def _routes(self, generated: Generated, origin: Origin, full_len: int, chain: bytes) -> StepRoutes | None:
+        """The routes that no step above has, as far as a server told them."""
+        if self._experts is None or generated.routes is None:
+            return None
+        start = _first_routed(origin)
+        told = generated.routes[start - generated.routes_from : full_len - 1 - generated.routes_from]
+        if not len(told):
+            return None
+        layers, top_k, width = self._experts.layers, self._experts.top_k, self._experts.width
+        raw = routes_to_bytes(told, width)
+        sha = routes_sha(chain, start, layers, top_k, width, raw)
+        return StepRoutes(start, layers, top_k, width, b64(raw), sha.hex())
 
     def _build(
         self,
@@ -195,6 +225,7 @@ class Recorder:
             request_digest=request.digest,
             branch_reason=origin.reason,
             branch=origin.difference.plain() if origin.difference is not None else None,
+            routes=self._routes(generated, origin, len(full), chain),
         )
         node = Node(
             idx=idx,
@@ -216,6 +247,13 @@ class Recorder:
             generation_s=generated.timings.generation,
         )
         return node, event
+
+
+def _first_routed(origin: Origin) -> int:
+    """The first position whose routes no step above has."""
+    if origin.kind is StepKind.ROOT:
+        return 0
+    return origin.keep_len - (origin.kind is StepKind.CONTINUES)
 
 
 def fold(event: StepRecorded, origin: Origin) -> Ids:

@@ -151,13 +151,17 @@ class RolloutServer:
         while self.flights:
             await self._landed.wait()
 
-    async def send(self, ids: Ids, params: SamplingParams, rid: str, key: str) -> Generation | None:
+    async def send(
+        self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
+    ) -> Generation | None:
         """One segment; None when it was lost on the way, or cut off: send it again."""
         with anyio.CancelScope() as scope:
             self.flights[rid] = scope
             sent = time.monotonic()
             try:
-                generation = await self.client.generate(ids, params, rid=rid, routing_key=key)
+                generation = await self.client.generate(
+                    ids, params, rid=rid, routing_key=key, routes_from=routes_from
+                )
                 self.load.served(time.monotonic() - sent - generation.timings.queue_s)
                 return generation
             except (RolloutServerUnreachable, RolloutServerBroken) as error:

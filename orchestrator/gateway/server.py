@@ -30,7 +30,8 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.clock import clock
 from orchestrator.collector import keep_loaded
 from orchestrator.config import Config
-from orchestrator.contracts.errors import ServiceError
+from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.contracts.routes import NO_EXPERTS
 from orchestrator.failpoints import boundary_sync
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
@@ -40,7 +41,7 @@ from orchestrator.gateway.leases import ServerLease, ServerRows
 from orchestrator.gateway.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.record import Recorder
-from orchestrator.gateway.render import load_renderer, vocabulary
+from orchestrator.gateway.render import experts, load_renderer, vocabulary
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.servers import ServerPool
 from orchestrator.gateway.store import SessionStore
@@ -111,6 +112,8 @@ class Gateway:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
         config = settings.config
         renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
+        if config.trainer.routing_replay and experts(settings.model_dir) is None:
+            raise ConfigurationError(NO_EXPERTS.format(settings.model_dir))
         settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
         secret = admin_secret(settings.admin_secret_file)
         metrics = Metrics()
@@ -120,8 +123,9 @@ class Gateway:
             )
             metrics.spool.set_function(lambda: journal.held_bytes)
             known = vocabulary(settings.model_dir)
+            routed = experts(settings.model_dir) if config.trainer.routing_replay else None
             clients = [
-                await stack.enter_async_context(RolloutServerClient(url, vocabulary=known))
+                await stack.enter_async_context(RolloutServerClient(url, vocabulary=known, experts=routed))
                 for url in settings.server_urls
             ]
             servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
@@ -136,7 +140,9 @@ class Gateway:
             stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics)
+            recorder = Recorder(
+                settings.run, courier, renderer.stop_ids, metrics, routed, config.gateway.routes_mb
+            )
             calls = Calls(
                 tasks=tasks,
                 renderer=renderer,

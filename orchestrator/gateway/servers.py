@@ -21,6 +21,7 @@ import numpy as np
 
 from orchestrator.contracts.events import StepTimings, VersionSpan
 from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.routes import Routes
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.repetition import Repetition, Watch
@@ -71,7 +72,9 @@ class Generated:
     """A finished action. Invariant: len(ids) == len(logprobs) == sum of the spans. `suspect`: a reply named another version than was
     pinned when its segment was sent. finish: stop | length | abort; `stop`: the stop string that ended it. `seen`: the context of the last
     segment as it was sent, and what came back on it; empty where nothing was sent. `segments`: replies that it was put together from.
-    `repeats`: the repetition stop ended it."""
+    `repeats`: the repetition stop ended it. `routes`: int16[n, layers, top_k] of the positions from `routes_from` on, each as it was when
+    the token behind it was sampled: fewer than there are positions where servers did not tell, more where the action was cut at its end;
+    None: nobody told."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -83,12 +86,20 @@ class Generated:
     seen: Ids = field(default_factory=nothing)
     segments: int = 1
     repeats: bool = False
+    routes: Routes | None = None
+    routes_from: int = 0
 
 
 class Segments:
-    """The action so far."""
+    """The action so far, behind a state whose routes are wanted from `routes_from` on.
 
-    def __init__(self) -> None:
+    A segment brings the routes from the last token before it on: that one was sampled before, and is fed only now. What is generated again
+    after an abort so has the routes of the weights that generated it.
+    """
+
+    def __init__(self, routes_from: int = 0) -> None:
+        self._routes_from = routes_from
+        self._routes: list[Routes] = []
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[VersionSpan] = []
@@ -103,6 +114,8 @@ class Segments:
         if not all(label.isascii() and label.isdigit() and int(label) >= pinned for label in labels):
             return False
         at = len(self.ids)
+        if generation.output_ids and generation.routes is not None:
+            self._routes.append(generation.routes)
         self.count += bool(generation.output_ids)
         self.ids += generation.output_ids
         self.logprobs += generation.logprobs
@@ -110,6 +123,16 @@ class Segments:
             self._span(int(span.version), at + span.start, at + span.end)
         self.suspect = self.suspect or any(int(label) != pinned for label in labels)
         return True
+
+    @property
+    def unrouted(self) -> int:
+        """The first position whose routes are not known yet."""
+        return self._routes_from + sum(map(len, self._routes))
+
+    @property
+    def routes(self) -> Routes | None:
+        """Of the positions from `routes_from` on, as far as they were told; perhaps of some that `end_at` has forgotten."""
+        return np.concatenate(self._routes) if self._routes else None
 
     def end_at(self, length: int) -> None:
         """Forget the tokens behind the first `length`."""
@@ -151,7 +174,13 @@ class ServerPool:
         self._changed = anyio.Event()
 
     async def generate(
-        self, ids: Ids, params: SamplingParams, key: str, flight: Flight, rule: Repetition = UNWATCHED
+        self,
+        ids: Ids,
+        params: SamplingParams,
+        key: str,
+        flight: Flight,
+        rule: Repetition = UNWATCHED,
+        routes_from: int = 0,
     ) -> Generated:
         """One action after `ids`. Held while no server is ready. Raises RequestRefused when a server refuses the request itself,
         Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
@@ -159,7 +188,7 @@ class ServerPool:
             raise unavailable("this gateway was started without a rollout server: name one with --server")
         begun = time.monotonic()
         queue_s, first_byte, barren = 0.0, None, 0
-        so_far, watch, repeats = Segments(), Watch(rule), False
+        so_far, watch, repeats = Segments(routes_from), Watch(rule), False
         while True:
             asked = time.monotonic()
             with flight.holding():
@@ -175,7 +204,7 @@ class ServerPool:
             left = replace(params, max_new_tokens=watch.segment(room))
             sent = time.monotonic()
             context = with_more(ids, so_far.ids)
-            generation = await server.send(context, left, rid, key)
+            generation = await server.send(context, left, rid, key, so_far.unrouted)
             flight.server = None
             if generation is not None:
                 foreign = generation.labels - {str(pinned)}
@@ -231,6 +260,8 @@ class ServerPool:
             so_far.seen,
             so_far.count,
             repeats,
+            so_far.routes,
+            routes_from,
         )
 
     async def abandon(self, flight: Flight) -> None:

@@ -28,12 +28,21 @@ from orchestrator.contracts.ids import (
     sha256,
     unb64,
 )
+from orchestrator.contracts.routes import routes_sha
 from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean, clean_json
 from orchestrator.pool.current import not_current
 from orchestrator.pool.steps import canonical
-from orchestrator.pool.tables import messages, prompts, rollouts, sampling, step_marks, steps
+from orchestrator.pool.tables import (
+    messages,
+    prompts,
+    rollouts,
+    sampling,
+    step_marks,
+    step_routes,
+    steps,
+)
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
@@ -53,6 +62,8 @@ class Decoded:
     chain: bytes
     row: bytes
     request_digest: bytes | None
+    routes: bytes | None  # with the event's start, layers, top_k and width
+    routes_sha: bytes
 
     @property
     def key(self) -> Key:
@@ -74,12 +85,14 @@ def decode_step(event: StepRecorded) -> Decoded:
             chain=bytes.fromhex(event.chain_sha),
             row=bytes.fromhex(event.row_sha),
             request_digest=bytes.fromhex(event.request_digest) or None,
+            routes=unb64(event.routes.ids) if event.routes is not None else None,
+            routes_sha=bytes.fromhex(event.routes.sha) if event.routes is not None else b"",
         )
     except ValueError as error:
         raise MessageError(f"{name}: {error}") from error
     problems = [*_wrong_lengths(step), *_wrong_logprobs(step), *_wrong_lineage(step)]
     try:
-        problems += _wrong_digests(step)
+        problems += [*_wrong_digests(step), *_wrong_routes(step)]
     except OverflowError as error:
         problems.append(f"a number is too large: {error}")
     if problems:
@@ -150,6 +163,22 @@ def _wrong_digests(step: Decoded) -> Iterable[str]:
         step.chain, step.logprobs, spans, canonical(event.sampling)
     ):
         yield "row_sha is not the digest of the row"
+
+
+def _wrong_routes(step: Decoded) -> Iterable[str]:
+    told = step.event.routes
+    if told is None or step.routes is None:
+        return
+    if not (0 < told.layers < 2**15 and 0 < told.top_k < 2**15 and told.width in (1, 2)):
+        yield f"there are no routes of {told.layers} layers, {told.top_k} experts and {told.width} bytes per id"
+        return
+    tokens, rest = divmod(len(step.routes), told.layers * told.top_k * told.width)
+    if rest or not tokens or told.start < 0 or told.start + tokens >= step.event.full_len:
+        yield "routes are not whole rows of tokens that were fed"
+    elif step.routes_sha != routes_sha(
+        step.chain, told.start, told.layers, told.top_k, told.width, step.routes
+    ):
+        yield "the digest of the routes is another"
 
 
 def policies_of(step: Decoded) -> set[int]:
@@ -273,6 +302,8 @@ async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded])
     rows = [_row(run_id, step, sampling_ids[sha256(canonical(step.event.sampling))]) for step in batch]
     written = await connection.exec_driver_sql(_INSERT_STEPS, _columns(steps, rows))
     new = {(row.rollout_id, row.attempt, row.idx) for row in written}
+    if routes := [row for step in batch if step.key in new for row in _routes(run_id, step)]:
+        await connection.exec_driver_sql(_INSERT_ROUTES, _columns(step_routes, routes))
     if texts := [_message(run_id, step) for step in batch if step.key in new]:
         await connection.exec_driver_sql(_INSERT_MESSAGES, _columns(messages, texts))
     # What is known when a step is recorded stands from then on; its gateway may be gone before the result says it again.
@@ -334,6 +365,16 @@ def _message(run_id: int, step: Decoded) -> dict[str, Any]:
     }
 
 
+def _routes(run_id: int, step: Decoded) -> list[dict[str, Any]]:
+    told = step.event.routes
+    if told is None:
+        return []
+    rollout_id, attempt, idx = step.key
+    keys = {"run_id": run_id, "rollout_id": rollout_id, "attempt": attempt, "idx": idx}
+    shape = {"start": told.start, "layers": told.layers, "top_k": told.top_k, "width": told.width}
+    return [keys | shape | {"sha": step.routes_sha, "routes": step.routes}]
+
+
 def _marks(run_id: int, step: Decoded) -> list[dict[str, Any]]:
     rollout_id, attempt, idx = step.key
     keys = {"run_id": run_id, "rollout_id": rollout_id, "attempt": attempt, "idx": idx}
@@ -365,4 +406,4 @@ def _columns(table: Table, rows: Sequence[dict[str, Any]]) -> tuple[list[Any], .
     return tuple([row[name] for row in rows] for name in _names(table))
 
 
-_INSERT_STEPS, _INSERT_MESSAGES = _unnested(steps), _unnested(messages)
+_INSERT_STEPS, _INSERT_MESSAGES, _INSERT_ROUTES = map(_unnested, (steps, messages, step_routes))

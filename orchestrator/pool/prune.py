@@ -1,6 +1,6 @@
-"""Retention: an ended run's steps, messages and prompts are dropped whole. Groups, rewards, batches, digests and the history stay.
+"""Retention: an ended run's steps, routes, messages and prompts are dropped whole. Groups, rewards, batches, digests and the history stay.
 
-Each of the three tables has one partition per run. A partition is detached CONCURRENTLY, which takes no lock that reads or writes of other
+Each of the four tables has one partition per run. A partition is detached CONCURRENTLY, which takes no lock that reads or writes of other
 runs would wait for; then it is nobody's, and dropped. What is still reading when it begins is waited for, in turns of `LOCK_WAIT`.
 
 `runs.pruned` is set first, in a transaction that refuses what may not be pruned: from then on the run takes no step, and the audit says
@@ -26,7 +26,7 @@ from orchestrator.pool.transact import transact
 
 log = get(__name__)
 
-PARTITIONED = ("steps", "messages", "prompts")
+PARTITIONED = ("steps", "step_routes", "messages", "prompts")
 BESIDE = (tool_calls, artifacts)  # of the same trajectories, few and small: plain rows
 LOCK_WAIT = (
     "1s"  # whoever wants another lock on these tables (a new run's partitions, say) waits no longer than this

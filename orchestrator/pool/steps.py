@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.branch import Branch
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.states import StepKind
+from orchestrator.pool.routes import recorded_routes, routed_branch
 from orchestrator.pool.tables import messages, prompts, sampling, step_marks, steps
 
 
@@ -55,15 +56,20 @@ class StoredStep:
 
 
 async def trajectories(
-    connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
+    connection: AsyncConnection,
+    run_id: int,
+    attempts_of: Sequence[tuple[int, int]],
+    *,
+    routes: bool = False,
 ) -> dict[int, list[StoredStep]]:
     """The steps of (rollout, attempt) pairs by rollout, in idx order: one index scan, nothing expanded.
 
+    With `routes` their tokens carry the experts that they were sent to, where that is recorded: a second scan.
     Raises ValueError when a step keeps more of its parent, or of its prompt, than there is.
     """
     if not attempts_of:
         return {}
-    key = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
+    chosen = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
     marked = await _marked(connection, run_id, attempts_of)
     rows = (
         await connection.execute(
@@ -75,10 +81,12 @@ async def trajectories(
             )
             .join(sampling, sampling.c.sampling_id == steps.c.sampling_id)
             .join(messages, _READING, isouter=True)
-            .where(steps.c.run_id == run_id, key)
+            .where(steps.c.run_id == run_id, chosen)
             .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
         )
     ).all()
+    routed = await recorded_routes(connection, run_id, attempts_of) if routes else {}
+    like = next((told.rows for told in routed.values()), None)
     known: dict[tuple[int, int, int], Branch] = {}
     roots: dict[bytes | None, Branch] = {}
     result: dict[int, list[StoredStep]] = {}
@@ -96,13 +104,18 @@ async def trajectories(
                 roots[row.prompt_sha] = Branch(ids_from_bytes(row.prompt_ids or b""))
             above = roots[row.prompt_sha]
         own = np.concatenate([ids_from_bytes(row.delta), ids_from_bytes(row.action)])
-        branch = known[row.rollout_id, row.attempt, row.idx] = Branch(own, above, row.keep_len)
+        key = (row.rollout_id, row.attempt, row.idx)
+        branch = known[key] = (
+            Branch(own, above, row.keep_len)
+            if like is None
+            else routed_branch(own, above, row.keep_len, routed.get(key), like)
+        )
         flat = row.spans
         result.setdefault(row.rollout_id, []).append(
             StoredStep(
                 row.rollout_id, row.attempt, row.idx, StepKind(row.kind), row.parent_idx, row.keep_len, row.state_len, branch,
                 logprobs_from_bytes(row.logprobs), tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True)), row.agent,
-                row.parse, (row.rollout_id, row.attempt, row.idx) in marked, float(row.params.get("temperature", 1.0)),
+                row.parse, key in marked, float(row.params.get("temperature", 1.0)),
                 row.reply or {},
             )
         )  # fmt: skip

@@ -28,7 +28,16 @@ from tests.services import alembic_config, upgrade_to_head
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
-IMMUTABLE = ["steps", "step_marks", "prompts", "messages", "verdicts", "rewards", "transitions"]
+IMMUTABLE = [
+    "steps",
+    "step_marks",
+    "step_routes",
+    "prompts",
+    "messages",
+    "verdicts",
+    "rewards",
+    "transitions",
+]
 
 # Everything that Postgres knows about the tables of a database, as text, but for partitions.
 CATALOG = """

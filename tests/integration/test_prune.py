@@ -37,7 +37,7 @@ POLICY = queue_policy("greedy", 6, 0.3)
 async def ended_run(engine: AsyncEngine, name: str = "old") -> Run:
     """A run that trained one batch and ended."""
     run = await builders.make_run(engine, small(name))
-    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author(route=builders.one_expert))
     async with engine.begin() as connection:
         new = NewVersion(0, None, "/v0", "00")
         await batches.publish(connection, run.run_id, run.name, new, f"policy.{name}", None)
@@ -80,15 +80,15 @@ async def test_a_prune_drops_trajectories_and_keeps_what_became_of_them(engine: 
     await pruned(engine, old)
     after = await kept(engine, old)
     gone = {name for name in before if before[name] and not after[name]}
-    assert gone == {"steps", "messages", "prompts"}
+    assert gone == set(prune.PARTITIONED)
     assert {name: n for name, n in after.items() if name not in gone} == {
         name: n for name, n in before.items() if name not in gone
     }
     assert await kept(engine, other) == others
     async with engine.connect() as connection:
-        left = "SELECT count(*) FROM pg_class WHERE relname IN ('steps_{0}', 'messages_{0}', 'prompts_{0}')"
+        left = "SELECT count(*) FROM pg_class WHERE relname IN ('steps_{0}', 'step_routes_{0}', 'messages_{0}', 'prompts_{0}')"
         assert await connection.scalar(text(left.format(old.run_id))) == 0
-        assert await connection.scalar(text(left.format(other.run_id))) == 3
+        assert await connection.scalar(text(left.format(other.run_id))) == 4
 
 
 async def test_the_audit_says_pruned_and_finds_nothing_wrong(engine: AsyncEngine) -> None:
@@ -243,7 +243,7 @@ async def nothing_is_left(engine: AsyncEngine, run: Run) -> None:
 async def test_what_may_still_be_needed_is_refused_in_one_sentence(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small("live"))
     await refused(engine, run, "run 'live' is active: only an ended run can be pruned")
-    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author(route=builders.one_expert))
     async with engine.begin() as connection:
         assert await batches.take(connection, run.run_id, POLICY, 2, 1)
         await connection.execute(text("UPDATE runs SET state = 'ended'"))

@@ -10,7 +10,7 @@ A state is put together on ids: the parent's exact full ids, then only what the 
 """
 
 from orchestrator.gateway.render.base import CallSyntax, Markers, Renderer, Tool, incremental
-from orchestrator.gateway.render.load import load_renderer, vocabulary
+from orchestrator.gateway.render.load import experts, load_renderer, vocabulary
 from orchestrator.gateway.render.templated import TemplateRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
@@ -21,6 +21,7 @@ __all__ = [
     "TemplateRenderer",
     "TokenizerAdapter",
     "Tool",
+    "experts",
     "incremental",
     "load_renderer",
     "vocabulary",

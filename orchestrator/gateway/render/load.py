@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.routes import Experts
 from orchestrator.gateway.render.base import Renderer
 from orchestrator.gateway.render.bridged import BridgedRenderer
 from orchestrator.gateway.render.chat_template import ChatTemplate
@@ -33,6 +34,11 @@ def vocabulary(directory: Path) -> int | None:
     config = _read_json(directory / "config.json")
     size = {**config, **config.get("text_config", {})}.get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def experts(directory: Path) -> Experts | None:
+    """How the model in `directory` routes; None for a dense one."""
+    return Experts.of(_read_json(directory / "config.json"))
 
 
 def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:

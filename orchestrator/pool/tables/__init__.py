@@ -19,7 +19,15 @@ from orchestrator.pool.tables.training import (
     policy_versions,
     train_steps,
 )
-from orchestrator.pool.tables.trajectory import messages, prompts, sampling, step_marks, steps, tool_calls
+from orchestrator.pool.tables.trajectory import (
+    messages,
+    prompts,
+    sampling,
+    step_marks,
+    step_routes,
+    steps,
+    tool_calls,
+)
 
 __all__ = [
     "artifacts",
@@ -45,6 +53,7 @@ __all__ = [
     "sampling",
     "sessions",
     "step_marks",
+    "step_routes",
     "steps",
     "submissions",
     "tasks",

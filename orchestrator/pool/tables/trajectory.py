@@ -94,6 +94,30 @@ steps = Table(
     postgresql_partition_by="LIST (run_id)",
 )
 
+step_routes = Table(
+    "step_routes",
+    metadata,
+    Column("run_id", Integer, nullable=False),
+    Column("rollout_id", BigInteger, nullable=False),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("idx", Integer, nullable=False),
+    Column("start", Integer, nullable=False),
+    Column("layers", SmallInteger, nullable=False),
+    Column("top_k", SmallInteger, nullable=False),
+    Column("width", SmallInteger, nullable=False),
+    Column("sha", LargeBinary, nullable=False),
+    Column("routes", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx"),
+    CheckConstraint("start >= 0 AND layers > 0 AND top_k > 0 AND width IN (1, 2)", name="shape"),
+    CheckConstraint("length(sha) = 32", name="sha"),
+    CheckConstraint(
+        "length(routes) > 0 AND length(routes) % (layers::integer * top_k * width) = 0", name="routes"
+    ),
+    comment="Which experts of a mixture a step's tokens were sent to, where routing replay is on. routes: ids [n, layers, top_k] of width "
+    "bytes each, little-endian, in C order, of positions start to start + n - 1; sha covers them and the step's chain_sha. Immutable.",
+    postgresql_partition_by="LIST (run_id)",
+)
+
 step_marks = Table(
     "step_marks",
     metadata,

@@ -77,7 +77,9 @@ class Script:
     asked: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
 
-    async def send(self, ids: Ids, params: SamplingParams, rid: str, key: str) -> Generation:
+    async def send(
+        self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
+    ) -> Generation:
         at = len(ids) - len(PROMPT)
         self.asked.append(params.max_new_tokens)
         self.contexts.append(len(ids))
@@ -155,9 +157,11 @@ async def test_a_call_that_is_given_up_between_two_segments_ends_there() -> None
     flight = Flight()
 
     class Leaving(Script):
-        async def send(self, ids: Ids, params: SamplingParams, rid: str, key: str) -> Generation:
+        async def send(
+            self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
+        ) -> Generation:
             flight.abandoned.set()
-            return await super().send(ids, params, rid, key)
+            return await super().send(ids, params, rid, key, routes_from)
 
     server = RolloutServer(RolloutServerClient("http://127.0.0.1:30000"))
     server.admit(1)

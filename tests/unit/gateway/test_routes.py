@@ -1,0 +1,166 @@
+"""Routes of an action made of segments are those under which each token was sampled, and a step records what no step above it has."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from orchestrator.contracts.events import StepTimings, VersionSpan
+from orchestrator.contracts.ids import Ids, unb64
+from orchestrator.contracts.routes import Experts, Routes, routes_from_bytes, routes_sha
+from orchestrator.contracts.states import StepKind
+from orchestrator.gateway.forest import Node, Origin
+from orchestrator.gateway.metrics import Metrics
+from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.rollout_server import RolloutServer
+from orchestrator.gateway.servers import Flight, Generated, ServerPool
+from orchestrator.gateway.upstream import (
+    FinishReason,
+    Generation,
+    RolloutServerClient,
+    SamplingParams,
+    Timings,
+)
+from orchestrator.gateway.upstream import VersionSpan as Span
+
+pytestmark = pytest.mark.anyio
+
+PROMPT: Ids = np.arange(5, dtype="<i4")
+CHAIN = bytes(32)
+
+
+def rows(segment: int, start: int, end: int) -> Routes:
+    """int16[n, 1, 2]: each row names its segment and its position."""
+    return np.array([[[segment, position]] for position in range(start, end)], np.int16).reshape(-1, 1, 2)
+
+
+@dataclass
+class Server:
+    """Answers one segment after the other: (tokens that it makes, whether it tells routes, how it ends). None: the reply is lost."""
+
+    script: list[tuple[int, bool, str] | None]
+    asked: list[int] = field(default_factory=list)
+
+    async def send(
+        self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
+    ) -> Generation | None:
+        self.asked.append(routes_from)
+        step = self.script[len(self.asked) - 1]
+        if step is None:
+            return None
+        made, tells, finish = step
+        return Generation(
+            rid,
+            tuple(range(made)),
+            (-1.0,) * made,
+            (Span("1", 0, made),) if made else (),
+            FinishReason(finish),  # type: ignore[arg-type]
+            "1",
+            len(ids),
+            made,
+            0,
+            0,
+            Timings(0.0, None, None),
+            "",
+            sent=ids,
+            routes=rows(len(self.asked), routes_from, len(ids) + made - 1) if tells else None,
+        )
+
+
+async def generated(
+    script: list[tuple[int, bool, str] | None], routes_from: int
+) -> tuple[Generated, list[int]]:
+    server, scripted = RolloutServer(RolloutServerClient("http://127.0.0.1:30000")), Server(script)
+    server.admit(1)
+    server.send = scripted.send  # type: ignore[method-assign]
+    pool = ServerPool([server], Metrics())
+    made = await pool.generate(PROMPT, SamplingParams(64), "1:1", Flight(), routes_from=routes_from)
+    return made, scripted.asked
+
+
+async def test_a_segment_brings_the_routes_from_the_last_sampled_token_on() -> None:
+    made, asked = await generated([(3, True, "abort"), (2, True, "stop")], 2)
+
+    assert asked == [2, 7]  # position 7 was sampled by the first segment and fed by the second
+    assert made.routes is not None and made.routes_from == 2
+    assert np.array_equal(made.routes, np.concatenate([rows(1, 2, 7), rows(2, 7, 9)]))
+
+
+async def test_what_is_lost_empty_or_not_told_is_asked_for_again() -> None:
+    script: list[tuple[int, bool, str] | None] = [
+        (0, True, "abort"),
+        None,
+        (3, False, "abort"),
+        (1, True, "stop"),
+    ]
+    made, asked = await generated(script, 0)
+    assert asked == [0, 0, 0, 0]
+    assert made.routes is not None and np.array_equal(made.routes, rows(4, 0, 8))
+    untold, _ = await generated([(3, False, "stop")], 0)
+    assert untold.routes is None
+
+
+WIDE = Experts(1, 2, 512)
+
+
+def recorder(experts: Experts | None = WIDE) -> Recorder:
+    return Recorder("run", cast(Any, None), frozenset(), Metrics(), experts, 1.0)
+
+
+def step(routes: Routes | None, routes_from: int) -> Generated:
+    span = (VersionSpan(1, 0, 3),)
+    return Generated(
+        (1, 2, 3),
+        (-1.0,) * 3,
+        span,
+        "stop",
+        None,
+        False,
+        StepTimings(),
+        routes=routes,
+        routes_from=routes_from,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep_len", "routes_from", "start"),
+    [
+        (StepKind.ROOT, 5, 0, 0),  # its prompt is routed here
+        (StepKind.CONTINUES, 5, 4, 4),  # so is the last token of its parent
+        (StepKind.REWRITES, 3, 0, 3),  # the parent knows more than is kept
+    ],
+)
+def test_a_step_records_the_routes_that_no_step_above_has(
+    kind: StepKind, keep_len: int, routes_from: int, start: int
+) -> None:
+    origin = Origin(kind, None if kind is StepKind.ROOT else cast(Node, None), keep_len, None)
+    told = recorder()._routes(step(rows(1, routes_from, 9), routes_from), origin, 8, CHAIN)
+    assert told is not None and (told.start, told.layers, told.top_k, told.width) == (start, 1, 2, 2)
+    raw = unb64(told.ids)
+    assert np.array_equal(routes_from_bytes(raw, 1, 2, 2), rows(1, start, 7))  # the last token was not fed
+    assert told.sha == routes_sha(CHAIN, start, 1, 2, 2, raw).hex()
+
+
+def test_nothing_is_recorded_where_nothing_was_told_or_replay_is_off() -> None:
+    origin = Origin(StepKind.ROOT, None, 5, None)
+    assert recorder()._routes(step(None, 0), origin, 8, CHAIN) is None
+    assert recorder()._routes(step(rows(1, 0, 0), 0), origin, 8, CHAIN) is None
+    assert recorder(None)._routes(step(rows(1, 0, 7), 0), origin, 8, CHAIN) is None
+
+
+def test_ids_take_one_byte_up_to_256_experts() -> None:
+    assert [Experts(1, 2, count).width for count in (2, 256, 257)] == [1, 1, 2]
+    routes = np.array([[[0, 255]]], np.int16)
+    assert np.array_equal(routes_from_bytes(b"\x00\xff", 1, 2, 1), routes)
+    with pytest.raises(ValueError, match="3 bytes are no routes of 1 layers, 2 experts and 1 bytes per id"):
+        routes_from_bytes(b"\x00\xff\x00", 1, 2, 1)
+
+
+def test_a_configuration_says_how_its_model_routes() -> None:
+    qwen = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8}
+    assert Experts.of(qwen) == Experts(48, 8, 128)
+    assert Experts.of({"text_config": {**qwen, "num_experts": None, "num_local_experts": 256}}) == Experts(
+        48, 8, 256
+    )
+    assert Experts.of({"num_hidden_layers": 4, "vocab_size": 9}) is None
