@@ -1,8 +1,10 @@
-"""penstock trainer: the trainer process of a run; penstock trainer verify: is what it computes what plain Hugging Face computes?"""
+"""penstock trainer: the trainer process of a run; penstock trainer verify: is what it computes what plain Hugging Face computes?;
+penstock trainer tree: the prefix tree of a train step as a picture."""
 
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -79,6 +81,26 @@ def verify(
         _show(said)
     if not said["ok"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def tree(
+    batch: Annotated[int, typer.Option(min=0, help="Number of a closed or committed batch.")],
+    svg: Annotated[Path, typer.Option(help="The file to write.")],
+    config: ConfigOption = HERE,
+    train_step: Annotated[int, typer.Option(min=1, help="Which train step of the batch.")] = 1,
+    groups: Annotated[
+        int, typer.Option(min=0, help="Only the first so many groups of the train step (0: all).")
+    ] = 0,
+) -> None:
+    """Draw the prefix tree of a train step, as it was merged: penstock trainer tree --batch 3 --svg tree.svg"""
+    resolved = Home.at(config).connected()
+    arguments = ["--run", resolved.run.name, "--batch", str(batch), "--svg", str(svg)]
+    arguments += ["--train-step", str(train_step), "--groups", str(groups)]
+    printed = torch_process(
+        "trainer.picture", arguments, environment={"DATABASE_URL": resolved.services.database_url}
+    )
+    typer.echo(printed.splitlines()[-1])
 
 
 def _show(said: dict[str, Any]) -> None:

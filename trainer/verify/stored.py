@@ -31,8 +31,20 @@ class Recorded:
 async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int = 0) -> Recorded:
     """Read batch `batch_no` as the trainer reads it; with `groups` only the first so many groups of each train step.
 
+    Raises what `read_train_steps` raises, and ValueError when the batch's checkpoint is gone or not the published one.
+    """
+    config, stored, parts = await read_train_steps(engine, run, batch_no, groups)
+    path = _published(stored.trained_from, batch_no, config.trainer.keep_checkpoints)
+    return Recorded(config, stored.trained_from.version, path, parts, () if groups else stored.metrics)
+
+
+async def read_train_steps(
+    engine: AsyncEngine, run: str, batch_no: int, groups: int = 0
+) -> tuple[Config, StoredBatch, Sequence[Part]]:
+    """A batch and its train steps, without the weights; with `groups` only the first so many groups of each train step.
+
     ConfigurationError for an unknown run. ValueError, one sentence: no such batch, nothing in it to train, its steps are pruned or do not
-    make samples, its checkpoint is gone or not the published one.
+    make samples.
     """
     async with engine.connect() as connection:
         await check_revision(connection)
@@ -40,19 +52,18 @@ async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int =
         stored = await stored_batch(connection, found.run_id, batch_no)
     if found.pruned is not None:
         raise ValueError(f"the steps of run {run!r} are pruned, so its batches cannot be computed again")
-    config = Config.from_json(found.config)
-    path = _published(stored.trained_from, batch_no, config.trainer.keep_checkpoints)
-    parts = await _parts(engine, found, path.parent, stored)
+    parts = await _parts(engine, found, stored)
     if groups:
         parts = [_first(part, groups) for part in parts]
     if not any(sample.trained_tokens for part in parts for sample in part.samples):
         raise ValueError(
             f"batch {batch_no} trains no token: every step of it is marked or has train weight 0"
         )
-    return Recorded(config, stored.trained_from.version, path, parts, () if groups else stored.metrics)
+    return Config.from_json(found.config), stored, parts
 
 
-async def _parts(engine: AsyncEngine, run: Run, root: Path, stored: StoredBatch) -> Sequence[Part]:
+async def _parts(engine: AsyncEngine, run: Run, stored: StoredBatch) -> Sequence[Part]:
+    root = Path(stored.trained_from.path).parent
     try:
         return await Trainer(engine, run, root, subject="").read(stored.batch)
     except BadBatch as error:

@@ -1,0 +1,1 @@
+"""`python -m trainer.picture`: the prefix tree of a stored train step, drawn."""

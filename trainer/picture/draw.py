@@ -1,0 +1,94 @@
+"""The prefix tree of a train step as an SVG: one row per chain, from left to right the tokens of the context.
+
+A bar is a stretch of tokens that the same samples share: what the policy said in green, all else in grey, the darker the more samples forward it
+only once. ×n says how many. A line leads from where a chain leaves the one above it.
+"""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+
+import numpy as np
+
+from trainer.samples import Sample
+from trainer.tree.plan import FlatTree, Longs
+
+WIDTH = 900
+ROW = 11
+BAR = 8
+LEFT, TOP = 10, 46
+CHARACTER = 5.0  # width of one at the labels' size
+SAID, GIVEN = "#1b7837", "#5a6270"
+
+
+def picture(samples: Sequence[Sample], title: str) -> str:
+    """SVG text. Raises ValueError without samples."""
+    if not samples:
+        raise ValueError("there is nothing to draw: no sample is trained here")
+    tree = FlatTree([sample.tokens for sample in samples])
+    plan = tree.plan
+    shared, said = np.zeros(plan.tokens, np.int64), np.zeros(plan.tokens, bool)
+    for sample in samples:
+        path = tree.locate(sample.tokens, 0, len(sample.tokens))
+        shared[path] += 1
+        said[path[sample.state_len :]] = True
+    deepest = int(plan.position_ids.max()) + 1
+    scale = (WIDTH - 2 * LEFT) / deepest
+    rows = np.searchsorted(plan.squares[:, 0], np.arange(plan.tokens), "right") - 1
+    height = TOP + ROW * len(plan.squares) + 10
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="8">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="16" font-size="12">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="31" font-size="10" fill="{GIVEN}">{escape(_sum(samples, plan.tokens, deepest))}</text>',
+    ]
+    for row, (begin, end) in enumerate(plan.squares.tolist()):
+        top = TOP + ROW * row
+        depth = int(plan.position_ids[begin])
+        if depth:
+            above = int(rows[_parent(plan.position_ids, plan.subtree_end, begin)])
+            x = LEFT + depth * scale
+            lines.append(
+                f'<path d="M{x:.1f} {TOP + ROW * above + BAR}V{top + BAR / 2}" stroke="#b0b5bd" stroke-width="0.7"/>'
+            )
+        for first, last in _stretches(shared, said, begin, end):
+            lines += _bar(
+                first - begin + depth, last - first, int(shared[first]), bool(said[first]), top, scale
+            )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _sum(samples: Sequence[Sample], tokens: int, deepest: int) -> str:
+    naive = sum(len(sample.tokens) for sample in samples)
+    return (
+        f"{len(samples)} samples of {naive:,} tokens, {tokens:,} in the tree ({naive / tokens:.1f} times fewer), "
+        f"the longest {deepest:,} · grey: prompt and observations · green: what the policy said · ×n: shared by n samples"
+    )
+
+
+def _parent(depths: Longs, ends: Longs, begin: int) -> int:
+    """The flat position of the token before that of flat position `begin` in its samples: the last one above it that it sees."""
+    above = np.flatnonzero((depths[:begin] == depths[begin] - 1) & (ends[:begin] > begin))
+    return int(above[-1])
+
+
+def _stretches(shared: Longs, said: np.ndarray, begin: int, end: int) -> list[tuple[int, int]]:
+    """Flat ranges of a chain in which neither changes."""
+    changes = (np.diff(shared[begin:end]) != 0) | (said[begin + 1 : end] != said[begin : end - 1])
+    places = [begin, *(np.flatnonzero(changes) + begin + 1).tolist(), end]
+    return list(pairwise(places))
+
+
+def _bar(depth: int, length: int, shared: int, said: bool, top: int, scale: float) -> list[str]:
+    x, width = LEFT + depth * scale, length * scale
+    opacity = min(1.0, 0.35 + 0.12 * math.log2(shared))
+    what = "said by the policy" if said else "given"
+    lines = [
+        f'<rect x="{x:.1f}" y="{top}" width="{max(width - 0.4, 0.4):.1f}" height="{BAR}" fill="{SAID if said else GIVEN}" '
+        f'fill-opacity="{opacity:.2f}"><title>{length} tokens, {what}, in {shared} samples</title></rect>'
+    ]
+    label = f"×{shared}"
+    if shared > 1 and width > CHARACTER * len(label) + 2:
+        lines.append(f'<text x="{x + 2:.1f}" y="{top + BAR - 1.2:.1f}" fill="#ffffff">{label}</text>')
+    return lines
