@@ -50,8 +50,8 @@ class Extent:
     groups: int  # of the large batch that is only planned
 
 
-FULL = Extent(1.0, 6, 2e12, False, bounded.CASES, 32)
-LONG = Extent(1.0, 6, 2e12, False, bounded.LONG, 32)
+FULL = Extent(1.0, 6, 1e12, False, bounded.CASES, 32)
+LONG = Extent(1.0, 6, 1e12, False, bounded.LONG, 32)
 QUICK = Extent(0.3, 5, 1e11, True, bounded.QUICK, 32)
 
 
