@@ -292,6 +292,7 @@ class TrainerSection(Section):
     ratio_max: Annotated[float, Field(allow_inf_nan=False)] = 5.0  # not given: the loss's own
     negative_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # of negative advantages
     balance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of a mixture of experts: router loss
+    bias_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # of its selection bias
     routing_replay: bool = False  # the experts that rollout servers recorded are used again
     aggregation: Literal["token", "prompt", "sample"] = "token"  # what counts the same in the denominator
     anchor: Literal["behavior", "proximal"] = (

@@ -33,9 +33,15 @@ class Part:
 
 
 async def read_parts(
-    connection: AsyncConnection, run_id: int, batch_id: int, parts: int, permute_seed: Sequence[int] | None
+    connection: AsyncConnection,
+    run_id: int,
+    batch_id: int,
+    parts: int,
+    permute_seed: Sequence[int] | None,
+    *,
+    routes: bool = False,
 ) -> list[Part]:
-    """The train steps of a closed batch; at least one, even if nothing in it trains.
+    """The train steps of a closed batch; at least one, even if nothing in it trains. With `routes` they carry recorded ones.
 
     With `permute_seed` (the control) advantages are shuffled among the rollouts. Raises BadBatch, naming the rollout.
     """
@@ -43,7 +49,8 @@ async def read_parts(
     if permute_seed is not None:
         rollouts = permuted(rollouts, permute_seed)
     try:
-        recorded = await trajectories(connection, run_id, [(r.rollout_id, r.attempt) for r in rollouts])
+        attempts = [(r.rollout_id, r.attempt) for r in rollouts]
+        recorded = await trajectories(connection, run_id, attempts, routes=routes)
     except ValueError as error:
         raise BadBatch(f"its stored steps do not follow from one another: {error}") from error
     return make_parts(rollouts, recorded, parts)

@@ -24,10 +24,12 @@ from trainer.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
+from trainer.expert_bias import check_biases
 from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import check_vocabulary, load_model
+from trainer.replay import attach_replay, check_routes
 from trainer.report import REASONS, report
 from trainer.samples import Sample
 from trainer.schedule import Schedule
@@ -49,6 +51,10 @@ class Learner:
         self.version = checkpoint.state.version if version is None else version
         self._section = section
         self._model, self._optimizer = self._loaded()
+        if section.routing_replay:
+            attach_replay(self._model)
+        if section.bias_rate:
+            check_biases(self._model)
         self._schedule = Schedule(
             section.lr, section.schedule, section.warmup_steps, section.decay_steps, section.last_lr_share
         )
@@ -109,7 +115,7 @@ class Learner:
         return reports
 
     def _check_ids(self, parts: Sequence[Part]) -> None:
-        """Raises BadBatch: a token that the policy does not know would end the process, again after every start."""
+        """Raises BadBatch: a token or an expert that the policy does not know would end the process, again after every start."""
         known = self._model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         for part in parts:
             for sample in part.samples:
@@ -117,6 +123,11 @@ class Learner:
                     raise BadBatch(
                         f"{sample.name} has the token {sample.tokens.highest}, the policy knows {known}"
                     )
+        if self._section.routing_replay:
+            try:
+                check_routes(self._model, (sample.tokens for part in parts for sample in part.samples))
+            except ValueError as error:
+                raise BadBatch(f"its routes cannot be replayed: {error}") from error
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
         """Write the next checkpoint, durable on return, and stand on it. Replaces a left-over of the same number."""
@@ -234,6 +245,7 @@ def update_settings(section: TrainerSection) -> UpdateSettings:
         aggregation=section.aggregation,
         negative_scale=section.negative_scale,
         balance=section.balance,
+        bias_rate=section.bias_rate,
         max_grad_norm=section.clip_norm,
         spike_grad_norm=section.spike_norm or math.inf,
         budget=Budget(section.pack_tokens, section.pack_pairs),

@@ -155,7 +155,12 @@ class Trainer:
         parts = await transact(
             self._engine,
             lambda connection: read_parts(
-                connection, self.run_id, batch.batch_id, self.config.trainer.parts, seed
+                connection,
+                self.run_id,
+                batch.batch_id,
+                self.config.trainer.parts,
+                seed,
+                routes=self.config.trainer.routing_replay,
             ),
             at="trainer.read",
         )

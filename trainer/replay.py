@@ -9,14 +9,15 @@ others. Tokens without recorded routes go where the router of now sends them.
 Routes reach a layer with the arguments of its attention, which activation checkpointing passes again when it runs the layer once more.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.routes import NOT_RECORDED, Routes
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.routes import NO_EXPERTS, NOT_RECORDED, Routes
 from trainer.routing import multiplicities, routers_of
 from trainer.tree.plan import Longs, TreePlan
 
@@ -63,14 +64,14 @@ class _Layer:
 def attach_replay(model: nn.Module) -> None:
     """From now on the model's forward takes `routes` (`routes_of`); without them it is as before. Attached twice is attached once.
 
-    Raises ValueError for a model without experts, and for one whose routers are not known here.
+    Raises ConfigurationError for a model without experts, and for one whose routers are not known here.
     """
     routers = routers_of(model)
     if not routers:
-        raise ValueError("trainer.routing_replay is true, but this model has no experts: set it to false")
+        raise ConfigurationError(NO_EXPERTS.format(model.name_or_path))
     unknown = sorted({type(router).__name__ for router in routers} - set(_GATES))
     if unknown:
-        raise ValueError(
+        raise ConfigurationError(
             f"trainer.routing_replay does not know the routers of this model ({unknown[0]}; known: {', '.join(_GATES)}): set it to false"
         )
     if replays(model):
@@ -99,22 +100,25 @@ def routes_of(model: nn.Module, routes: Routes | None) -> dict[str, Tensor]:
     return {"routes": torch.from_numpy(routes).to(next(model.parameters()).device).long()}
 
 
-def check_routes(model: nn.Module, branch: Branch) -> None:
-    """Raise ValueError when a branch, or what it keeps, was routed by a model of another shape: its experts are not there."""
+def check_routes(model: nn.Module, branches: Iterable[Branch]) -> None:
+    """Raise ValueError when branches, or what they keep, were routed by a model of another shape: its experts are not there."""
     router: Any = routers_of(model)[0]
     config: Any = model.config
     shape, count = (config.num_hidden_layers, router.top_k), router.num_experts
-    above: Branch | None = branch
-    while above is not None:
-        routes = above.routes
-        if routes is not None and (
-            routes.shape[1:] != shape or int(routes.max(initial=NOT_RECORDED)) >= count
-        ):
-            raise ValueError(
-                f"routes of {routes.shape[1]} layers, {routes.shape[2]} experts per token and ids up to {routes.max(initial=0)}: this "
-                f"model has {shape[0]} layers, {shape[1]} of {count} experts per token"
-            )
-        above = above.parent
+    seen = set[Branch]()
+    for branch in branches:
+        above: Branch | None = branch
+        while above is not None and above not in seen:
+            routes = above.routes
+            if routes is not None and (
+                routes.shape[1:] != shape or int(routes.max(initial=NOT_RECORDED)) >= count
+            ):
+                raise ValueError(
+                    f"routes of {routes.shape[1]} layers, {routes.shape[2]} experts per token and ids up to {routes.max(initial=0)}: "
+                    f"this model has {shape[0]} layers, {shape[1]} of {count} experts per token"
+                )
+            seen.add(above)
+            above = above.parent
 
 
 def replayed_tokens(plan: TreePlan, last: Longs) -> int:

@@ -49,6 +49,7 @@ def report(
         "expert_imbalance": metrics.expert_imbalance,
         "replayed_share": metrics.replayed_share,
         "route_conflicts": metrics.route_conflicts,
+        "bias_range": metrics.bias_range,
         "kl_k1": metrics.kl_k1,
         "kl_k3": metrics.kl_k3,
         "max_abs_dlogprob": metrics.max_abs_dlogprob,

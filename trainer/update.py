@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.expert_bias import move_biases
 from trainer.logprobs import CHUNK
 from trainer.loss.aggregation import Aggregation, normalisers
 from trainer.loss.base import Loss, Tokens
@@ -41,6 +42,7 @@ class UpdateSettings:
     aggregation: Aggregation = "token"
     negative_scale: float = 1.0  # of negative advantages, whatever the loss
     balance: float = 0.0  # coefficient of the load-balancing loss of a mixture of experts (routing.py)
+    bias_rate: float = 0.0  # of its selection bias, per train step (expert_bias.py)
     max_grad_norm: float = 1.0
     spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
     budget: Budget = field(default_factory=lambda: Budget(8192))  # of one forward pass
@@ -106,6 +108,7 @@ def train_step(
             skip = skip_reason(norm, settings)
         if skip is None:
             optimizer.step()
+            sums.bias_range = move_biases(model, sums.load, settings.bias_rate)
     optimizer.zero_grad(set_to_none=True)
     return sums.result(skip_reason=skip, gradient_norm=norm)
 
@@ -164,7 +167,7 @@ def _backward(
     routing = Routing(routers, multiplicities(pack.plan, pack.last), settings.balance) if routers else None
     scores = backward(model, pack, objective, settings.head_chunk, routing)
     if routing is not None:
-        sums.routed(routing.value if settings.balance else None, routing.imbalance)
+        sums.routed(routing.value if settings.balance else None, routing.imbalance, routing.load)
     sums.add(
         pack,
         scores.loss,

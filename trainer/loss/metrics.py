@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from trainer.replay import replayed_tokens
 from trainer.tree.pack import Pack
@@ -48,6 +49,7 @@ class TrainStepMetrics:
     expert_imbalance: float | None = None  # busiest expert ÷ mean of its layer, in the worst layer
     replayed_share: float | None = None  # of the naive tokens, those sent to recorded experts (replay.py)
     route_conflicts: int = 0  # equal tokens not merged, because other experts computed them
+    bias_range: float | None = None  # of selection biases of one layer, the largest (expert_bias.py)
 
     @property
     def merge_ratio(self) -> float:
@@ -70,6 +72,8 @@ class MetricSums:
         self._staleness = Counter[int]()
         self._domains = Counter[str]()
         self._routed: tuple[float | None, float | None] = (None, None)
+        self.load: Tensor | None = None  # float64[layers, experts], of the whole train step
+        self.bias_range: float | None = None
 
     def add(
         self,
@@ -133,9 +137,10 @@ class MetricSums:
         self._staleness.update(dict(map(tuple, other["staleness"])))
         self._domains.update(other["domains"])
 
-    def routed(self, balance_loss: float | None, imbalance: float | None) -> None:
+    def routed(self, balance_loss: float | None, imbalance: float | None, load: Tensor | None) -> None:
         """What routing.py counted, of the whole train step."""
         self._routed = balance_loss, imbalance
+        self.load = load
 
     def result(self, *, skip_reason: str | None, gradient_norm: float) -> TrainStepMetrics:
         """The metrics of what was added so far."""
@@ -165,4 +170,5 @@ class MetricSums:
             expert_imbalance=self._routed[1],
             replayed_share=sums["replayed"] / max(sums["naive"], 1) if sums["recorded"] else None,
             route_conflicts=sums["conflicts"],
+            bias_range=self.bias_range,
         )

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from orchestrator.contracts.errors import ConfigurationError
+from trainer.expert_bias import move_biases
 from trainer.loss.aggregation import normalisers
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
 from trainer.ranks.meeting import Ranks
@@ -59,6 +60,7 @@ def train_step_together(
             skip = skip_reason(norm, settings)
         if skip is None:
             optimizer.step()
+            sums.bias_range = move_biases(model, sums.load, settings.bias_rate)
     optimizer.zero_grad(set_to_none=True)
     return sums.result(skip_reason=skip, gradient_norm=norm)
 
@@ -135,7 +137,7 @@ def _backward(
             sums.absorb(one["sums"])
     if routing is not None:
         balance = sum(one["balance"] for one in said)
-        sums.routed(balance if settings.balance else None, routing.imbalance)
+        sums.routed(balance if settings.balance else None, routing.imbalance, routing.load)
     return True
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from trainer.learner import update_settings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import load_model
+from trainer.replay import attach_replay
 from trainer.samples import Sample
 from trainer.tree.execute import score
 from trainer.tree.forward import attach_tree_attention
@@ -69,6 +70,8 @@ def verify(recorded: Recorded, dtype: Dtype) -> list[Check]:
     wide = Float64Throughout() if dtype == "float64" else contextlib.nullcontext()
     with wide:
         model = _load(recorded.checkpoint, dtype)
+        if recorded.config.trainer.routing_replay:
+            attach_replay(model)
         samples = [anchored(model, part.samples, settings) for part in recorded.parts]
         merged = [_merged(model, part, settings, recorded.version) for part in samples]
         detach_tree_attention(model)

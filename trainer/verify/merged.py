@@ -29,6 +29,6 @@ def step_gradients(
 
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     optimizer.register_step_pre_hook(take)
-    unclipped = replace(settings, max_grad_norm=math.inf, spike_grad_norm=math.inf)
+    unclipped = replace(settings, max_grad_norm=math.inf, spike_grad_norm=math.inf, bias_rate=0.0)
     metrics = train_step(model, optimizer, samples, unclipped, trainer_version=trainer_version)
     return metrics, taken

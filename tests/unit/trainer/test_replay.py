@@ -235,7 +235,7 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(
-        ValueError, match=r"routing_replay is true, but this model has no experts: set it to f"
+        ValueError, match=r"routing_replay is true, but the policy in  has no experts: set it to f"
     ):
         attach_replay(seeded(llama))
     monkeypatch.setattr("trainer.replay._GATES", {"OtherRouter": None})
@@ -246,15 +246,15 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
 def test_routes_of_a_model_of_another_shape_are_refused() -> None:
     policy = seeded(qwen3_moe)
     ids = np.zeros(2, np.int32)
-    check_routes(policy, Branch(ids))
-    check_routes(policy, Branch(ids, Branch(ids), 1, np.stack([route(0), route(-1)])))
+    check_routes(policy, [Branch(ids)])
+    check_routes(policy, [Branch(ids, Branch(ids), 1, np.stack([route(0), route(-1)]))])
     three_layers = np.zeros((2, 3, TOP_K), np.int16)
     with pytest.raises(
         ValueError, match="routes of 3 layers, 2 experts per token and ids up to 0: this model"
     ):
-        check_routes(policy, Branch(ids, Branch(ids, routes=three_layers), 1))
+        check_routes(policy, [Branch(ids, Branch(ids, routes=three_layers), 1)])
     with pytest.raises(ValueError, match="ids up to 4: this model has 2 layers, 2 of 4 experts per token"):
-        check_routes(policy, Branch(ids, routes=np.full((2, LAYERS, TOP_K), EXPERTS, np.int16)))
+        check_routes(policy, [Branch(ids, routes=np.full((2, LAYERS, TOP_K), EXPERTS, np.int16))])
     with pytest.raises(ValueError, match="a step has routes of 3 tokens and 2 tokens"):
         Branch(ids, routes=np.zeros((3, LAYERS, TOP_K), np.int16))
 
