@@ -43,20 +43,21 @@ def picture(samples: Sequence[Sample], title: str) -> str:
         f'<text x="{LEFT}" y="16" font-size="12">{escape(title)}</text>',
         f'<text x="{LEFT}" y="31" font-size="10" fill="{GIVEN}">{escape(_sum(samples, plan.tokens, deepest))}</text>',
     ]
+    branchings: list[str] = []  # above the bars
     for row, (begin, end) in enumerate(plan.squares.tolist()):
         top = TOP + ROW * row
         depth = int(plan.position_ids[begin])
         if depth:
             above = int(rows[_parent(plan.position_ids, plan.subtree_end, begin)])
             x = LEFT + depth * scale
-            lines.append(
-                f'<path d="M{x:.1f} {TOP + ROW * above + BAR}V{top + BAR / 2}" stroke="#b0b5bd" stroke-width="0.7"/>'
+            branchings.append(
+                f'<path d="M{x:.1f} {TOP + ROW * above + BAR}V{top + BAR}" stroke="{GIVEN}" stroke-width="1"/>'
             )
         for first, last in _stretches(shared, said, begin, end):
             lines += _bar(
                 first - begin + depth, last - first, int(shared[first]), bool(said[first]), top, scale
             )
-    return "\n".join([*lines, "</svg>", ""])
+    return "\n".join([*lines, *branchings, "</svg>", ""])
 
 
 def _sum(samples: Sequence[Sample], tokens: int, deepest: int) -> str:
