@@ -286,6 +286,11 @@ class TrainerSection(Section):
     """The loss and AdamW (ops/guides/losses.md). Ratio bounds are absolute: an offset of 0.2 above 1 is written 1.2."""
 
     ranks: Positive = 1  # processes of this machine that train together (ops/guides/ranks.md)
+    lora_rank: Annotated[int, Field(ge=0)] = (
+        0  # r of low-rank adapters (ops/guides/lora.md); 0: all weights train
+    )
+    lora_alpha: Positive = 32  # their scale is alpha ÷ r
+    lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all",)  # names of linear layers
     parts: Positive = 1  # U, the train steps of one batch
     loss: LossName = "cispo"
     ratio_min: float = 0.0  # not given: the loss's own (RATIO_BOUNDS)
@@ -343,6 +348,14 @@ class TrainerSection(Section):
         if self.icepop_min >= self.icepop_max:
             raise ValueError(
                 f"icepop_min ({self.icepop_min}) must be less than icepop_max ({self.icepop_max})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> "TrainerSection":
+        if self.lora_rank and self.ranks > 1:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank} and ranks {self.ranks}: adapters train in one process, so set ranks to 1"
             )
         return self
 

@@ -1,8 +1,8 @@
 """Checkpoints: a directory that is either whole or not there.
 
     <root>/version-000012/             a Hugging Face model directory: config.json, model.safetensors, tokenizer files …
-    <root>/version-000012/trainer/     optimizer.safetensors (of many ranks: their shards, ranks/shards.py), state.json (apart: engines
-                                       load every *.safetensors beside the configuration)
+    <root>/version-000012/trainer/     optimizer.safetensors (of many ranks: their shards, ranks/shards.py), state.json, an adapter
+                                       (lora.py; apart: engines load every *.safetensors beside the configuration)
     <root>/version-000012/manifest.json   sha256 and size of every other file, the trainer state, the canary
 
 Tensors beyond `SHARD_BYTES` are in shards, NAME-00001-of-0000N.safetensors, the model's with its model.safetensors.index.json;
@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from orchestrator.failpoints import boundary_sync
+from trainer import lora
 from trainer.canary import Canary, make_canary
 from trainer.files import SHARD_BYTES, CheckpointFiles, FileEntry, Written, sha256_of, split
 from trainer.model import save_configuration, stored_weights, tokenizer_files
@@ -83,8 +84,12 @@ def save_checkpoint(
 
     def add_moments(files: CheckpointFiles) -> None:
         files.add_tensors("trainer/optimizer", split(optimizer_tensors(model, optimizer), shard_bytes))
+        if adapter:
+            lora.add_adapter(files, model, shard_bytes)
 
-    content = Content(model, stored_weights(model), make_canary(model, canary_ids), add_moments)
+    adapter = lora.adapted(model)
+    weights = stored_weights(model, lora.merged(model) if adapter else None)
+    content = Content(model, weights, make_canary(model, canary_ids), add_moments)
     return write_checkpoint(root, content, state, tokenizer=tokenizer, parent=parent, shard_bytes=shard_bytes)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
+from trainer import lora
 from trainer.batch import BadBatch, Part
 from trainer.checkpoint import (
     Checkpoint,
@@ -141,6 +142,8 @@ class Learner:
     def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Model and optimizer of the checkpoint."""
         model = load_model(self.checkpoint.path)
+        if self._section.lora_rank:
+            lora.restore(model, self.checkpoint.path / "trainer", self._section)
         optimizer = make_optimizer(model, optimizer_settings(self._section))
         restore_optimizer(self.checkpoint, model, optimizer)
         return model, optimizer
@@ -202,10 +205,12 @@ def open_published(path: Path, manifest_sha: str) -> Checkpoint:
 def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
     """Make version 0 of a Hugging Face directory: its weights, a fresh optimizer, a canary.
 
-    Raises ValueError when there is no usable model with its tokenizer.
+    Raises ValueError when there is no usable model with its tokenizer, ConfigurationError when it cannot be adapted as configured.
     """
     model = load_model(model_directory)
     check_vocabulary(model, model_directory)
+    if section.lora_rank:
+        lora.inject(model, section)
     return save_checkpoint(
         root,
         model,

@@ -1,0 +1,126 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) through peft: W + (α/r)·B·A with W frozen, trained unmerged, exported merged.
+
+    <version>/model*.safetensors              merged: what rollout servers load, and any Hugging Face program
+    <version>/trainer/adapter.safetensors     A and B, exact
+    <version>/trainer/base*.safetensors       W of the adapted layers, so that no merge has to be undone; a hard link from version 1 on
+
+The model stays an object of its own class: its layers are replaced in place. peft is imported where there is an adapter, never otherwise.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from orchestrator.config import TrainerSection
+from orchestrator.contracts.errors import ConfigurationError
+from trainer.files import SHARD_BYTES, CheckpointFiles, split
+
+ADAPTER, BASE = "adapter", "base"
+_NAME = "default"  # peft's, of the only adapter
+
+
+def inject(model: nn.Module, section: TrainerSection, seed: int = 0) -> None:
+    """Adapt the layers that `section` names; only A and B take gradients from now on. A is drawn from `seed`, B is zero.
+
+    Raises ConfigurationError where the model has no layer of such a name.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    layers = [name for name, _ in _linear(model)]
+    known = {name.rpartition(".")[2] for name in layers}
+    wanted = known if section.lora_targets == ("all",) else set(section.lora_targets)
+    if strange := sorted(wanted - known):
+        raise ConfigurationError(
+            f"trainer.lora_targets names {strange[0]!r}, but this model's linear layers are called {', '.join(sorted(known))}"
+        )
+    chosen = "|".join(re.escape(name) for name in layers if name.rpartition(".")[2] in wanted)
+    config = LoraConfig(r=section.lora_rank, lora_alpha=section.lora_alpha, target_modules=chosen)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, _NAME)
+
+
+def adapted(model: nn.Module) -> bool:
+    """Whether `inject` was here."""
+    return any(True for _ in _layers(model))
+
+
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state under the names of the model without adapters, with W + (α/r)·B·A in the adapted layers; tied tensors are one."""
+    layers = dict(_layers(model))
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        layer, _, rest = name.partition(".base_layer.")
+        if rest:
+            delta = layers[layer].get_delta_weight(_NAME) if rest == "weight" else 0
+            found[f"{layer}.{rest}"] = tensor + delta
+        elif not _is_adapter(name):
+            found[name] = tensor
+    return found
+
+
+def add_adapter(files: CheckpointFiles, model: nn.Module, shard_bytes: int = SHARD_BYTES) -> None:
+    """Add what `restore` reads below the checkpoint's trainer/. Raises OSError."""
+    state = model.state_dict()
+    adapter = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
+    base = {f"{name}.weight": state[f"{name}.base_layer.weight"] for name, _ in _layers(model)}
+    files.add_tensors(f"trainer/{ADAPTER}", [adapter])
+    files.add_tensors(f"trainer/{BASE}", split(base, shard_bytes))
+
+
+def restore(model: nn.Module, place: Path, section: TrainerSection) -> None:
+    """Make of the merged weights that `model` was loaded with the frozen ones and the adapter that lie in `place`.
+
+    Raises ValueError when there is none, or one of another rank or other layers.
+    """
+    file = place / f"{ADAPTER}.safetensors"
+    if not file.is_file():
+        raise ValueError(f"{place} has no adapter, but trainer.lora_rank is {section.lora_rank}")
+    base = {
+        key: value
+        for part in sorted(place.glob(f"{BASE}*.safetensors"))
+        for key, value in load_file(part).items()
+    }
+    _copy(base, dict(model.named_parameters()), place)
+    inject(model, section)
+    parameters = {name: tensor for name, tensor in model.named_parameters() if _is_adapter(name)}
+    adapter = load_file(file)
+    if parameters.keys() != adapter.keys():
+        other = sorted(parameters.keys() ^ adapter.keys())[0]
+        raise ValueError(f"{file} is of other layers than trainer.lora_targets: {other}")
+    _copy(adapter, parameters, file)
+
+
+def _copy(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor], place: Path) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name not in into or into[name].shape != tensor.shape:
+                have = tuple(into[name].shape) if name in into else "nothing"
+                raise ValueError(
+                    f"{place} has {tuple(tensor.shape)} for {name!r}, where the model has {have}"
+                )
+            into[name].copy_(tensor)
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Adapted layers by name."""
+    return ((name, module) for name, module in model.named_modules() if hasattr(module, "lora_A"))
+
+
+def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Linear layers by name, but for the head; a mixture's experts are tensors of their own, and stay frozen."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    )
