@@ -93,12 +93,11 @@ class Trainer:
         )
         section = self.config.trainer
         if found is not None:
-            bring_back(Path(found.path))
+            path = Path(found.path)
+            await _when_there_is_room(lambda: bring_back(path))
             try:
                 self._learner = await _in_thread(
-                    lambda: self._learners.resume(
-                        Path(found.path), found.manifest_sha, section, found.version
-                    )
+                    lambda: self._learners.resume(path, found.manifest_sha, section, found.version)
                 )
             except ValueError as error:
                 raise ConfigurationError(f"{error}; {_way_out(found)}") from None
@@ -109,7 +108,7 @@ class Trainer:
                 "policy.model names no directory: it must be a Hugging Face model with its tokenizer"
             )
         model = Path(self.config.policy.model)
-        first = await _in_thread(lambda: self._learners.first(self.root, model, section))
+        first = await _when_there_is_room(lambda: self._learners.first(self.root, model, section))
         await transact(
             self._engine, lambda connection: self._publish_first(connection, first), at="trainer.first"
         )
@@ -187,22 +186,12 @@ class Trainer:
         )
         parent = self.learner.version
         current().works(f"the checkpoint of batch {batch.batch_no}", on="disk")
-        while True:
-            current().within = SAVE_S
-            try:
-                saved = await _in_thread(
-                    lambda: self.learner.save(self.root, version, batch.batch_no, digest)
-                )
-            except (OSError, SafetensorError) as error:
-                log.error(
-                    "checkpoint.failed", version=version, detail=str(error), wait_s=clock().disk_retry_s
-                )
-                current().within = 0.0
-                await anyio.sleep(clock().disk_retry_s)
-                continue
-            assert saved.written is not None
-            log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
-            return new_version(saved, parent=parent)
+        saved = await _when_there_is_room(
+            lambda: self.learner.save(self.root, version, batch.batch_no, digest)
+        )
+        assert saved.written is not None
+        log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
+        return new_version(saved, parent=parent)
 
     async def commit(self, batch: Batch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:
         """Batch, version, metrics and announcement in one transaction. False: the batch was undone meanwhile; resume."""
@@ -279,6 +268,18 @@ def _way_out(damaged: PolicyVersion) -> str:
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:
     """What the data pool keeps of a checkpoint. The path is absolute: other processes open it."""
     return NewVersion(saved.state.version, parent, str(saved.path.resolve()), saved.manifest_sha)
+
+
+async def _when_there_is_room(write: Callable[[], T]) -> T:
+    """What `write` returns, in a thread, as soon as the disk takes it; meanwhile an alarm at every try."""
+    while True:
+        current().within = SAVE_S
+        try:
+            return await _in_thread(write)
+        except (OSError, SafetensorError) as error:
+            log.error("checkpoint.failed", detail=str(error), wait_s=clock().disk_retry_s)
+            current().within = 0.0
+            await anyio.sleep(clock().disk_retry_s)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -1,5 +1,6 @@
 """One small disk for the log, the journal and the checkpoints of a process, full to the last byte: it lives, and afterwards nothing is missing."""
 
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from orchestrator.chaos import disk
 from orchestrator.embedded.nats import EmbeddedNats
@@ -20,7 +22,7 @@ from tests.builders import Author, ready_groups
 from tests.integration.runner_rig import a_task, open_rig, runs, says
 from tests.integration.small_disk import directory, small_disk
 from tests.integration.trainer_rig import Pool, model, pool, start_trainer
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import list_checkpoints, open_checkpoint
 from trainer.policy.init import make_policy
 
 __all__ = ["directory", "model", "pool", "small_disk"]
@@ -152,3 +154,21 @@ async def test_a_trainer_whose_disk_is_full_lives_and_its_version_comes_through_
     said = events(log)
     assert {"log.lines_lost", "checkpoint.saved", "batch.committed"} <= set(said)
     await there.trainer(run)  # what it saved is whole
+
+
+async def test_a_trainer_that_starts_on_a_full_disk_waits_with_its_first_version(
+    pool: Pool, small_disk: Path
+) -> None:
+    run = await pool.run(clock={"disk_retry_s": 0.1})
+    there = replace(pool, policies=small_disk / "policies")
+    disk.fill(small_disk)
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(there.trainer, run)
+            with anyio.fail_after(PATIENCE_S):
+                while "checkpoint.failed" not in {line["event"] for line in logs}:
+                    await anyio.sleep(0.02)
+            disk.empty(small_disk)
+    assert (await pool.newest(run)).version == 0
+    open_checkpoint(Path((await pool.newest(run)).path))  # it is whole
+    gc.collect()  # its weights are mapped from the disk, which is taken away
