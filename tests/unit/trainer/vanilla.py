@@ -55,6 +55,11 @@ def _minimax_route(
 @pytest.fixture
 def double_precision_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hugging Face computes norms and routing in float32 whatever the model's dtype is; not in tests with this fixture."""
+    compute_in_double(monkeypatch)
+
+
+def compute_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the fixture does, for processes that are no tests."""
     for module, name in (
         (modeling_llama, "LlamaRMSNorm"),
         (modeling_qwen3, "Qwen3RMSNorm"),

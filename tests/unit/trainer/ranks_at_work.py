@@ -1,0 +1,375 @@
+"""Ranks at work, for test_ranks.py: `python -m tests.unit.trainer.ranks_at_work DIRECTORY` prints what each scenario came to, as JSON by its name.
+
+A scenario is two processes that meet over loopback, forked from this one, which has loaded torch; what needs no meeting of its own is one
+of WORKS. `DIRECTORY` is empty, for checkpoints.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.config import Config
+from tests.unit.trainer import forests
+from tests.unit.trainer.vanilla import compute_in_double
+from trainer.batch import Part
+from trainer.benchmarks.random_model import write_random_model
+from trainer.checkpoint import optimizer_tensors
+from trainer.learner import Learner, save_first
+from trainer.loss.correction import CorrectionSettings
+from trainer.ranks import same
+from trainer.ranks.join import following, leading
+from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors
+from trainer.ranks.meeting import Ranks
+from trainer.ranks.place import Place, fork
+from trainer.ranks.shard import shard, whole
+from trainer.ranks.update import anchored_together, train_step_together
+from trainer.samples import Sample
+from trainer.tree.forward import attach_tree_attention
+from trainer.tree.passes import Budget
+from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
+
+ARGUMENTS = {"run": "test"}
+SMALL = Budget(20)  # many trunks and leaves, other ones on each rank
+COMPARED = (
+    "loss", "gradient_norm", "kl_k1", "entropy", "ess", "max_abs_dlogprob", "balance_loss", "expert_imbalance",
+    "action_tokens", "samples", "naive_tokens",
+)  # fmt: skip
+Scenario = Callable[[Place, Path], Any]
+Work = Callable[[Ranks], Any]
+
+
+def patient(silence_s: float = 60.0) -> Config:
+    return Config.model_validate(
+        {"clock": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64}}
+    )
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    model = forests.seeded(forests.MODELS[name], dtype=dtype).train()
+    attach_tree_attention(model)
+    return model
+
+
+def at_work(place: Place, directory: Path) -> Any:
+    """All of WORKS, one after the other, as rank 0 sees them."""
+
+    def all_of_them(ranks: Ranks) -> dict[str, Any]:
+        return {name: work(ranks) for name, work in WORKS.items()}
+
+    if place.rank:
+        with following(place, ARGUMENTS) as (ranks, _, _):
+            return all_of_them(ranks)
+    with leading(place, patient(), ARGUMENTS) as (ranks, _):
+        return all_of_them(ranks)
+
+
+def worst(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: whole(parameter).clone() for name, parameter in model.named_parameters()}
+
+
+def steps(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    trained: list[list[Sample]],
+    settings: UpdateSettings,
+    ranks: Ranks | None,
+) -> list[dict[str, Any]]:
+    """Train steps, on one rank or together; what their metrics say that does not depend on the ranks."""
+    found = []
+    for samples in trained:
+        if ranks is None:
+            metrics = train_step(model, optimizer, samples, settings, trainer_version=3)
+        else:
+            metrics = train_step_together(model, optimizer, samples, settings, ranks, trainer_version=3)
+        found.append(
+            {key: getattr(metrics, key) or 0.0 for key in COMPARED}
+            | {"skip": metrics.skip_reason, "packs": metrics.packs}
+        )
+    return found
+
+
+def equal(
+    name: str,
+    settings: UpdateSettings,
+    trained: list[list[Sample]],
+    *,
+    gradient: bool = False,
+    checkpointing: bool = False,
+    repeat: bool = False,
+) -> Work:
+    """The largest difference between the weights of two ranks and of one; with `gradient` of one step of plain descent, which is it.
+
+    With `repeat`, also whether the ranks come to the same bits again.
+    """
+
+    def optimizer(model: Any) -> torch.optim.Optimizer:
+        return (
+            torch.optim.SGD(model.parameters(), lr=1.0)
+            if gradient
+            else make_optimizer(model, OptimizerSettings(lr=1e-2))
+        )
+
+    def work(ranks: Ranks) -> Any:
+        results = []
+        for _ in range(1 + repeat):
+            model = model_of(name)
+            if checkpointing:
+                model.activation_checkpointing_enable()
+            shard(model, ranks)
+            metrics = steps(model, optimizer(model), trained, settings, ranks)
+            results.append((metrics, weights(model)))
+        (metrics, ours), *again = results
+        if ranks.rank:
+            return None
+        model = model_of(name)
+        expected = steps(model, optimizer(model), trained, settings, None)
+        off = [
+            abs(one[key] - other[key]) / (1 + abs(other[key]))
+            for one, other in zip(metrics, expected, strict=True)
+            for key in other
+            if key not in ("skip", "packs")
+        ]
+        return {
+            "weights": worst(ours, weights(model)),
+            "moved": worst(ours, weights(model_of(name))),
+            "metrics": max(off),
+            "repeated": [worst(ours, theirs) == 0.0 and metrics == others for others, theirs in again],
+            "passes": [one["packs"] for one in metrics],
+        }
+
+    return work
+
+
+def loose(**more: Any) -> UpdateSettings:
+    return UpdateSettings(max_grad_norm=1e9, **more)
+
+
+def skipped(broken: str) -> Work:
+    """What two ranks do when `broken`, on rank 1 alone, is not finite: the reason, and whether any weight or moment is another."""
+
+    def work(ranks: Ranks) -> Any:
+        model = model_of("qwen3", torch.float32)
+        shard(model, ranks)
+        optimizer = make_optimizer(model, OptimizerSettings(lr=1e-2))
+        samples = forests.group_of_rollouts()
+        steps(model, optimizer, [samples], UpdateSettings(budget=SMALL), ranks)
+        moments = {key: whole(value).clone() for key, value in optimizer_tensors(model, optimizer).items()}
+        before = weights(model) | moments
+        if broken == "gradient" and ranks.rank == 1:
+            model.model.layers[0].mlp.register_full_backward_hook(
+                lambda *given: (given[1][0] * float("nan"),)
+            )
+        settings = UpdateSettings(budget=SMALL)
+        if broken == "loss":  # of one sample, so of one rank
+            samples[-1].advantage[:] = -1e30
+            settings = UpdateSettings(budget=SMALL, negative_scale=1e30)
+        [metrics] = steps(model, optimizer, [samples], settings, ranks)
+        moments = {key: whole(value) for key, value in optimizer_tensors(model, optimizer).items()}
+        said = ranks.exchange(
+            {"skip": metrics["skip"], "same": worst(weights(model) | moments, before) == 0.0}
+        )
+        mine = ranks.exchange(bool(np.isfinite(metrics["gradient_norm"])))
+        return {"ranks": said, "finite": mine}
+
+    return work
+
+
+def refused(ranks: Ranks) -> Any:
+    """A budget that is too small for the longest path, which rank 1 alone has."""
+    samples = [*forests.group_of_rollouts(), *forests.append_only_chain()]
+    longest = max(len(sample.tokens) for sample in samples)
+    model = model_of("qwen3")
+    shard(model, ranks)
+    optimizer = make_optimizer(model, OptimizerSettings())
+    try:
+        steps(model, optimizer, [samples], UpdateSettings(budget=Budget(64, longest - 1)), ranks)
+    except ValueError as error:
+        return ranks.exchange(str(error))
+    return ranks.exchange("")
+
+
+def proximal(ranks: Ranks) -> Any:
+    """The largest difference of proximal logprobs, each from the rank that trains its sample."""
+    settings = UpdateSettings(correction=CorrectionSettings("proximal"), budget=SMALL)
+    model, samples = model_of("qwen3"), forests.group_of_rollouts()
+    expected = anchored(model, samples, settings)
+    shard(model, ranks)
+    found = anchored_together(model, samples, settings, ranks)
+    off = [
+        float(np.abs(one.proximal_logprobs - other.proximal_logprobs).max())
+        for one, other in zip(found, expected, strict=True)
+        if one.proximal_logprobs is not None and other.proximal_logprobs is not None
+    ]
+    said = ranks.exchange([len(off), max(off)])
+    return {
+        "samples": [count for count, _ in said],
+        "of": len(samples),
+        "off": max(most for _, most in said),
+    }
+
+
+def resumed(place: Place, directory: Path) -> Any:
+    """A checkpoint of one rank goes on on two, and what these write goes on on one; compared with one rank all the way."""
+    section = patient().trainer
+    batches = [
+        [Part(build(), [])]
+        for build in (forests.group_of_rollouts, forests.context_rewrites, forests.group_of_rollouts)
+    ]
+    if place.rank:
+        with following(place, ARGUMENTS) as (ranks, orders, config):
+            serve(ranks, orders, config.trainer)
+        return None
+    model = write_random_model(
+        directory / "model", vocab_size=259, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24
+    )
+    alone = Learner(save_first(directory / "alone", model, section), section)
+    for number, parts in enumerate(batches):
+        alone.train(parts)
+        saved = alone.save(directory / "alone", number + 1, number, b"")
+        if number == 0:
+            first = saved
+    with leading(place, patient(), ARGUMENTS) as (ranks, orders):
+        learner = LeadingLearners(ranks, orders).at(first, section)
+        learner.train(batches[1])
+        second = learner.save(directory / "changed", 2, 1, b"")
+        whole_again = Learner(second, section)
+    whole_again.train(batches[2])
+    third = whole_again.save(directory / "changed", 3, 2, b"")
+    return {
+        "weights": worst(weights(whole_again._model), weights(alone._model)),
+        "moments": worst(
+            optimizer_tensors(whole_again._model, whole_again._optimizer),
+            optimizer_tensors(alone._model, alone._optimizer),
+        ),
+        "files": sorted(name for name in second.files if name.startswith("trainer/")),
+        "canary": third.canary.max_abs_difference(saved.canary.logprobs),
+    }
+
+
+def exported(ranks: Ranks) -> Any:
+    """Whether what is gathered for the export is what one process has, tied weights and experts included."""
+    found = {}
+    for name in ("qwen3", "minimax_m2"):
+        model = model_of(name)
+        expected = {key: value.clone() for key, value in model.state_dict().items()}
+        shard(model, ranks)
+        gathered = whole_tensors(model, keep=ranks.leads)
+        if ranks.leads:
+            found[name] = worst(gathered, expected)
+    return found
+
+
+def unequal(what: str) -> Scenario:
+    """What each rank says when rank 1 is not as rank 0."""
+
+    def scenario(place: Place, directory: Path) -> Any:
+        if place.rank:
+            if what == "code":
+                same.code_digest = lambda: "other"
+            try:
+                with following(place, {"run": "other"} if what == "arguments" else ARGUMENTS):
+                    return None
+            except ValueError as error:
+                (directory / what).write_text(str(error))
+                return None
+        try:
+            with leading(place, patient(), ARGUMENTS):
+                return None
+        except ValueError as error:
+            while not (directory / what).exists():
+                time.sleep(0.01)
+            return [str(error), (directory / what).read_text()]
+
+    return scenario
+
+
+def silent(place: Place, directory: Path) -> Any:
+    """What rank 0 says of a rank that does not come, and after how long."""
+    if place.rank:
+        with following(place, ARGUMENTS):
+            time.sleep(60)  # rank 0 ends it
+    began = time.monotonic()
+    try:
+        with leading(place, patient(1.0), ARGUMENTS) as (ranks, _), unbroken("while it trained"):
+            ranks.exchange("here")
+    except Exception as error:  # noqa: BLE001 - shown
+        return [type(error).__name__, str(error), time.monotonic() - began]
+
+
+MIXED = [*forests.group_of_rollouts(), *forests.ends_inside_a_node()]
+WORKS: dict[str, Work] = {
+    "dense gradient in many passes": equal("qwen3", loose(budget=SMALL), [MIXED], gradient=True),
+    "dense gradient with activation checkpointing": equal(
+        "qwen3", loose(budget=SMALL), [MIXED], gradient=True, checkpointing=True
+    ),
+    "experts gradient in many passes": equal(
+        "qwen3_moe", loose(budget=SMALL, balance=0.01), [MIXED], gradient=True
+    ),
+    "a rank without samples": equal(
+        "qwen3", loose(budget=SMALL), [forests.append_only_chain()], gradient=True
+    ),
+    "dense": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED] * 3, repeat=True),
+    "experts": equal("qwen3_moe", UpdateSettings(balance=0.01), [MIXED] * 3),
+    "loss": skipped("loss"),
+    "gradient": skipped("gradient"),
+    "refused": refused,
+    "proximal": proximal,
+    "exported": exported,
+}
+SCENARIOS: dict[str, Scenario] = {
+    "at work": at_work,
+    "resumed": resumed,
+    "code": unequal("code"),
+    "arguments": unequal("arguments"),
+    "silent": silent,
+}
+
+
+def run(scenario: Scenario, directory: Path) -> None:
+    """Two ranks; rank 0 prints. Ends this process."""
+    place, followers = fork(2)
+    said = scenario(place, directory)
+    if followers is None:
+        os._exit(0)
+    print(json.dumps(said), flush=True)
+    followers.end()
+    os._exit(0)
+
+
+def main() -> None:
+    """Each scenario in a process of its own."""
+    compute_in_double(pytest.MonkeyPatch())
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.dup2(writing, sys.stdout.fileno())
+            os.close(writing)
+            os.close(reading)
+            run(scenario, Path(sys.argv[1]))
+        os.close(writing)
+        with open(reading, encoding="utf-8") as answer:
+            text = answer.read()
+        _, status = os.waitpid(child, 0)
+        lines = text.splitlines() or [json.dumps(f"ended with {os.waitstatus_to_exitcode(status)}")]
+        found[name] = json.loads(lines[-1])
+        print(name, found[name], file=sys.stderr)
+    print(json.dumps({**found.pop("at work"), **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Two ranks against one: gradients and train steps to the last digits of float64, decisions made together, refusals in one sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+TIMEOUT_S = 300
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What each scenario of ranks_at_work.py came to."""
+    argv = [sys.executable, "-m", "tests.unit.trainer.ranks_at_work", str(tmp_path_factory.mktemp("ranks"))]
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with subprocess.Popen(
+        argv, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:  # fmt: skip
+        try:
+            said, log = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, log[-6000:]
+    yield json.loads(said.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "dense gradient in many passes",
+        "dense gradient with activation checkpointing",
+        "experts gradient in many passes",
+        "a rank without samples",
+    ],
+)
+def test_the_gradient_of_two_ranks_is_that_of_one(found: dict[str, Any], scenario: str) -> None:
+    result = found[scenario]
+    assert result["weights"] < 1e-14 and result["metrics"] < 1e-12
+    assert result["moved"] > 0.05, "the gradient is not nothing"
+    assert ("many" not in scenario) or result["passes"][0] > 5
+
+
+@pytest.mark.parametrize("scenario", ["dense", "experts"])
+def test_several_train_steps_of_two_ranks_give_the_weights_of_one(
+    found: dict[str, Any], scenario: str
+) -> None:
+    result = found[scenario]
+    assert result["weights"] < 1e-10 and result["metrics"] < 1e-10 and result["moved"] > 0.01
+
+
+def test_the_same_train_steps_give_the_same_bits_again(found: dict[str, Any]) -> None:
+    assert found["dense"]["repeated"] == [True]
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_what_is_not_finite_on_one_rank_skips_the_train_step_on_all(
+    found: dict[str, Any], broken: str
+) -> None:
+    assert found[broken]["ranks"] == [{"skip": f"{broken}_not_finite", "same": True}] * 2
+
+
+def test_a_budget_that_is_too_small_for_one_rank_is_refused_by_all(found: dict[str, Any]) -> None:
+    first, second = found["refused"]
+    assert first == second and "too small for a path of" in first and "trainer.pack_pairs" in first
+
+
+def test_each_rank_scores_the_proximal_logprobs_of_the_samples_that_it_trains(found: dict[str, Any]) -> None:
+    result = found["proximal"]
+    assert sum(result["samples"]) == result["of"] and min(result["samples"]) > 0 and result["off"] < 1e-12
+
+
+def test_a_checkpoint_of_one_rank_resumes_on_two_and_theirs_on_one(found: dict[str, Any]) -> None:
+    result = found["resumed"]
+    assert result["weights"] < 1e-5 and result["moments"] < 1e-5 and result["canary"] < 1e-4
+    assert [name.split("-model")[0] for name in result["files"]] == [
+        "trainer/shard-00001",
+        "trainer/shard-00002",
+        "trainer/state.json",
+    ]
+
+
+def test_what_two_ranks_export_is_the_whole_model_bit_for_bit(found: dict[str, Any]) -> None:
+    assert found["exported"] == {"qwen3": 0.0, "minimax_m2": 0.0}
+
+
+def test_ranks_of_different_code_or_arguments_refuse_each_other_in_one_sentence(
+    found: dict[str, Any],
+) -> None:
+    assert (
+        found["code"]
+        == ["rank 1 runs other code of Penstock than rank 0: install the same revision for every rank"] * 2
+    )
+    assert (
+        found["arguments"]
+        == ["rank 1 was started with --run other, rank 0 with test: start every rank with the same arguments"]
+        * 2
+    )
+
+
+def test_a_silent_rank_is_lost_after_the_time_that_is_set(found: dict[str, Any]) -> None:
+    kind, sentence, seconds = found["silent"]
+    assert kind == "RankLost" and sentence.startswith("a rank was lost while it trained, so the trainer ends")
+    assert 1.0 <= seconds < 20.0
