@@ -3,8 +3,9 @@
 In the process routes are int16[tokens, layers, top_k]: `layers` counts all hidden layers of the model, rows of layers without experts mean
 nothing; the ids of a layer ascend, because servers name the same experts in any order; NOT_RECORDED fills a token that has none.
 On the bus and in the data pool they are the same array in one byte per id (two, little-endian, for more than 256 experts), and what is
-not recorded is not in it. A step has the routes of positions `start` on: of a root from 0, of what goes on with a step from the last token
-that this one kept, which was sampled there and fed only here. Its own last token is never fed.
+not recorded is not in it. A step has the routes of positions `start` on: of what goes on with a step by the same weights from the last token
+of that step, which was sampled there and fed only here; of a root, and where the weights have changed since, from 0. Its own last token is
+never fed.
 """
 
 from collections.abc import Mapping
@@ -57,6 +58,19 @@ class Experts:
             raise ValueError(f"{wrong} is not one of {self.count} experts")
         ordered: Routes = np.sort(flat.reshape(-1, self.layers, self.top_k), axis=-1).astype(np.int16)
         return ordered
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What is known of a context before it is sent: the routes of its first `tokens`, by the weights of `version`."""
+
+    tokens: int = 0
+    version: int | None = None
+
+    def first_wanted(self, version: int) -> int:
+        """The first position whose routes are wanted of the weights that go on with it. A server computes a context anew when it takes other
+        weights, and what it says then rests on its new routes."""
+        return self.tokens if version == self.version else 0
 
 
 def routes_sha(chain: bytes, start: int, layers: int, top_k: int, width: int, routes: bytes) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.routes import Routed
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.branches import Difference, nearest, rendered_otherwise
 from orchestrator.gateway.line import Line
@@ -58,6 +59,11 @@ class Node:
     def action(self) -> Ids:
         return self.full[self.state_len :]
 
+    @property
+    def routed(self) -> int | None:
+        """The weights that all of it was routed by, as it is recorded; None: by more than one."""
+        return self.versions[0] if len(self.versions) == 1 else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
@@ -75,9 +81,9 @@ class Placement:
     matched: Node | None
 
     @property
-    def routes_from(self) -> int:
-        """The first position whose routes no earlier step has: the last token of the parent was sampled, and never fed."""
-        return 0 if self.parent is None else self.parent.full_len - 1
+    def routed(self) -> Routed:
+        """The parent's last token was sampled, and never fed: its route is not known."""
+        return Routed() if self.parent is None else Routed(self.parent.full_len - 1, self.parent.routed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ class Metrics:
         )
         self.routes_left_out = Counter(
             "penstock_gateway_routes_left_out",
-            "Steps recorded without their routes, which would have made the message too large",
+            "Steps recorded without their routes, or without those of what they kept: the message would have been too large",
             registry=self.registry,
         )
         self.drift = Counter(

@@ -25,7 +25,7 @@ from orchestrator.contracts.ids import (
     row_sha,
     unb64,
 )
-from orchestrator.contracts.routes import Experts, routes_sha, routes_to_bytes
+from orchestrator.contracts.routes import Experts, Routed, routes_sha, routes_to_bytes
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.branches import REASONS
 from orchestrator.gateway.forest import Node, Origin, Placement
@@ -47,8 +47,8 @@ TEXT_RULE = "text:"
 
 
 class Recorder:
-    """Commits steps of one run. `experts`: of a policy whose routes are recorded; a step whose routes make its message larger than
-    `routes_mb` is recorded without them."""
+    """Commits steps of one run. `experts`: of a policy whose routes are recorded. Where they make a step's message larger than `routes_mb`,
+    those of its own tokens alone are, or none."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class Recorder:
     def _message(self, event: StepRecorded) -> Outgoing:
         """The bus message. Text is a reading of the ids: where it would make the message too large, it is left out."""
         body = encode(event)
-        if event.routes is not None and len(body) > self._routes_bytes:
+        while event.routes is not None and len(body) > self._routes_bytes:
             self._metrics.routes_left_out.inc()
             log.warning("step.routes_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
-            event = msgspec.structs.replace(event, routes=None)
+            event = msgspec.structs.replace(event, routes=_own_routes(event, event.routes))
             body = encode(event)
         if len(body) > subjects.INLINE_LIMIT_BYTES and event.appended:
             log.warning("step.text_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
@@ -147,17 +147,16 @@ class Recorder:
         )
 
     def _routes(self, generated: Generated, origin: Origin, full_len: int, chain: bytes) -> StepRoutes | None:
-        """The routes that no step above has, as far as a server told them."""
+        """The routes that no step above has of the same weights, as far as a server told them."""
         if self._experts is None or generated.routes is None:
             return None
-        start = _first_routed(origin)
+        start = _first_routed(origin, generated)
         told = generated.routes[start - generated.routes_from : full_len - 1 - generated.routes_from]
         if not len(told):
             return None
         layers, top_k, width = self._experts.layers, self._experts.top_k, self._experts.width
         raw = routes_to_bytes(told, width)
-        sha = routes_sha(chain, start, layers, top_k, width, raw)
-        return StepRoutes(start, layers, top_k, width, b64(raw), sha.hex())
+        return _told(chain, start, layers, top_k, width, raw)
 
     def _build(
         self,
@@ -249,11 +248,25 @@ class Recorder:
         return node, event
 
 
-def _first_routed(origin: Origin) -> int:
-    """The first position whose routes no step above has."""
-    if origin.kind is StepKind.ROOT:
-        return 0
-    return origin.keep_len - (origin.kind is StepKind.CONTINUES)
+def _first_routed(origin: Origin, generated: Generated) -> int:
+    """The first position whose routes no step above has of the same weights."""
+    if origin.kind is not StepKind.REWRITES or origin.parent is None:
+        return generated.routes_from
+    return Routed(origin.keep_len, origin.parent.routed).first_wanted(generated.spans[0].version)
+
+
+def _told(chain: bytes, start: int, layers: int, top_k: int, width: int, raw: bytes) -> StepRoutes:
+    sha = routes_sha(chain, start, layers, top_k, width, raw)
+    return StepRoutes(start, layers, top_k, width, b64(raw), sha.hex())
+
+
+def _own_routes(event: StepRecorded, told: StepRoutes) -> StepRoutes | None:
+    """Those of a step's own tokens, and of the one before them; None where there are no others."""
+    first = event.keep_len - 1
+    if event.parent is None or told.start >= first:
+        return None
+    raw = unb64(told.ids)[(first - told.start) * told.layers * told.top_k * told.width :]
+    return _told(bytes.fromhex(event.chain_sha), first, told.layers, told.top_k, told.width, raw)
 
 
 def fold(event: StepRecorded, origin: Origin) -> Ids:

@@ -21,7 +21,7 @@ import numpy as np
 
 from orchestrator.contracts.events import StepTimings, VersionSpan
 from orchestrator.contracts.ids import Ids
-from orchestrator.contracts.routes import Routes
+from orchestrator.contracts.routes import Routed, Routes
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.repetition import Repetition, Watch
@@ -34,6 +34,7 @@ log = get(__name__)
 MOST_BARREN = 8  # segments in a row without a token before a call gives up
 BARREN_WAIT_S = 0.05
 UNWATCHED = Repetition()
+UNROUTED = Routed()
 
 
 def nothing() -> Ids:
@@ -91,14 +92,14 @@ class Generated:
 
 
 class Segments:
-    """The action so far, behind a state whose routes are wanted from `routes_from` on.
+    """The action so far, and the routes from `routes_from` on.
 
     A segment brings the routes from the last token before it on: that one was sampled before, and is fed only now. What is generated again
     after an abort so has the routes of the weights that generated it.
     """
 
-    def __init__(self, routes_from: int = 0) -> None:
-        self._routes_from = routes_from
+    def __init__(self) -> None:
+        self.routes_from = 0
         self._routes: list[Routes] = []
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -127,7 +128,7 @@ class Segments:
     @property
     def unrouted(self) -> int:
         """The first position whose routes are not known yet."""
-        return self._routes_from + sum(map(len, self._routes))
+        return self.routes_from + sum(map(len, self._routes))
 
     @property
     def routes(self) -> Routes | None:
@@ -180,15 +181,15 @@ class ServerPool:
         key: str,
         flight: Flight,
         rule: Repetition = UNWATCHED,
-        routes_from: int = 0,
+        routed: Routed = UNROUTED,
     ) -> Generated:
-        """One action after `ids`. Held while no server is ready. Raises RequestRefused when a server refuses the request itself,
-        Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
+        """One action after `ids`, of which `routed` is known. Held while no server is ready. Raises RequestRefused when a server refuses
+        the request itself, Problem 503 when requests keep coming back empty, or this gateway knows no server at all."""
         if not self.servers:
             raise unavailable("this gateway was started without a rollout server: name one with --server")
         begun = time.monotonic()
         queue_s, first_byte, barren = 0.0, None, 0
-        so_far, watch, repeats = Segments(routes_from), Watch(rule), False
+        so_far, watch, repeats = Segments(), Watch(rule), False
         while True:
             asked = time.monotonic()
             with flight.holding():
@@ -199,6 +200,8 @@ class ServerPool:
                 break
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
+            if not so_far.ids:
+                so_far.routes_from = routed.first_wanted(pinned)
             flight.server, flight.rid = server, rid
             room = params.max_new_tokens - len(so_far.ids)
             left = replace(params, max_new_tokens=watch.segment(room))
@@ -261,7 +264,7 @@ class ServerPool:
             so_far.count,
             repeats,
             so_far.routes,
-            routes_from,
+            so_far.routes_from,
         )
 
     async def abandon(self, flight: Flight) -> None:

@@ -2,7 +2,8 @@
 
 A step's row begins with the last token that it keeps of its parent, which was sampled there and fed only here: the first step that goes on
 with it fills the place that its parent has left. A second one whose experts were others has that token as its own: the two are different
-for training. A root's row covers its prompt.
+for training. A row that begins earlier (a root's, or one of other weights than its parent's) makes everything from there on the step's own;
+the trie merges what is the same all the same.
 """
 
 from collections.abc import Mapping, Sequence

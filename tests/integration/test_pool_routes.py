@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import StepRecorded
-from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.ids import Ids, ids_from_bytes, unb64
 from orchestrator.contracts.routes import NOT_RECORDED, Routes
 from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.steps import trajectories
@@ -92,6 +92,28 @@ async def test_a_second_continuation_by_other_experts_has_that_token_as_its_own(
     assert np.array_equal(kept[0][at], kept[1][at]) and np.array_equal(kept[2][at], kept[1][at] + 1)
     assert np.array_equal(kept[2][:at], kept[1][:at])
     assert (kept[3][at + 1 :] == NOT_RECORDED).all()  # nothing was told of it
+
+
+async def test_a_continuation_by_other_weights_has_the_routes_of_its_whole_context(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    [lease] = await running(engine, run, members=1)
+    first, second = builders.Author(route=route).trajectory(lease, run.name, np.arange(9, dtype=np.int32))[:2]
+    full = np.concatenate([np.arange(9), *(ids(x) for e in (first, second) for x in (e.delta, e.action))])
+    anew = builders.step_routes(bytes.fromhex(second.chain_sha), 0, route(full, 0) + 1)
+    await record(engine, run, [first, msgspec.structs.replace(second, routes=anew)])
+    async with engine.connect() as connection:
+        found = await trajectories(connection, run.run_id, [(lease.rollout_id, 1)], routes=True)
+    root, after = found[lease.rollout_id]
+    assert np.array_equal(after.full, full) and after.tokens.parent is None
+    assert after.tokens.full_routes is not None and root.tokens.full_routes is not None
+    assert np.array_equal(after.tokens.full_routes[:-1], route(full, 0) + 1)
+    assert np.array_equal(root.tokens.full_routes, whole(root.full, last=False))  # nobody fed its last token
+
+
+def ids(encoded: str) -> Ids:
+    return ids_from_bytes(unb64(encoded))
 
 
 def changed(event: StepRecorded, **changes: Any) -> StepRecorded:

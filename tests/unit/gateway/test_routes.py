@@ -1,14 +1,15 @@
 """Routes of an action made of segments are those under which each token was sampled, and a step records what no step above it has."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from orchestrator.contracts.events import StepTimings, VersionSpan
+from orchestrator.contracts.events import StepRecorded, StepTimings, VersionSpan, decode
 from orchestrator.contracts.ids import Ids, unb64
-from orchestrator.contracts.routes import Experts, Routes, routes_from_bytes, routes_sha
+from orchestrator.contracts.routes import Experts, Routed, Routes, routes_from_bytes, routes_sha
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.forest import Node, Origin
 from orchestrator.gateway.metrics import Metrics
@@ -69,19 +70,18 @@ class Server:
 
 
 async def generated(
-    script: list[tuple[int, bool, str] | None], routes_from: int
+    script: list[tuple[int, bool, str] | None], routed: Routed
 ) -> tuple[Generated, list[int]]:
     server, scripted = RolloutServer(RolloutServerClient("http://127.0.0.1:30000")), Server(script)
     server.admit(1)
     server.send = scripted.send  # type: ignore[method-assign]
     pool = ServerPool([server], Metrics())
-    made = await pool.generate(PROMPT, SamplingParams(64), "1:1", Flight(), routes_from=routes_from)
+    made = await pool.generate(PROMPT, SamplingParams(64), "1:1", Flight(), routed=routed)
     return made, scripted.asked
 
 
 async def test_a_segment_brings_the_routes_from_the_last_sampled_token_on() -> None:
-    made, asked = await generated([(3, True, "abort"), (2, True, "stop")], 2)
-
+    made, asked = await generated([(3, True, "abort"), (2, True, "stop")], Routed(2, 1))
     assert asked == [2, 7]  # position 7 was sampled by the first segment and fed by the second
     assert made.routes is not None and made.routes_from == 2
     assert np.array_equal(made.routes, np.concatenate([rows(1, 2, 7), rows(2, 7, 9)]))
@@ -94,10 +94,10 @@ async def test_what_is_lost_empty_or_not_told_is_asked_for_again() -> None:
         (3, False, "abort"),
         (1, True, "stop"),
     ]
-    made, asked = await generated(script, 0)
+    made, asked = await generated(script, Routed())
     assert asked == [0, 0, 0, 0]
     assert made.routes is not None and np.array_equal(made.routes, rows(4, 0, 8))
-    untold, _ = await generated([(3, False, "stop")], 0)
+    untold, _ = await generated([(3, False, "stop")], Routed())
     assert untold.routes is None
 
 
@@ -123,23 +123,56 @@ def step(routes: Routes | None, routes_from: int) -> Generated:
     )
 
 
+async def test_a_context_that_other_weights_routed_is_asked_for_from_its_beginning() -> None:
+    """The server has computed it anew, and what it says rests on that."""
+    made, asked = await generated([(3, True, "stop")], Routed(2, 0))
+    assert asked == [0] and made.routes_from == 0
+
+
 @pytest.mark.parametrize(
-    ("kind", "keep_len", "routes_from", "start"),
+    ("kind", "above", "routes_from", "start"),
     [
-        (StepKind.ROOT, 5, 0, 0),  # its prompt is routed here
-        (StepKind.CONTINUES, 5, 4, 4),  # so is the last token of its parent
-        (StepKind.REWRITES, 3, 0, 3),  # the parent knows more than is kept
+        (StepKind.ROOT, None, 0, 0),  # its prompt is routed here
+        (StepKind.CONTINUES, 1, 4, 4),  # so is the last token of its parent
+        (StepKind.CONTINUES, 0, 0, 0),  # all of it was asked for
+        (StepKind.REWRITES, 1, 0, 3),  # the parent knows what is kept, and more
+        (StepKind.REWRITES, 0, 0, 0),  # but by other weights
+        (StepKind.REWRITES, None, 0, 0),  # or by several
     ],
 )
-def test_a_step_records_the_routes_that_no_step_above_has(
-    kind: StepKind, keep_len: int, routes_from: int, start: int
+def test_a_step_records_the_routes_that_no_step_above_has_of_the_same_weights(
+    kind: StepKind, above: int | None, routes_from: int, start: int
 ) -> None:
-    origin = Origin(kind, None if kind is StepKind.ROOT else cast(Node, None), keep_len, None)
+    keep_len = 3 if kind is StepKind.REWRITES else 5
+    parent = None if kind is StepKind.ROOT else cast(Node, SimpleNamespace(routed=above))
+    origin = Origin(kind, parent, keep_len, None)
     told = recorder()._routes(step(rows(1, routes_from, 9), routes_from), origin, 8, CHAIN)
     assert told is not None and (told.start, told.layers, told.top_k, told.width) == (start, 1, 2, 2)
     raw = unb64(told.ids)
     assert np.array_equal(routes_from_bytes(raw, 1, 2, 2), rows(1, start, 7))  # the last token was not fed
     assert told.sha == routes_sha(CHAIN, start, 1, 2, 2, raw).hex()
+
+
+@pytest.mark.parametrize(("limit_kb", "start", "left_out"), [(9, 0, 0), (5, 999, 1), (1, None, 2)])
+def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_is_kept(
+    limit_kb: int, start: int | None, left_out: int
+) -> None:
+    one = Recorder("run", cast(Any, None), frozenset(), Metrics(), WIDE, limit_kb / 1024)
+    origin = Origin(StepKind.CONTINUES, cast(Node, SimpleNamespace(routed=0)), 1000, None)
+    told = one._routes(step(rows(1, 0, 1400), 0), origin, 1401, CHAIN)
+    event = StepRecorded(
+        run="run", rollout=1, attempt=1, epoch=1, idx=1, kind="continues", parent=0, root=0, keep_len=1000,
+        state_len=1398, full_len=1401, delta="", action="", logprobs="", spans=[], chain_sha=CHAIN.hex(), row_sha="",
+        sampling={}, finish="stop", parse="ok", routes=told,
+    )  # fmt: skip
+    sent = decode(one._message(event).body, None, StepRecorded).routes
+    assert one._metrics.routes_left_out._value.get() == left_out
+    assert (sent is None) == (start is None)
+    if sent is None:
+        return
+    raw = unb64(sent.ids)
+    assert sent.start == start and sent.sha == routes_sha(CHAIN, sent.start, 1, 2, 2, raw).hex()
+    assert np.array_equal(routes_from_bytes(raw, 1, 2, 2), rows(1, sent.start, 1400))
 
 
 def test_nothing_is_recorded_where_nothing_was_told_or_replay_is_off() -> None:
