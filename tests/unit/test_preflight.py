@@ -82,6 +82,17 @@ def test_a_tokenizer_that_knows_more_ids_than_the_model_is_a_mismatch(tmp_path: 
         check_model(a_model(tmp_path, 1))
 
 
+def test_a_dense_policy_has_no_routes_to_replay(tmp_path: Path) -> None:
+    a_model(tmp_path, 2)
+    with pytest.raises(
+        ConfigurationError, match=r"trainer\.routing_replay is true, but the policy in .* no experts"
+    ):
+        check_model(tmp_path, routing_replay=True)
+    mixture = {"vocab_size": 2, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(mixture))
+    check_model(tmp_path, routing_replay=True)
+
+
 @pytest.mark.anyio
 async def test_a_sandbox_that_cannot_be_opened_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -18,6 +18,7 @@ import torch
 
 from orchestrator.config import Config
 from tests.unit.trainer import forests
+from tests.unit.trainer.test_replay import drawn
 from tests.unit.trainer.vanilla import compute_in_double
 from trainer.batch import Part
 from trainer.benchmarks.random_model import write_random_model
@@ -31,6 +32,8 @@ from trainer.ranks.meeting import Ranks
 from trainer.ranks.place import Place, fork
 from trainer.ranks.shard import shard, whole
 from trainer.ranks.update import anchored_together, train_step_together
+from trainer.replay import attach_replay
+from trainer.routing import routers_of
 from trainer.samples import Sample
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import Budget
@@ -40,7 +43,7 @@ ARGUMENTS = {"run": "test"}
 SMALL = Budget(20)  # many trunks and leaves, other ones on each rank
 COMPARED = (
     "loss", "gradient_norm", "kl_k1", "entropy", "ess", "max_abs_dlogprob", "balance_loss", "expert_imbalance",
-    "action_tokens", "samples", "naive_tokens",
+    "action_tokens", "samples", "naive_tokens", "replayed_share", "bias_range",
 )  # fmt: skip
 Scenario = Callable[[Place, Path], Any]
 Work = Callable[[Ranks], Any]
@@ -55,6 +58,8 @@ def patient(silence_s: float = 60.0) -> Config:
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> Any:
     model = forests.seeded(forests.MODELS[name], dtype=dtype).train()
     attach_tree_attention(model)
+    if routers_of(model):
+        attach_replay(model)
     return model
 
 
@@ -323,6 +328,9 @@ WORKS: dict[str, Work] = {
     ),
     "dense": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED] * 3, repeat=True),
     "experts": equal("qwen3_moe", UpdateSettings(balance=0.01), [MIXED] * 3),
+    "recorded experts": equal(
+        "minimax_m2", UpdateSettings(bias_rate=0.01), [drawn(MIXED, 1, (0, 1, -1))] * 3
+    ),
     "loss": skipped("loss"),
     "gradient": skipped("gradient"),
     "refused": refused,

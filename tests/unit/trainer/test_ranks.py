@@ -46,7 +46,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one(found: dict[str, Any], scenari
     assert ("many" not in scenario) or result["passes"][0] > 5
 
 
-@pytest.mark.parametrize("scenario", ["dense", "experts"])
+@pytest.mark.parametrize("scenario", ["dense", "experts", "recorded experts"])
 def test_several_train_steps_of_two_ranks_give_the_weights_of_one(
     found: dict[str, Any], scenario: str
 ) -> None:
