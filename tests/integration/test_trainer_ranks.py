@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
 
 RUN = "ranks"
 LIVES_S = 500.0
+SO = "so the trainer ends; nothing was saved over, and its next start goes on from the last commit"
 TIMES = {"wall_s", "cpu_s", "seconds", "checkpoint"}
 
 
@@ -86,7 +87,11 @@ async def prepare(url: str, model: Path) -> None:
 PLAN: dict[str, list[dict[str, Any]]] = {
     "one": [{"ranks": 1}],
     "two": [{"ranks": 2}],
-    "killed": [{"ranks": 2, "kill": ["train_step.done", 1]}, {"ranks": 2}],
+    "killed": [
+        {"ranks": 2, "kill": ["train_step.done", 1]},
+        {"ranks": 2, "kill": ["train_step.done", 0]},
+        {"ranks": 2},
+    ],
 }
 
 
@@ -153,17 +158,23 @@ async def test_two_ranks_train_what_one_trains(worlds: dict[str, World]) -> None
 async def test_a_rank_killed_in_a_train_step_ends_all_ranks_with_one_sentence_and_saves_nothing(
     worlds: dict[str, World],
 ) -> None:
-    life, resumed = worlds["killed"].lives
+    life, _, resumed = worlds["killed"].lives
     assert life["ended"] == 1 and life["seconds"] < 20
     assert "batch.claimed" in life["events"] and "checkpoint.saved" not in life["events"]
-    assert [line for line in life["said"] if line.startswith("trainer:")] == life["said"], "no stack trace"
-    assert life["said"][-1] == (
-        "trainer: rank 1 of 2 was killed by signal 9, so the trainer ends; nothing was saved over, "
-        "and its next start goes on from the last commit"
-    )
+    assert life["said"] == [f"trainer: rank 1 of 2 was killed by signal 9, {SO}"], "no stack trace"
     assert resumed["ended"] == 0
 
 
-async def test_what_is_resumed_after_a_dead_rank_is_the_same_bit_for_bit(worlds: dict[str, World]) -> None:
+async def test_a_killed_rank_0_takes_the_others_along(worlds: dict[str, World]) -> None:
+    life = worlds["killed"].lives[1]
+    assert life["ended"] == -9 and life["seconds"] < 20, "its log ended, so no other process holds it open"
+    assert "checkpoint.saved" not in life["events"]
+    [sentence] = life["said"]  # of rank 1, which sees the end of a connection or of a pipe first
+    assert sentence in (
+        f"trainer: rank 1: {what}, {SO}" for what in ("rank 0 is gone", "a rank was lost while it worked")
+    )
+
+
+async def test_what_is_resumed_after_dead_ranks_is_the_same_bit_for_bit(worlds: dict[str, World]) -> None:
     assert worlds["killed"].files() == worlds["two"].files()
     assert await worlds["killed"].rows() == await worlds["two"].rows()

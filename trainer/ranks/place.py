@@ -5,6 +5,7 @@ forks them when the libraries are loaded, so N ranks cost the start of one. They
 however it ends: each waits for the end of a pipe that nobody else holds open.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -85,7 +86,9 @@ class Followers:
         raise RankLost(sentence(self.lost))
 
     def end(self) -> None:
-        """Let them end, and see to it that they do."""
+        """Tell them to end, and see to it that they do."""
+        with contextlib.suppress(BrokenPipeError):  # all are gone
+            os.write(self.pipe, b"." * self.size)
         os.close(self.pipe)
         deadline = time.monotonic() + END_S
         while self.ranks and time.monotonic() < deadline:
@@ -126,13 +129,17 @@ def fork(size: int) -> tuple[Place, Followers | None]:
             # Who stops the trainer tells the whole process group; rank 0 obeys, and the others end with it.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
+            threading.Thread(target=_end_with, args=(ends, rank), daemon=True).start()
             return Place(rank, size), None
         followers.ranks[pid] = rank
     os.close(ends)
     return Place(0, size, listener.detach()), followers
 
 
-def _end_with(pipe: int) -> None:
-    os.read(pipe, 1)
-    os._exit(1)
+def _end_with(pipe: int, rank: int) -> None:
+    """End this process when rank 0 says so, or is gone without a word."""
+    told = os.read(pipe, 1)
+    if not told:
+        with contextlib.suppress(OSError):
+            os.write(2, f"trainer: rank {rank}: {sentence('rank 0 is gone')}\n".encode())
+    os._exit(0 if told else 1)

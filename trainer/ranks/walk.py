@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.contracts.branch import Branch
+from orchestrator.progress import current
 from trainer.logprobs import CHUNK
 from trainer.ranks.meeting import Ranks
 from trainer.ranks.routing import SpreadRouting
@@ -87,6 +88,7 @@ def aligned(plans: Sequence[Sequence[bool]]) -> list[list[tuple[bool, bool]]]:
 
 def idle(model: nn.Module, *, learn: bool) -> None:
     """Forward one token; with `learn` backward too, for gradients of zero."""
+    current().moved()
     nothing = torch.empty(0, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.set_grad_enabled(learn):
         logp, _ = pass_of(model)(_ONE_TOKEN, Path(0), nothing, nothing, nothing.double(), CHUNK)
