@@ -154,7 +154,7 @@ def test_whatever_routes_conflict_merging_changes_no_gradient(samples: list[Samp
     assert worst(dict(ours), dict(theirs)) <= 1e-10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(conflicting())
 def test_tokens_are_merged_exactly_where_ids_and_routes_agree(samples: list[Sample]) -> None:
     tree = FlatTree([sample.tokens for sample in samples])
