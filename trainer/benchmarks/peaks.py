@@ -1,6 +1,6 @@
 """Peak memory of each method on each shape: `python -m trainer.benchmarks.peaks SHAPE METHOD [--scale 1]` prints MB as one JSON line.
 
-A baseline's peak is that of its largest micro-batch, which is the only one that is run. `tree` is the shape's tree in one pass, `passes` the same
+A baseline's peak is that of its largest micro-batch, which is the only one that is run. `tree` is the shape's tree as it is timed, `passes` the same
 tree in passes of as many tokens as a micro-batch of the packed baselines holds.
 """
 
@@ -15,26 +15,33 @@ import torch
 from trainer.benchmarks.qwen3 import VOCAB, policy
 from trainer.benchmarks.resident import grown, in_fresh_process
 from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
-from trainer.benchmarks.shapes import shapes
+from trainer.benchmarks.shapes import Shape, shapes
 from trainer.tree.execute import backward
 from trainer.tree.pack import pack_samples
 from trainer.tree.passes import Budget
 
 METHODS = ("tree", "passes", *BASELINES)
 ONE_PASS = Budget(1 << 30, 1 << 60)
+PASSES = Budget(ROW_BUDGET, 1 << 60)
+
+
+def budget(shape: Shape) -> Budget:
+    """What the shape's tree is timed in."""
+    return PASSES if shape.in_passes else ONE_PASS
 
 
 def peak(number: int, method: str, scale: float) -> float:
     """MB that method `method` needs for shape `number` of `shapes`, in this process, which must be fresh."""
     torch.set_num_threads(1)
     model = policy()
-    samples = shapes(scale)[number].build(VOCAB)
+    shape = shapes(scale)[number]
+    samples = shape.build(VOCAB)
 
     def work() -> None:
         if method in BASELINES:
             pack = max(BASELINES[method](samples), key=lambda pack: pack.plan.tokens)
         else:
-            pack = pack_samples(samples, ONE_PASS if method == "tree" else Budget(ROW_BUDGET, 1 << 60))
+            pack = pack_samples(samples, PASSES if method == "passes" else budget(shape))
         backward(model, pack, lambda rows, logp: -logp.sum())
 
     return grown(model, work)[1]

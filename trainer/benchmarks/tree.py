@@ -26,7 +26,7 @@ import torch
 
 from trainer.benchmarks import bounded
 from trainer.benchmarks.bars import bar
-from trainer.benchmarks.peaks import ONE_PASS, peaks
+from trainer.benchmarks.peaks import ONE_PASS, budget, peaks
 from trainer.benchmarks.plot import Point, draw
 from trainer.benchmarks.qwen3 import policy
 from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
@@ -61,10 +61,12 @@ def compare(model: Any, shape: Shape, extent: Extent) -> tuple[list[dict[str, An
     Where a bar misses, the shape is measured once more and both measurements count together: other work on the machine slows one draw in many.
     """
     samples = shape.build(model.config.vocab_size)
-    budget = Budget(ROW_BUDGET, 1 << 60) if shape.in_passes else ONE_PASS
     baselines = {name: partial(make, samples) for name, make in BASELINES.items()}
     race = Race(
-        model, {"tree": lambda: [pack_samples(samples, budget)], **baselines}, extent.rounds, extent.most
+        model,
+        {"tree": lambda: [pack_samples(samples, budget(shape))], **baselines},
+        extent.rounds,
+        extent.most,
     )
     race.run()
     found = _bars(shape, race.timed)
@@ -117,7 +119,7 @@ def table(shape: Shape, timed: Mapping[str, Timed], peak: Mapping[str, float], a
         )
         cells = (f"{one.tokens}", *bounds, f"{one.seconds:.2f}", f"{one.share:.0%}", _mb(peak, name))
         lines.append(f"  {name:8}" + "".join(f"{cell:>13}" for cell in cells))
-    if "passes" in peak:
+    if "passes" in peak and not shape.in_passes:
         lines.append(f"  tree in passes of {ROW_BUDGET} tokens{_mb(peak, 'passes'):>80}")
     return lines
 
