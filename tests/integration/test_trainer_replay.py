@@ -104,15 +104,6 @@ async def test_recorded_experts_are_replayed_exactly_and_the_biases_move(pool: P
     assert not missed
 
 
-async def test_without_replay_the_same_batch_is_far_from_its_server(pool: Pool) -> None:
-    run = await pool.run(trainer={"parts": 1})
-    await ready_groups(pool.engine, run, ["a", "b"], OtherKernel(pool.model))
-    await train_batches(await pool.trainer(run), 1)
-    [told] = await metrics_of(pool)
-    assert told["mean_abs_dlogprob"] > 0.05
-    assert (told["replayed_share"], told["route_conflicts"]) == (None, 0)
-
-
 async def test_routes_of_another_model_make_a_bad_batch(pool: Pool) -> None:
     run = await pool.run(trainer={"parts": 1, "routing_replay": True})
     await ready_groups(pool.engine, run, ["a", "b"], Author(vocab=VOCAB, route=one_expert))

@@ -156,7 +156,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
     described = Described(settings, directory.config, 0.0)
     try:
         async with TestServer(build_app(service, described)) as server:
-            yield str(server.make_url("/"))
+            yield str(server.make_url("/")).rstrip("/")
     finally:
         service.stop()
 

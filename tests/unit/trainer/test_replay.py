@@ -143,7 +143,7 @@ def conflicting(draw: st.DrawFn) -> list[Sample]:
     return samples
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(conflicting())
 def test_whatever_routes_conflict_merging_changes_no_gradient(samples: list[Sample]) -> None:
     policy = replaying(qwen3_moe)
