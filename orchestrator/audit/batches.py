@@ -80,6 +80,17 @@ BATCHES = (
             group by b.batch_id having b.size <> count(i.pos)""",
         "batch {batch_no} says that it has {size} groups, but took {items}",
     ),
+    # Admission reads the newest batch for all of them.
+    Statement(
+        "I2",
+        "batches count the groups before them",
+        "batches where run_id = :run and state = 'committed'",
+        """select batch_no, groups_so_far, total from (
+             select batch_no, groups_so_far, sum(size) over (order by batch_no) as total
+               from batches where run_id = :run and state = 'committed') b
+            where groups_so_far <> total""",
+        "batch {batch_no} says that {groups_so_far} groups were trained with it, but it and those before it have {total}",
+    ),
     # Numbers that count are 0, 1, 2 …: a voided batch gives its number back. A gap is a batch that was lost.
     Statement(
         "I2",

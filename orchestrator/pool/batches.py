@@ -20,6 +20,7 @@ from orchestrator.course import StageSection
 from orchestrator.pool import course as pool_course
 from orchestrator.pool import history
 from orchestrator.pool.outbox import owe
+from orchestrator.pool.policies import committed
 from orchestrator.pool.tables import (
     batch_items,
     batch_rollouts,
@@ -361,21 +362,26 @@ async def commit(
 ) -> bool:
     """CLOSED → COMMITTED with everything that follows; False when it is committed already (a replayed commit)."""
     await history.lock_run(connection, run_id)
-    moved = await history.move_batch(
-        connection,
-        batch.batch_id,
-        BatchState.CLOSED,
-        BatchState.COMMITTED,
-        values={"version": new.version, "committed": func.clock_timestamp()},
-    )
-    if not moved:
-        return False
     rows = await connection.execute(
         select(batch_items.c.group_id)
         .where(batch_items.c.batch_id == batch.batch_id, ~batch_items.c.voided)
         .order_by(batch_items.c.group_id)
     )
     held = rows.scalars().all()
+    before = await committed(connection, run_id)
+    moved = await history.move_batch(
+        connection,
+        batch.batch_id,
+        BatchState.CLOSED,
+        BatchState.COMMITTED,
+        values={
+            "version": new.version,
+            "committed": func.clock_timestamp(),
+            "groups_so_far": before.groups + len(held),
+        },
+    )
+    if not moved:
+        return False
     trained = await history.move_groups(connection, held, GroupState.TAKEN, GroupState.TRAINED)
     assert trained == len(held), "a group of a closed batch is taken"
     first = await connection.scalar(

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from sqlalchemy import Select, func, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState
 from orchestrator.course import NextStage, StageSection
 from orchestrator.pool import history
 from orchestrator.pool.course import stage_number, waiting
-from orchestrator.pool.tables import attempts, batches, groups, queue, resumes, rollouts
+from orchestrator.pool.policies import committed
+from orchestrator.pool.tables import attempts, groups, queue, resumes, rollouts
 from orchestrator.scheduling.admission import QueueCounts
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
 SERVED_WITHIN = (
-    10_000  # shares of domains hold over this many latest positions, so that counting them stays cheap
+    2_000  # shares of domains hold over this many latest positions, so that counting them stays cheap
 )
-
 
 WAITING_WITHIN = (
     1_000  # more than are ever dispatched at once: what waits in a stage is not counted to its end
@@ -64,19 +64,13 @@ async def view_queue(
     outstanding = await connection.scalar(
         select(func.count()).where(in_run, groups.c.seq.is_not(None), ~groups.c.done)
     )
-    committed = (
-        await connection.execute(
-            select(func.count().label("n"), func.coalesce(func.sum(batches.c.size), 0).label("groups")).where(
-                batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED
-            )
-        )
-    ).one()
+    done = await committed(connection, run_id)
     busy = await connection.scalar(
         select(func.count())
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
         .where(rollouts.c.run_id == run_id, rollouts.c.state.in_(BUSY), groups.c.purpose == Purpose.TRAIN)
     )
-    number = course.number(committed.n) if course is not None else 0
+    number = course.number(done.batches) if course is not None else 0
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
     recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
     if course is not None and course.then:  # shares are those of the stage, not of the stages before it
@@ -87,12 +81,11 @@ async def view_queue(
             in_run, groups.c.state == GroupState.ACCEPTED, groups.c.purpose == Purpose.TRAIN
         )
         accepted = {d: n for d, n in await connection.execute(waits)}
-    consumed = int(committed.groups)
     counts = QueueCounts(
         dispatched=row.next_seq,
-        resolved=row.next_seq - int(outstanding or 0) - consumed,
-        consumed=consumed,
-        committed_batches=committed.n,
+        resolved=row.next_seq - int(outstanding or 0) - done.groups,
+        consumed=done.groups,
+        committed_batches=done.batches,
         running_rollouts=int(busy or 0),
     )
     return QueueView(

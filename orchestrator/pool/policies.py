@@ -57,6 +57,26 @@ async def published(connection: AsyncConnection, run_id: int, versions: Collecti
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """What training has committed, voided batches apart."""
+
+    batches: int
+    groups: int
+
+
+async def committed(connection: AsyncConnection, run_id: int) -> Committed:
+    """Of the newest committed batch, which says it for all before it: they are numbered 0, 1, 2 …"""
+    newest = (
+        select(batches.c.batch_no, batches.c.groups_so_far)
+        .where(batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED)
+        .order_by(batches.c.batch_no.desc())
+        .limit(1)
+    )
+    row = (await connection.execute(newest)).one_or_none()
+    return Committed(0, 0) if row is None else Committed(row.batch_no + 1, row.groups_so_far)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far training is."""
 
@@ -69,11 +89,7 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
 
     Batches that count are numbered 0, 1, 2 …; train steps 1, 2, 3 …, those of voided batches too.
     """
-    last = await connection.scalar(
-        select(func.max(batches.c.batch_no)).where(
-            batches.c.run_id == run_id, batches.c.state == BatchState.COMMITTED
-        )
-    )
+    done = await committed(connection, run_id)
     numbered = await connection.scalar(
         select(func.max(train_steps.c.train_step)).where(train_steps.c.run_id == run_id)
     )
@@ -82,7 +98,7 @@ async def progress(connection: AsyncConnection, run_id: int) -> Progress:
         .select_from(train_steps.join(batches, batches.c.batch_id == train_steps.c.batch_id))
         .where(batches.c.run_id == run_id, batches.c.state == BatchState.VOIDED)
     )
-    return Progress(0 if last is None else last + 1, int(numbered or 0) - int(undone or 0))
+    return Progress(done.batches, int(numbered or 0) - int(undone or 0))
 
 
 async def needed_versions(connection: AsyncConnection, run_id: int, newest: int) -> set[int]:

@@ -52,8 +52,9 @@ _FILL = (
               'main', 'stop', 'ok', decode(repeat('ab', 32), 'hex'), decode(repeat('cd', 32), 'hex'), decode(repeat('01', 256), 'hex'),
               decode(repeat('02', 192), 'hex'), decode(repeat('03', 192), 'hex')
          FROM generate_series(0, {groups} * {members} * {per} - 1) n""",
-    """INSERT INTO batches (batch_id, run_id, batch_no, state, size, digest, version, closed, committed)
-       SELECT n, {run}, n - 1, 'committed', {batch}, decode('00', 'hex'), n, now(), now() FROM generate_series(1, {trained} / {batch}) n""",
+    """INSERT INTO batches (batch_id, run_id, batch_no, state, size, digest, version, closed, committed, groups_so_far)
+       SELECT n, {run}, n - 1, 'committed', {batch}, decode('00', 'hex'), n, now(), now(), n * {batch}
+         FROM generate_series(1, {trained} / {batch}) n""",
     """INSERT INTO batch_items (batch_id, pos, group_id)
        SELECT 1 + (n - 1) / {batch}, (n - 1) % {batch}, n FROM generate_series(1, {trained}) n""",
     """INSERT INTO batch_rollouts (batch_id, group_id, rollout_id, attempt, reward_revision, baseline, divisor, advantage)

@@ -55,9 +55,11 @@ batches = Table(
     _now("opened"),
     _time("closed"),
     _time("committed"),
+    Column("groups_so_far", BigInteger, comment="groups of it and of every committed batch before it"),
     _one_of("state", BatchState),
     CheckConstraint("state NOT IN ('closed', 'committed') OR digest IS NOT NULL", name="digest"),
     Index("batches_live", "run_id", "batch_no", unique=True, postgresql_where=text("state <> 'voided'")),
+    CheckConstraint("state <> 'committed' OR groups_so_far IS NOT NULL", name="groups_so_far"),
     Index("batches_state", "run_id", "state", postgresql_include=["size"]),
     comment="One claim of P groups: U >= 1 train steps, one commit, at most one publish.",
 )
