@@ -17,7 +17,14 @@ from orchestrator.contracts.events import RolloutAssigned
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
 from orchestrator.pool import history
-from orchestrator.pool.dispatch import Assignment, QueueView, dispatch_other, dispatch_train, ended_lately
+from orchestrator.pool.dispatch import (
+    Assignment,
+    QueueView,
+    anything_waits,
+    dispatch_other,
+    dispatch_train,
+    ended_lately,
+)
 from orchestrator.pool.outbox import owe_all
 from orchestrator.pool.transact import transact
 from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
@@ -98,6 +105,8 @@ async def dispatcher(flow: Flow) -> None:
 
 async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
     """Dispatch what admission allows now; returns how many rollouts."""
+    if not await anything_waits(connection, flow.run_id):
+        return 0
     settings = queue_settings(flow.config)
 
     def choose(view: QueueView) -> list[str]:

@@ -152,6 +152,14 @@ async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float
     return int(row[0]) + resumed, int(row[1]) + resumed
 
 
+async def anything_waits(connection: AsyncConnection, run_id: int) -> bool:
+    """Whether any group waits to be dispatched. Asked without the queue's lock, which others want more."""
+    accepted = select(groups.c.group_id).where(
+        groups.c.run_id == run_id, groups.c.state == GroupState.ACCEPTED
+    )
+    return bool(await connection.scalar(select(accepted.exists())))
+
+
 async def dispatch_train(
     connection: AsyncConnection,
     run_id: int,
