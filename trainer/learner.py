@@ -98,13 +98,14 @@ class Learner:
                 metrics = self._train_step(samples[number], settings)
             if metrics.skip_reason in REASONS:
                 raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
+            wall_s, spent = time.perf_counter() - wall, count.seconds | spent
             values = report(
                 metrics,
                 part.rollouts,
                 lr=rate,
                 cpu_s=time.process_time() - cpu,
-                wall_s=time.perf_counter() - wall,
-                seconds=count.seconds | spent,
+                wall_s=wall_s,
+                seconds=spent | {"loss": max(0.0, wall_s - sum(spent.values()))},
             )
             spent = {}
             wall, cpu = time.perf_counter(), time.process_time()

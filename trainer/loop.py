@@ -138,6 +138,7 @@ def check_config(config: Config) -> None:
 async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool = False) -> None:
     """Claim, train, save, commit, until nothing is left or `train_steps` are done. Raises Halted."""
     done = 0
+    before: dict[str, float] = {}  # what the batch before still took when its report was written
     await trainer.prune()  # what a crash kept it from
     if not retry:
         await halt_if_hopeless(trainer)
@@ -168,10 +169,13 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
                 continue
             with spending("save"):
                 new = await trainer.save(batch)
-            reports[-1]["seconds"] |= count.seconds
+            reports[-1]["seconds"] |= count.seconds | before
             reports[-1]["checkpoint"] = trainer.learner.saved()
             current().works(f"the commit of batch {batch.batch_no}")
-            if not await trainer.commit(batch, new, reports):
+            with spending("commit"):
+                committed = await trainer.commit(batch, new, reports)
+            before = {"commit": count.seconds["commit"]}
+            if not committed:
                 await trainer.resume()
                 continue
             await trainer.prune()

@@ -1,4 +1,6 @@
-"""Where the seconds of a train step go, by phase: read, tree, forward, backward, optimizer, save.
+"""Where the seconds of a train step go, by phase: read, anchor, tree, forward, backward, optimizer, loss (and metrics), save, commit.
+
+A commit's own seconds are known only once it is over, so they are those of the batch before.
 
 `counting` opens a count for what is done inside it, in this thread or task; `spending` counts a stretch under a name. A stretch inside
 another one is the inner one's alone, so the phases add up to no more than the whole.

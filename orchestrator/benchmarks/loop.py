@@ -125,9 +125,9 @@ async def read(connection: AsyncConnection, run_id: int, config: Config, syncs: 
         "agent between its calls": max(0.0, float(steps.gap) - tools),
     }
     rollouts["sandbox, session and result"] = max(0.0, held - sum(rollouts.values()))
-    order = ("read", "tree", "forward", "backward", "optimizer", "save")
-    trainer = {name: phases.get(name, 0.0) for name in order}
-    trainer["loss, metrics and commit"] = max(0.0, busy - sum(trainer.values()))
+    order = ("read", "anchor", "tree", "forward", "backward", "optimizer", "loss", "save", "commit")
+    trainer = {name: phases[name] for name in order if name in phases}
+    trainer["between its phases"] = max(0.0, busy - sum(trainer.values()))
     return Loop(
         float(seconds), config.rollout.slots, config.rollout.verify_slots, held, verified, busy, rollouts, trainer,
         attempts.attempts, steps.steps, int(steps.tokens), batches.batches, syncs,
@@ -154,7 +154,7 @@ def newest(root: Path) -> Path:
 def bars_of(found: Loop) -> list[Bar]:
     """Figures that say whether the account is whole."""
     unnamed = found.rollouts["sandbox, session and result"] / found.held if found.held else 0.0
-    rest = found.trainer["loss, metrics and commit"] / found.busy if found.busy else 0.0
+    rest = found.trainer["between its phases"] / found.busy if found.busy else 0.0
     return [
         at_least("rollout slots' time with a name", 1 - unnamed, "share", 0.5),
         at_least("trainer's time with a name", 1 - rest, "share", ACCOUNTED),

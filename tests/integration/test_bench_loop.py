@@ -54,8 +54,9 @@ async def test_every_second_of_the_trainer_has_a_name_and_the_slots_are_added_up
         "forward",
         "backward",
         "optimizer",
+        "loss",
         "save",
-        "loss, metrics and commit",
+        "between its phases",
     }
     assert all(seconds > 0 for seconds in found.trainer.values())
     assert sum(found.trainer.values()) == pytest.approx(found.busy)
