@@ -61,7 +61,7 @@ def publish(
     from orchestrator.bus.nats import NatsBus
     from orchestrator.contracts.events import TaskSubmitted
     from orchestrator.publish import publish_tasks
-    from orchestrator.tasks.admit import check_environment
+    from orchestrator.tasks.admit import check_admissible
 
     if purpose not in list(Purpose):
         raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
@@ -69,7 +69,7 @@ def publish(
     resolved = home.connected()
     tasks = list(read(sources))
     for task in tasks:
-        check_environment(task, resolved.sandbox)
+        check_admissible(task, resolved.sandbox)
     prepared = [
         (
             task.settings.metadata.domain,
@@ -122,12 +122,12 @@ def check(
     overrides: SetOption = None,
 ) -> None:
     """Read tasks and say what is wrong, without publishing."""
-    from orchestrator.tasks.admit import check_environment
+    from orchestrator.tasks.admit import check_admissible
 
     tasks = list(read(sources))
     section = SandboxSection() if config is None else Home.at(config, tuple(overrides or ())).config().sandbox
     for task in tasks:
-        check_environment(task, section)
+        check_admissible(task, section)
     typer.echo(f"{len(tasks)} tasks are well-formed")
 
 

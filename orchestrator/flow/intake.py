@@ -27,7 +27,7 @@ from orchestrator.gateway_client import SAMPLING_KEYS
 from orchestrator.pool.clean import clean
 from orchestrator.pool.runs import Run, find_run, intake_open, takes_steps
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
-from orchestrator.tasks.admit import check_environment
+from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
 
 
@@ -105,7 +105,7 @@ class Intake:
         if config is None:
             config = self._configs[run.run_id] = Config.from_json(run.config)
         task = Task.from_message(event.task)
-        check_environment(task, config.sandbox)
+        check_admissible(task, config.sandbox)
         try:
             purpose = Purpose(event.purpose)
         except ValueError:

@@ -2,7 +2,7 @@
 
 Everything has a default, so an empty `task.toml` is a valid one. Keys that are not named here (Harbor's `author_email`,
 `[solution]`, `[environment].docker_image`, …) are kept out of the way: read, not interpreted. One that is a slip of the pen away from
-a name of ours (`[agent].timeout_secs`) is refused: its value would silently not hold.
+a name of ours (`[agent].timeout_secs`) is not admitted: its value would silently not hold.
 
     version = "1.0"
 
@@ -81,7 +81,6 @@ def parse_settings(toml: str) -> Settings:
         tables = tomllib.loads(toml)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"task.toml: not valid TOML: {error}") from error
-    _check_spelling(tables, Settings, ())
     try:
         return Settings.model_validate(tables)
     except ValidationError as error:
@@ -89,7 +88,12 @@ def parse_settings(toml: str) -> Settings:
 
 
 SLIP: Final = 0.8
-"""How alike (difflib's ratio) an unknown key is to one of ours where it is taken for a misspelt one."""
+"""How alike (difflib's ratio) an unknown key of as many words is to one of ours where it is taken for a misspelt one."""
+
+
+def check_spelling(toml: str) -> None:
+    """Refuse a key that is a slip of the pen away from one of ours. ValueError names both. For a task that is new: what was accepted stays so."""
+    _check_spelling(tomllib.loads(toml), Settings, ())
 
 
 def _check_spelling(table: Mapping[str, Any], known: type[BaseModel], above: tuple[str, ...]) -> None:
@@ -98,9 +102,11 @@ def _check_spelling(table: Mapping[str, Any], known: type[BaseModel], above: tup
         inside = fields[key].annotation if key in fields else None
         if isinstance(inside, type) and issubclass(inside, BaseModel) and isinstance(value, dict):
             _check_spelling(value, inside, (*above, key))
-        elif key not in fields and (meant := get_close_matches(key, set(fields) - set(table), 1, SLIP)):
-            said = _key((*above, key)) if above or not isinstance(value, dict) else f"[{key}]"
-            raise ValueError(f"task.toml: {said} is not known: write {_key((*above, meant[0]))}")
+        elif key not in fields:
+            free = [name for name in fields if name not in table and name.count("_") == key.count("_")]
+            if meant := get_close_matches(key, free, 1, SLIP):
+                said = _key((*above, key)) if above or not isinstance(value, dict) else f"[{key}]"
+                raise ValueError(f"task.toml: {said} is not known: write {_key((*above, meant[0]))}")
 
 
 _MUST_BE: Final = {

@@ -10,7 +10,7 @@ import orchestrator.tasks.dockerfile
 import orchestrator.tasks.environment
 from orchestrator import plugins
 from orchestrator.config import SandboxSection
-from orchestrator.tasks.admit import check_environment
+from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.environment import Environment, read_environment
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import DEFAULT_ENV, File, Limits
@@ -228,19 +228,19 @@ class Containers:
 def test_publishing_asks_the_runs_provider_whether_it_builds_images(monkeypatch: pytest.MonkeyPatch) -> None:
     task = a_task("FROM ubuntu:24.04\nRUN make")
     with pytest.raises(ValueError, match="line 2: RUN is not one of"):
-        check_environment(task, SandboxSection(provider="local"))
+        check_admissible(task, SandboxSection(provider="local"))
     monkeypatch.setattr(
         plugins, "load", lambda group, name: {("sandboxes", "engine"): Containers}[group, name]
     )
-    check_environment(task, SandboxSection(provider="engine"))
+    check_admissible(task, SandboxSection(provider="engine"))
 
 
 def test_a_task_is_refused_before_it_is_published_with_its_name_and_the_line() -> None:
     section = SandboxSection()
-    check_environment(a_task("FROM debian:12"), section)
+    check_admissible(a_task("FROM debian:12"), section)
     with pytest.raises(ValueError, match=r"^task boxed: environment/Dockerfile line 2: RUN is not one of"):
-        check_environment(a_task("FROM debian:12\nRUN make"), section)
+        check_admissible(a_task("FROM debian:12\nRUN make"), section)
     other = a_task("FROM registry.example/own:1")
     with pytest.raises(ValueError, match=re.escape("FROM registry.example/own:1: ")):
-        check_environment(other, section)
-    check_environment(other, SandboxSection(base_images=("registry.example/own:1",)))
+        check_admissible(other, section)
+    check_admissible(other, SandboxSection(base_images=("registry.example/own:1",)))
