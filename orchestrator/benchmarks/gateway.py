@@ -298,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # processes of ours end with us
     table = Report()
     seconds, tokens = (4.0, 32 * 1024) if given.quick else (given.seconds, HISTORY)
-    bars = anyio.run(measure, seconds, tokens, table)
+    bars = anyio.run(measure, seconds, tokens, table, backend_options={"use_uvloop": True})
     show(bars, table, as_json=given.json)
     return 0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 from aiohttp import web
 from tokenizers import Tokenizer
 
@@ -91,7 +92,8 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=50)
     given = parser.parse_args()
-    asyncio.run(serve(given.model, given.delay_ms / 1000, given.tokens, given.port))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as real servers
+        runner.run(serve(given.model, given.delay_ms / 1000, given.tokens, given.port))
 
 
 if __name__ == "__main__":

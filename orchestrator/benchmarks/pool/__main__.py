@@ -86,7 +86,10 @@ def main(argv: Sequence[str]) -> int:
     configure("bench", level="error")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # processes of ours end with us
     table = Report()
-    bars = anyio.run(measure, SMALL if given.small else FULL, given.small, only, given.directory, table)
+    bars = anyio.run(
+        measure, SMALL if given.small else FULL, given.small, only, given.directory, table,
+        backend_options={"use_uvloop": True},  # as the product's processes
+    )  # fmt: skip
     show(bars, table, as_json=given.json)
     return 0
 

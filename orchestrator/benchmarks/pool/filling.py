@@ -98,6 +98,7 @@ async def fill(rig: Rig, groups: int, claims: int, table: Report) -> None:
             f"SELECT setval(pg_get_serial_sequence('{name}', '{key}'), (SELECT max({key}) FROM {name}))"
         )
     await rig.alone("VACUUM ANALYZE")
+    await rig.alone("CHECKPOINT")  # the history is at rest: what follows does not share the disk with it
     steps = (trained + ready) * MEMBERS * STEPS
     size = await rig.value("SELECT pg_database_size(current_database())")
     table.add_row(
