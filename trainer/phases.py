@@ -11,6 +11,7 @@ A batch that cannot be trained is quarantined instead: nothing is saved, and the
 which it meets at its next claim (the newest version is not the one that it stands on) or at its commit (the batch is no longer closed).
 """
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -50,6 +51,7 @@ log = get(__name__)
 T = TypeVar("T")
 
 SAVE_S = 600.0  # a large model is written for minutes
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Nothing(Enum):
@@ -94,7 +96,7 @@ class Trainer:
         section = self.config.trainer
         if found is not None:
             path = Path(found.path)
-            await _when_there_is_room(lambda: bring_back(path))
+            await _when_there_is_room(f"checkpoint {path.name}", lambda: bring_back(path))
             try:
                 self._learner = await _in_thread(
                     lambda: self._learners.resume(path, found.manifest_sha, section, found.version)
@@ -108,7 +110,9 @@ class Trainer:
                 "policy.model names no directory: it must be a Hugging Face model with its tokenizer"
             )
         model = Path(self.config.policy.model)
-        first = await _when_there_is_room(lambda: self._learners.first(self.root, model, section))
+        first = await _when_there_is_room(
+            f"the first version in {self.root}", lambda: self._learners.first(self.root, model, section)
+        )
         await transact(
             self._engine, lambda connection: self._publish_first(connection, first), at="trainer.first"
         )
@@ -187,7 +191,9 @@ class Trainer:
         parent = self.learner.version
         current().works(f"the checkpoint of batch {batch.batch_no}", on="disk")
         saved = await _when_there_is_room(
-            lambda: self.learner.save(self.root, version, batch.batch_no, digest)
+            f"version {version}",
+            lambda: self.learner.save(self.root, version, batch.batch_no, digest),
+            whatever=True,
         )
         assert saved.written is not None
         log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
@@ -270,14 +276,19 @@ def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:
     return NewVersion(saved.state.version, parent, str(saved.path.resolve()), saved.manifest_sha)
 
 
-async def _when_there_is_room(write: Callable[[], T]) -> T:
-    """What `write` returns, in a thread, as soon as the disk takes it; meanwhile an alarm at every try."""
+async def _when_there_is_room(what: str, write: Callable[[], T], *, whatever: bool = False) -> T:
+    """What `write` returns, in a thread, as soon as the disk has room for `what`; meanwhile an alarm at every try. With `whatever`, what else may
+    be wrong is waited for, too: for weights that are in memory alone. Else it is a ConfigurationError."""
     while True:
         current().within = SAVE_S
         try:
             return await _in_thread(write)
         except (OSError, SafetensorError) as error:
-            log.error("checkpoint.failed", detail=str(error), wait_s=clock().disk_retry_s)
+            if not whatever and getattr(error, "errno", None) not in _NO_ROOM:
+                raise ConfigurationError(
+                    f"{what} cannot be written: {error}; mend that and start again"
+                ) from error
+            log.error("checkpoint.failed", what=what, detail=str(error), wait_s=clock().disk_retry_s)
             current().within = 0.0
             await anyio.sleep(clock().disk_retry_s)
 

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from orchestrator.chaos import disk
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.pool.tables import processes
 from tests.builders import Author, ready_groups
@@ -172,3 +173,12 @@ async def test_a_trainer_that_starts_on_a_full_disk_waits_with_its_first_version
     assert (await pool.newest(run)).version == 0
     open_checkpoint(Path((await pool.newest(run)).path))  # it is whole
     gc.collect()  # its weights are mapped from the disk, which is taken away
+
+
+async def test_a_trainer_whose_directory_cannot_be_written_says_so_and_does_not_wait(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "policies").write_text("a file")
+    run = await pool.run()
+    with pytest.raises(ConfigurationError, match=r"the first version in .* cannot be written: .*; mend that"):
+        await replace(pool, policies=tmp_path / "policies").trainer(run)
