@@ -19,6 +19,7 @@ from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.course import Kind, waiting
 from orchestrator.pool.engine import Role, open_engine, sqlalchemy_url
+from orchestrator.pool.policies import Committed, committed
 from orchestrator.pool.tables import metadata, rollout_servers, sessions
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
@@ -120,6 +121,26 @@ async def test_what_waits_in_a_run_of_several_stages_is_found_after_the_upgrade(
         assert list(found.present) == [Kind("coding", "hard")]
         told = await connection.scalars(text("SELECT difficulty FROM groups ORDER BY submission"))
         assert told.all() == ["hard", "hard", None]
+
+
+async def test_what_each_run_has_trained_is_known_after_the_upgrade(empty_database_url: str) -> None:
+    await anyio.to_thread.run_sync(upgrade_to_head, empty_database_url)
+    known = alembic_config(empty_database_url)
+    trained = """INSERT INTO batches (run_id, batch_no, state, size, digest)
+                 SELECT run_id, n, s, run_id * 10 + n, '' FROM runs, unnest(ARRAY['committed', 'voided', 'committed', 'committed', 'open'],
+                                                                         ARRAY[0, 1, 1, 2, 3]) AS b(s, n)"""
+    async with open_engine(empty_database_url) as engine:
+        runs = [
+            await builders.make_run(engine, Config.model_validate({"run": {"name": name}}))
+            for name in ("one", "other")
+        ]
+        await anyio.to_thread.run_sync(command.downgrade, known, "0010")
+        async with engine.begin() as connection:
+            await connection.execute(text(trained))
+        await anyio.to_thread.run_sync(command.upgrade, known, "head")
+        async with engine.connect() as connection:
+            found = [await committed(connection, run.run_id) for run in runs]
+    assert found == [Committed(3, 3 * 10 * run.run_id + 0 + 1 + 2) for run in runs]
 
 
 async def test_every_run_has_a_partition_of_steps_that_can_be_detached_and_dropped(
