@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
+from orchestrator.config import Config
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, decode
 from orchestrator.contracts.states import FailureClass, Replay, RolloutState
@@ -28,6 +29,8 @@ from orchestrator.pool.policies import published
 from orchestrator.pool.transact import transact
 
 E = TypeVar("E", StepRecorded, RolloutFinished, VerdictReached)
+
+PULL_MB = 48  # of one fetch: NATS cuts off whom it has more to send than its max_pending, 64 MiB unless set
 
 # How a runner may say that an attempt ended, and a verifier runner that a verification did.
 ROLLOUT_ENDS = frozenset(FailureClass) - {FailureClass.VERIFIER_FAILURE, FailureClass.POISON}
@@ -51,6 +54,11 @@ def _failure(name: str, allowed: frozenset[FailureClass]) -> FailureClass:
             f"failure_class is {name!r}, it must be one of: {', '.join(c for c in FailureClass if c in allowed)}"
         )
     return FailureClass(name)
+
+
+def steps_per_pull(config: Config) -> int:
+    """How many steps are fetched at once. With routes each may have `gateway.routes_mb`."""
+    return max(1, min(64, int(PULL_MB / config.gateway.routes_mb))) if config.trainer.routing_replay else 64
 
 
 async def ingest_steps(flow: Flow) -> None:
@@ -100,7 +108,10 @@ async def ingest_steps(flow: Flow) -> None:
                 flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
             )
 
-    await consume(flow, subjects.consume_steps(flow.run), handle, batch=64, after=complete, at="steps.commit")
+    batch = steps_per_pull(flow.config)
+    await consume(
+        flow, subjects.consume_steps(flow.run), handle, batch=batch, after=complete, at="steps.commit"
+    )
 
 
 async def ingest_results(flow: Flow) -> None:
