@@ -175,6 +175,8 @@ def _wrong_routes(step: Decoded) -> Iterable[str]:
     tokens, rest = divmod(len(step.routes), told.layers * told.top_k * told.width)
     if rest or not tokens or told.start < 0 or told.start + tokens >= step.event.full_len:
         yield "routes are not whole rows of tokens that were fed"
+    elif told.start > (len(step.prompt or b"") // 4 if step.event.parent is None else step.event.keep_len):
+        yield "routes begin behind the first token that the step was sampled after"
     elif step.routes_sha != routes_sha(
         step.chain, told.start, told.layers, told.top_k, told.width, step.routes
     ):

@@ -61,9 +61,9 @@ def routed_branch(own: Ids, above: Branch, keep_len: int, told: Recorded | None,
     own = np.concatenate([above.tail(begin)[: keep_len - begin], own])
     routes = unrecorded(len(own), like)
     if told is not None:
-        rows = told.rows[begin - told.start :][: len(own)]
         at = max(told.start - begin, 0)
-        routes[at : at + len(rows)] = rows[: len(own) - at]
+        rows = told.rows[max(begin - told.start, 0) :][: len(own) - at]
+        routes[at : at + len(rows)] = rows
     return Branch(own, above if begin else None, begin, routes)
 
 

@@ -128,6 +128,7 @@ async def test_routes_that_do_not_fit_are_refused_and_repeats_change_nothing(eng
     assert event.routes is not None
     for wrong, said in (
         ({"start": 1}, "not whole rows of tokens that were fed"),
+        ({"start": 10, "ids": "AAAAAA=="}, "begin behind the first token"),
         ({"ids": event.routes.ids[:-4]}, "not whole rows of tokens that were fed"),
         ({"width": 3}, "no routes of 2 layers, 2 experts and 3 bytes per id"),
         ({"sha": "00" * 32}, "the digest of the routes is another"),
