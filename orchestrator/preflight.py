@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.routes import NO_EXPERTS, Experts
+from orchestrator.contracts.routes import check_replay
 from orchestrator.flow.complete import reward_settings
 from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.plugins import load, names
@@ -66,7 +66,8 @@ def check_scaffolds(config: Config) -> None:
 
 
 def check_model(directory: Path, *, routing_replay: bool = False) -> None:
-    """A policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and experts where routes are to be replayed."""
+    """A policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and known routers where routes are to be
+    replayed."""
     if not directory.is_dir():
         raise ConfigurationError(f"policy.model: there is no directory {directory}")
     for name, purpose in (
@@ -92,8 +93,8 @@ def check_model(directory: Path, *, routing_replay: bool = False) -> None:
         raise ConfigurationError(
             f"policy.model: {directory}/tokenizer.json is no tokenizer: {error}"
         ) from None
-    if routing_replay and Experts.of(config) is None:
-        raise ConfigurationError(NO_EXPERTS.format(directory))
+    if routing_replay:
+        check_replay(config, directory)
     if size > known:
         raise ConfigurationError(
             f"policy.model: vocabulary mismatch in {directory}: the tokenizer makes {size} ids and the model knows {known}"

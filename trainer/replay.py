@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.routes import NO_EXPERTS, NOT_RECORDED, Routes
+from orchestrator.contracts.routes import NOT_RECORDED, Routes, check_replay
 from trainer.routing import multiplicities, routers_of
 from trainer.tree.plan import Longs, TreePlan
 
@@ -33,18 +32,18 @@ def _sigmoid_gates(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
 
 
 _GATES: Mapping[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "Qwen3MoeTopKRouter": _softmax_gates,
-    "MiniMaxM2TopKRouter": _sigmoid_gates,
+    "qwen3_moe": _softmax_gates,
+    "minimax_m2": _sigmoid_gates,
 }
-"""(router, logits [T, E], chosen int64[T, k]) → gates [T, k], as transformers' router of this name computes them."""
+"""(router, logits [T, E], chosen int64[T, k]) → gates [T, k], as transformers' router of a model of this model_type computes them."""
 
 
 class _Layer:
     """The hooks of one layer: its attention brings the routes, its router takes them."""
 
-    def __init__(self, attention: nn.Module, router: nn.Module) -> None:
+    def __init__(self, kind: str, attention: nn.Module, router: nn.Module) -> None:
         self._layer = int(attention.layer_idx)  # type: ignore[arg-type]
-        self._gates = _GATES[type(router).__name__]
+        self._gates = _GATES[kind]
         self._routes: Tensor | None = None
         attention.register_forward_pre_hook(self._bring, with_kwargs=True)
         router.register_forward_hook(self)
@@ -66,21 +65,16 @@ def attach_replay(model: nn.Module) -> None:
 
     Raises ConfigurationError for a model without experts, and for one whose routers are not known here.
     """
-    routers = routers_of(model)
-    if not routers:
-        raise ConfigurationError(NO_EXPERTS.format(model.name_or_path))
-    unknown = sorted({type(router).__name__ for router in routers} - set(_GATES))
-    if unknown:
-        raise ConfigurationError(
-            f"trainer.routing_replay does not know the routers of this model ({unknown[0]}; known: {', '.join(_GATES)}): set it to false"
-        )
+    config = model.config.to_dict()  # type: ignore[operator, union-attr]
+    check_replay(config, model.name_or_path)
     if replays(model):
         return
+    routers = routers_of(model)
     for layer in model.modules():
         attention = [m for m in layer.children() if hasattr(m, "layer_idx")]
         own = [router for router in routers if any(module is router for module in layer.modules())]
         if len(attention) == len(own) == 1:
-            _Layer(attention[0], own[0])
+            _Layer(config["model_type"], attention[0], own[0])
     assert replays(model), "every router lies in a layer with one attention"
 
 

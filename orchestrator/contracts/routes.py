@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import sha256
 
 Routes = npt.NDArray[np.int16]
 
 NOT_RECORDED = -1
+REPLAYED = ("minimax_m2", "qwen3_moe")  # `model_type`s whose routers trainer/replay.py computes
 NO_EXPERTS = "trainer.routing_replay is true, but the policy in {} has no experts: set it to false"
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what architectures call their number
@@ -46,6 +48,10 @@ class Experts:
         """Bytes of one id."""
         return 1 if self.count <= 256 else 2
 
+    def tokens_in(self, size: int) -> int:
+        """How many tokens' routes a rollout server tells in `size` bytes: base64 of int32."""
+        return size * 3 // (16 * self.layers * self.top_k)
+
     def shaped(self, flat: npt.NDArray[np.int32]) -> Routes:
         """int16[n, layers, top_k] of as many ids in a row, in ascending order per layer. ValueError when they do not fit this model."""
         row = self.layers * self.top_k
@@ -71,6 +77,17 @@ class Routed:
         """The first position whose routes are wanted of the weights that go on with it. A server computes a context anew when it takes other
         weights, and what it says then rests on its new routes."""
         return self.tokens if version == self.version else 0
+
+
+def check_replay(config: Mapping[str, Any], directory: object) -> None:
+    """Raise ConfigurationError when the routes of a model with this config.json cannot be replayed."""
+    if Experts.of(config) is None:
+        raise ConfigurationError(NO_EXPERTS.format(directory))
+    if (kind := config.get("model_type")) not in REPLAYED:
+        raise ConfigurationError(
+            f"trainer.routing_replay does not know the routers of the policy in {directory} (its model_type is {kind}; known: "
+            f"{', '.join(REPLAYED)}): set it to false"
+        )
 
 
 def routes_sha(chain: bytes, start: int, layers: int, top_k: int, width: int, routes: bytes) -> bytes:

@@ -82,14 +82,20 @@ def test_a_tokenizer_that_knows_more_ids_than_the_model_is_a_mismatch(tmp_path: 
         check_model(a_model(tmp_path, 1))
 
 
-def test_a_dense_policy_has_no_routes_to_replay(tmp_path: Path) -> None:
+def test_a_policy_whose_routes_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     a_model(tmp_path, 2)
     with pytest.raises(
         ConfigurationError, match=r"trainer\.routing_replay is true, but the policy in .* no experts"
     ):
         check_model(tmp_path, routing_replay=True)
-    mixture = {"vocab_size": 2, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixture = {"model_type": "mixtral", "vocab_size": 2, "num_hidden_layers": 1}
+    mixture |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps(mixture))
+    with pytest.raises(
+        ConfigurationError, match=r"model_type is mixtral; known: minimax_m2, qwen3_moe\): set it to false"
+    ):
+        check_model(tmp_path, routing_replay=True)
+    (tmp_path / "config.json").write_text(json.dumps({**mixture, "model_type": "minimax_m2"}))
     check_model(tmp_path, routing_replay=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.routes import Experts
+from orchestrator.contracts.routes import Experts, check_replay
 from orchestrator.gateway.render.base import Renderer
 from orchestrator.gateway.render.bridged import BridgedRenderer
 from orchestrator.gateway.render.chat_template import ChatTemplate
@@ -37,8 +37,10 @@ def vocabulary(directory: Path) -> int | None:
 
 
 def experts(directory: Path) -> Experts | None:
-    """How the model in `directory` routes; None for a dense one."""
-    return Experts.of(_read_json(directory / "config.json"))
+    """How the model in `directory` routes. ConfigurationError when that cannot be replayed."""
+    config = _read_json(directory / "config.json")
+    check_replay(config, directory)
+    return Experts.of(config)
 
 
 def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.routes import NOT_RECORDED, Routes
+from orchestrator.contracts.routes import NOT_RECORDED, REPLAYED, Routes
 from tests.unit.trainer.forests import FORESTS, llama, minimax_m2, qwen3_moe, seeded
 from tests.unit.trainer.vanilla import Gradients, alone, double_precision_throughout, merged, worst
-from trainer.replay import attach_replay, check_routes, replayed_tokens
+from trainer.replay import _GATES, attach_replay, check_routes, replayed_tokens
 from trainer.routing import Routing, multiplicities, routers_of
 from trainer.samples import Sample
 from trainer.tree.execute import score
@@ -238,8 +238,9 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
         ValueError, match=r"routing_replay is true, but the policy in  has no experts: set it to f"
     ):
         attach_replay(seeded(llama))
-    monkeypatch.setattr("trainer.replay._GATES", {"OtherRouter": None})
-    with pytest.raises(ValueError, match=r"\(Qwen3MoeTopKRouter; known: OtherRouter\): set it to false"):
+    assert set(_GATES) == set(REPLAYED)
+    monkeypatch.setattr("orchestrator.contracts.routes.REPLAYED", ("other",))
+    with pytest.raises(ValueError, match=r"model_type is qwen3_moe; known: other\): set it to false"):
         attach_replay(seeded(qwen3_moe))
 
 
