@@ -129,6 +129,10 @@ class Bus(Protocol):
     def reachable(self) -> bool:
         """Whether the server was there a moment ago: while it is not, nothing arrives and nobody is to blame for it."""
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of the largest message, headers included, that the server takes."""
+
     async def ensure_streams(self) -> list[str]:
         """Create what is missing; return the names of the streams that are missing or new since this bus last looked.
 

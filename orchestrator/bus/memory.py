@@ -199,6 +199,10 @@ class MemoryBus:
     def reachable(self) -> bool:
         return True
 
+    @property
+    def max_payload(self) -> int:
+        return self._max_payload
+
     async def ensure_streams(self) -> list[str]:
         return await self._watch.check()
 

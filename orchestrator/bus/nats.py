@@ -101,6 +101,10 @@ class NatsBus:
         connection = self._link.current
         return connection is not None and not connection.lost.is_set()
 
+    @property
+    def max_payload(self) -> int:
+        return self._link.max_payload
+
     async def ensure_streams(self) -> list[str]:
         return await self._watch.check()
 

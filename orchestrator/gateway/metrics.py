@@ -27,6 +27,12 @@ class Metrics:
             "Steps recorded without their routes, or without those of what they kept: the message would have been too large",
             registry=self.registry,
         )
+        self.routes_untold = Counter(
+            "penstock_gateway_routes_untold",
+            "completions without the routes that were asked for",
+            ["server"],
+            registry=r,
+        )
         self.drift = Counter(
             "penstock_gateway_drift",
             "steps whose record does not fold to the ids that the rollout server saw",

@@ -47,8 +47,8 @@ TEXT_RULE = "text:"
 
 
 class Recorder:
-    """Commits steps of one run. `experts`: of a policy whose routes are recorded. Where they make a step's message larger than `routes_mb`,
-    those of its own tokens alone are, or none."""
+    """Commits steps of one run. `experts`: of a policy whose routes are recorded. Where they make a step's message larger than
+    `routes_bytes`, those of its own tokens alone are, or none."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Recorder:
         stop_ids: frozenset[int],
         metrics: Metrics,
         experts: Experts | None = None,
-        routes_mb: float = 0.0,
+        routes_bytes: int = 0,
     ) -> None:
         self._run = run
         self._experts = experts
-        self._routes_bytes = int(routes_mb * 2**20)
+        self._routes_bytes = routes_bytes
         self._courier = courier
         self._stop_ids = stop_ids
         self._metrics = metrics
@@ -130,21 +130,30 @@ class Recorder:
 
     def _message(self, event: StepRecorded) -> Outgoing:
         """The bus message. Text is a reading of the ids: where it would make the message too large, it is left out."""
-        body = encode(event)
-        while event.routes is not None and len(body) > self._routes_bytes:
-            self._metrics.routes_left_out.inc()
-            log.warning("step.routes_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
-            event = msgspec.structs.replace(event, routes=_own_routes(event, event.routes))
-            body = encode(event)
-        if len(body) > subjects.INLINE_LIMIT_BYTES and event.appended:
+        plain = msgspec.structs.replace(event, routes=None)
+        body = encode(plain)
+        if len(body) > subjects.INLINE_LIMIT_BYTES and plain.appended:
             log.warning("step.text_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
-            body = encode(msgspec.structs.replace(event, appended=[]))
+            plain = msgspec.structs.replace(plain, appended=[])
+            body = encode(plain)
+        if event.routes is not None:
+            body = self._with_routes(plain, event.routes)
         return Outgoing(
             subject=subjects.steps(self._run, str(event.rollout)),
             msg_id=str(MessageKey(event.rollout, event.epoch, event.idx, "step")),
             schema=StepRecorded.schema(),
             body=body,
         )
+
+    def _with_routes(self, plain: StepRecorded, told: StepRoutes) -> bytes:
+        """The message's body with as many of the routes as fit: all, those of the step's own tokens, or none."""
+        body = encode(msgspec.structs.replace(plain, routes=told))
+        if len(body) <= self._routes_bytes:
+            return body
+        self._metrics.routes_left_out.inc()
+        log.warning("step.routes_left_out", rollout=plain.rollout, step=plain.idx, bytes=len(body))
+        body = encode(msgspec.structs.replace(plain, routes=_own_routes(plain, told)))
+        return body if len(body) <= self._routes_bytes else encode(plain)
 
     def _routes(self, generated: Generated, origin: Origin, full_len: int, chain: bytes) -> StepRoutes | None:
         """The routes that no step above has of the same weights, as far as a server told them."""
@@ -258,6 +267,11 @@ def _first_routed(origin: Origin, generated: Generated) -> int:
 def _told(chain: bytes, start: int, layers: int, top_k: int, width: int, raw: bytes) -> StepRoutes:
     sha = routes_sha(chain, start, layers, top_k, width, raw)
     return StepRoutes(start, layers, top_k, width, b64(raw), sha.hex())
+
+
+def routes_limit(routes_mb: float, max_payload: int) -> int:
+    """Bytes of the largest message that routes may make: what is configured, or what the bus takes, with room for headers."""
+    return min(int(routes_mb * 2**20), max_payload - 64 * 2**10)
 
 
 def _own_routes(event: StepRecorded, told: StepRoutes) -> StepRoutes | None:

@@ -30,8 +30,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.clock import clock
 from orchestrator.collector import keep_loaded
 from orchestrator.config import Config
-from orchestrator.contracts.errors import ConfigurationError, ServiceError
-from orchestrator.contracts.routes import NO_EXPERTS
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.failpoints import boundary_sync
 from orchestrator.gateway.admin import AdminRoutes, admin_secret
 from orchestrator.gateway.app import SandboxRoutes, guard
@@ -40,7 +39,7 @@ from orchestrator.gateway.calls import Calls
 from orchestrator.gateway.leases import ServerLease, ServerRows
 from orchestrator.gateway.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.record import Recorder, routes_limit
 from orchestrator.gateway.render import experts, load_renderer, vocabulary
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.servers import ServerPool
@@ -112,8 +111,8 @@ class Gateway:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
         config = settings.config
         renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
-        if config.trainer.routing_replay and experts(settings.model_dir) is None:
-            raise ConfigurationError(NO_EXPERTS.format(settings.model_dir))
+        routed = experts(settings.model_dir) if config.trainer.routing_replay else None
+        routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)
         settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
         secret = admin_secret(settings.admin_secret_file)
         metrics = Metrics()
@@ -123,13 +122,17 @@ class Gateway:
             )
             metrics.spool.set_function(lambda: journal.held_bytes)
             known = vocabulary(settings.model_dir)
-            routed = experts(settings.model_dir) if config.trainer.routing_replay else None
             clients = [
                 await stack.enter_async_context(RolloutServerClient(url, vocabulary=known, experts=routed))
                 for url in settings.server_urls
             ]
             servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
-            pool = ServerPool(servers, metrics, spill_s=config.servers.spill_s)
+            pool = ServerPool(
+                servers,
+                metrics,
+                spill_s=config.servers.spill_s,
+                longest_routed=routed.tokens_in(routes_bytes) if routed is not None else None,
+            )
             courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
             sessions = SessionStore(engine, run_id)
             book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
@@ -140,9 +143,7 @@ class Gateway:
             stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            recorder = Recorder(
-                settings.run, courier, renderer.stop_ids, metrics, routed, config.gateway.routes_mb
-            )
+            recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics, routed, routes_bytes)
             calls = Calls(
                 tasks=tasks,
                 renderer=renderer,

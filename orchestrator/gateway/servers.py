@@ -153,12 +153,22 @@ class Segments:
 
 
 class ServerPool:
-    """Every rollout server of the run."""
+    """Every rollout server of the run. `longest_routed`: tokens of the longest context that is asked for anew as a whole when other weights
+    have computed its routes; None: routes are not recorded."""
 
-    def __init__(self, servers: Sequence[RolloutServer], metrics: Metrics, *, spill_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        servers: Sequence[RolloutServer],
+        metrics: Metrics,
+        *,
+        spill_s: float = 2.0,
+        longest_routed: int | None = None,
+    ) -> None:
         self.servers = list(servers)
         self._metrics = metrics
         self._spill_s = spill_s
+        self._longest_routed = longest_routed
+        self._untold: set[str] = set()  # URLs of servers that were warned about
         self._changed = anyio.Event()
         for server in self.servers:
             server.changed = self._look_again
@@ -201,7 +211,8 @@ class ServerPool:
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
             if not so_far.ids:
-                so_far.routes_from = routed.first_wanted(pinned)
+                anew = len(ids) <= (self._longest_routed or 0)
+                so_far.routes_from = routed.first_wanted(pinned) if anew else routed.tokens
             flight.server, flight.rid = server, rid
             room = params.max_new_tokens - len(so_far.ids)
             left = replace(params, max_new_tokens=watch.segment(room))
@@ -217,6 +228,9 @@ class ServerPool:
                     )
                 if so_far.add(generation, pinned):
                     so_far.seen = with_more(generation.sent, generation.output_ids)
+                    asked_for = self._longest_routed is not None and bool(generation.output_ids)
+                    if asked_for and generation.routes is None:
+                        self._miss_routes(server.url)
                 else:
                     generation = None
             if generation is not None:
@@ -276,6 +290,18 @@ class ServerPool:
                 await server.client.abort(flight.rid)
             except RolloutServerError as error:
                 log.warning("server.abort_failed", server=server.url, error=str(error))
+
+    def _miss_routes(self, url: str) -> None:
+        """Routes were asked for, and none came."""
+        self._metrics.routes_untold.labels(url).inc()
+        if url not in self._untold:
+            self._untold.add(url)
+            log.warning(
+                "server.tells_no_routes",
+                server=url,
+                consequence="tokens train with the experts that the trainer's router chooses",
+                remedy="start it with --enable-return-routed-experts, or set trainer.routing_replay to false",
+            )
 
     async def _admit(self, key: str, flight: Flight) -> RolloutServer | None:
         """The server to send to, once there is one; None when the call is given up before."""

@@ -382,6 +382,7 @@ async def test_who_listens_hears_a_notice(bus: Bus) -> None:
 async def test_a_message_too_large_is_refused_with_the_limit_and_the_way_out(bus: Bus) -> None:
     with pytest.raises(TooLarge, match=r"8,388,608 \(max_payload\).*blob.*sha256"):
         await bus.publish(step(0, body=bytes(8 << 20)))
+    assert bus.max_payload == 8 << 20
     assert await bus.publish(step(0))
 
 

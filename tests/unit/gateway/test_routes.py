@@ -7,13 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from orchestrator.bus import subjects
 from orchestrator.contracts.events import StepRecorded, StepTimings, VersionSpan, decode
 from orchestrator.contracts.ids import Ids, unb64
 from orchestrator.contracts.routes import Experts, Routed, Routes, routes_from_bytes, routes_sha
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.forest import Node, Origin
 from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.record import Recorder, routes_limit
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.servers import Flight, Generated, ServerPool
 from orchestrator.gateway.upstream import (
@@ -70,12 +71,12 @@ class Server:
 
 
 async def generated(
-    script: list[tuple[int, bool, str] | None], routed: Routed
+    script: list[tuple[int, bool, str] | None], routed: Routed, longest: int = len(PROMPT)
 ) -> tuple[Generated, list[int]]:
     server, scripted = RolloutServer(RolloutServerClient("http://127.0.0.1:30000")), Server(script)
     server.admit(1)
     server.send = scripted.send  # type: ignore[method-assign]
-    pool = ServerPool([server], Metrics())
+    pool = ServerPool([server], Metrics(), longest_routed=longest)
     made = await pool.generate(PROMPT, SamplingParams(64), "1:1", Flight(), routed=routed)
     return made, scripted.asked
 
@@ -105,7 +106,7 @@ WIDE = Experts(1, 2, 512)
 
 
 def recorder(experts: Experts | None = WIDE) -> Recorder:
-    return Recorder("run", cast(Any, None), frozenset(), Metrics(), experts, 1.0)
+    return Recorder("run", cast(Any, None), frozenset(), Metrics(), experts, 2**20)
 
 
 def step(routes: Routes | None, routes_from: int) -> Generated:
@@ -127,6 +128,32 @@ async def test_a_context_that_other_weights_routed_is_asked_for_from_its_beginni
     """The server has computed it anew, and what it says rests on that."""
     made, asked = await generated([(3, True, "stop")], Routed(2, 0))
     assert asked == [0] and made.routes_from == 0
+
+
+async def test_a_context_whose_routes_would_not_fit_is_not_asked_for_anew() -> None:
+    _, asked = await generated([(3, True, "stop")], Routed(2, 0), longest=len(PROMPT) - 1)
+    assert asked == [2]
+    assert Experts(48, 8, 128).tokens_in(6 * 2**20) == 3072  # 4 bytes per id, and 4/3 of them in base64
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_server_that_tells_no_routes_is_counted_each_time_and_named_once(
+    recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("orchestrator.gateway.servers.log.warning", lambda event, **_: said.append(event))
+    server, metrics = RolloutServer(RolloutServerClient("http://127.0.0.1:30000")), Metrics()
+    server.admit(1)
+    script: list[tuple[int, bool, str] | None] = [
+        (0, False, "abort"),
+        (3, False, "abort"),
+        (1, False, "stop"),
+    ]
+    server.send = Server(script).send  # type: ignore[method-assign]
+    pool = ServerPool([server], metrics, longest_routed=9 if recorded else None)
+    await pool.generate(PROMPT, SamplingParams(64), "1:1", Flight())
+    untold = metrics.routes_untold.labels(server.url)._value.get()
+    assert (untold, said) == ((2, ["server.tells_no_routes"]) if recorded else (0, []))
 
 
 @pytest.mark.parametrize(
@@ -153,19 +180,22 @@ def test_a_step_records_the_routes_that_no_step_above_has_of_the_same_weights(
     assert told.sha == routes_sha(CHAIN, start, 1, 2, 2, raw).hex()
 
 
-@pytest.mark.parametrize(("limit_kb", "start", "left_out"), [(9, 0, 0), (5, 999, 1), (1, None, 2)])
+@pytest.mark.parametrize(("limit_kb", "start", "left_out"), [(9, 0, 0), (5, 999, 1), (1, None, 1)])
 def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_is_kept(
-    limit_kb: int, start: int | None, left_out: int
+    limit_kb: int, start: int | None, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Recorder("run", cast(Any, None), frozenset(), Metrics(), WIDE, limit_kb / 1024)
+    monkeypatch.setattr(subjects, "INLINE_LIMIT_BYTES", 2048)  # above it without routes, text is left out
+    one = Recorder("run", cast(Any, None), frozenset(), Metrics(), WIDE, limit_kb * 1024)
     origin = Origin(StepKind.CONTINUES, cast(Node, SimpleNamespace(routed=0)), 1000, None)
     told = one._routes(step(rows(1, 0, 1400), 0), origin, 1401, CHAIN)
     event = StepRecorded(
         run="run", rollout=1, attempt=1, epoch=1, idx=1, kind="continues", parent=0, root=0, keep_len=1000,
         state_len=1398, full_len=1401, delta="", action="", logprobs="", spans=[], chain_sha=CHAIN.hex(), row_sha="",
-        sampling={}, finish="stop", parse="ok", routes=told,
+        sampling={}, finish="stop", parse="ok", routes=told, appended=[{"role": "user", "content": "what is two and two"}],
     )  # fmt: skip
-    sent = decode(one._message(event).body, None, StepRecorded).routes
+    message = decode(one._message(event).body, None, StepRecorded)
+    sent = message.routes
+    assert message.appended == event.appended
     assert one._metrics.routes_left_out._value.get() == left_out
     assert (sent is None) == (start is None)
     if sent is None:
@@ -173,6 +203,11 @@ def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_i
     raw = unb64(sent.ids)
     assert sent.start == start and sent.sha == routes_sha(CHAIN, sent.start, 1, 2, 2, raw).hex()
     assert np.array_equal(routes_from_bytes(raw, 1, 2, 2), rows(1, sent.start, 1400))
+
+
+def test_routes_never_make_a_message_that_the_bus_does_not_take() -> None:
+    assert routes_limit(6.0, 8 * 2**20) == 6 * 2**20
+    assert routes_limit(6.0, 2**20) == 2**20 - 64 * 2**10  # NATS as it comes
 
 
 def test_nothing_is_recorded_where_nothing_was_told_or_replay_is_off() -> None:
