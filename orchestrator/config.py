@@ -196,8 +196,8 @@ class GatewaySection(Section):
     `unproven_template`: what to do with a model whose chat template rewrites what was said before, so that a conversation does not extend.
     `refuse` to start, or render every request whole and make it a sample of its own (`per_request`).
     `spool_mb`: recorded steps that Postgres does not have yet are kept in memory and on disk; with so many of them new completions wait.
-    `routes_mb`: with trainer.routing_replay, a step whose message would be larger is recorded without routes, or with fewer; less than the
-    bus takes (the embedded one: 8 MB).
+    `routes_mb`: with trainer.routing_replay, a step whose message would be larger is recorded without routes, or with fewer. Where the bus
+    takes less (an external NATS as it comes: 1 MiB), that holds.
     `replay_hold_s`: how long a resumed program's request that is not on record waits for those that are, before it counts as diverged.
     """
 

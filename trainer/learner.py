@@ -106,6 +106,7 @@ class Learner:
                 cpu_s=time.process_time() - cpu,
                 wall_s=wall_s,
                 seconds=spent | {"loss": max(0.0, wall_s - sum(spent.values()))},
+                replay=self._section.routing_replay,
             )
             spent = {}
             wall, cpu = time.perf_counter(), time.process_time()

@@ -24,8 +24,10 @@ def report(
     cpu_s: float,
     wall_s: float,
     seconds: Mapping[str, float],
+    replay: bool = False,
 ) -> dict[str, Any]:
-    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone, `seconds` by phase."""
+    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone, `seconds` by phase. `replay`: with
+    routing replay, where nothing recorded is a share of 0."""
     shares = metrics.domain_shares
     domains = {
         name: {
@@ -47,7 +49,7 @@ def report(
         "cut_fraction": metrics.cut_fraction,
         "balance_loss": metrics.balance_loss,
         "expert_imbalance": metrics.expert_imbalance,
-        "replayed_share": metrics.replayed_share,
+        "replayed_share": metrics.replayed_share or 0.0 if replay else metrics.replayed_share,
         "route_conflicts": metrics.route_conflicts,
         "bias_range": metrics.bias_range,
         "kl_k1": metrics.kl_k1,

@@ -104,6 +104,14 @@ async def test_recorded_experts_are_replayed_exactly_and_the_biases_move(pool: P
     assert not missed
 
 
+async def test_a_batch_without_any_recorded_route_has_a_replayed_share_of_0(pool: Pool) -> None:
+    run = await pool.run(trainer={"parts": 1, "routing_replay": True})
+    await ready_groups(pool.engine, run, ["a", "b"], Author(vocab=VOCAB))
+    await train_batches(await pool.trainer(run), 1)
+    [told] = await metrics_of(pool)
+    assert told["replayed_share"] == 0.0
+
+
 async def test_routes_of_another_model_make_a_bad_batch(pool: Pool) -> None:
     run = await pool.run(trainer={"parts": 1, "routing_replay": True})
     await ready_groups(pool.engine, run, ["a", "b"], Author(vocab=VOCAB, route=one_expert))
