@@ -52,7 +52,7 @@ class Extent:
 
 FULL = Extent(1.0, 6, 1e12, False, bounded.CASES, 32)
 LONG = Extent(1.0, 6, 1e12, False, bounded.LONG, 32)
-QUICK = Extent(0.3, 5, 1e11, True, bounded.QUICK, 32)
+QUICK = Extent(0.3, 3, 1e11, True, bounded.QUICK, 32)
 
 
 def compare(model: Any, shape: Shape, extent: Extent) -> tuple[list[dict[str, Any]], dict[str, Timed], bool]:
