@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 _FULL_ERRORS = (10023, 10028, 10047, 10077)  # no resources, memory, storage; store failed (limits, disk)
 _NAME_IN_USE = 10058  # somebody created the stream a moment ago
-_PUBLISH_WINDOW = 256  # concurrent publishes of one `publish_many`
+_PUBLISH_WINDOW = 64  # concurrent publishes of one `publish_many`; with a task for each of 256 the same takes a third more CPU time
 _NOTICE_BUFFER = 4096
 
 
