@@ -15,7 +15,9 @@ STEP = StepReading(0, "ill_formed", {"role": "assistant", "content": "<oops"}, F
 def test_the_parts_of_a_reward_add_up_to_its_total_also_of_a_rollout_without_any_step(
     steps: list[StepReading],
 ) -> None:
-    member = GroupMember(1, 0, 1, RolloutState.VERIFIED, FailureClass.COMPLETED, None, 0.5, 1, 10.0, 0.0, steps)
+    member = GroupMember(
+        1, 0, 1, RolloutState.VERIFIED, FailureClass.COMPLETED, None, 0.5, 1, 10.0, 0.0, steps
+    )
     group = TerminalGroup(1, Purpose.RECORD, "general", None, {"agent": {"reference_sec": 20.0}}, [member])
     [reward] = reward_group(group, [0], RewardSettings()).rewards
     assert reward.speed > 0
