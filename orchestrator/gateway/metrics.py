@@ -78,6 +78,12 @@ class Metrics:
             ["server"],
             registry=r,
         )
+        self.weights_refused = Counter(
+            "penstock_gateway_weights_refused",
+            "published versions that were not loaded: not what was published, damaged, gone, or refused by the rollout server",
+            ["server"],
+            registry=r,
+        )
         self.announcements_refused = Counter(
             "penstock_gateway_announcements_refused",
             "messages on policy.<run> that announce no version of this run",

@@ -223,6 +223,7 @@ class Keeper:
                     continue
                 except (SyncFailed, RolloutServerError) as error:
                     line.within = 0.0
+                    self._metrics.weights_refused.labels(server.url).inc()
                     self._tell(line, target)
                     log.warning("sync.failed", server=server.url, version=target.version, error=str(error))
                     await self._say(ServerState.READY if server.ready else ServerState.FAILED, str(error))

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.e2e.audited import no_violations
 from tests.e2e.observer import Observer, observing
 from tests.e2e.stack_rig import Stack
 
@@ -21,6 +22,7 @@ async def ended_well(seen: Observer, stack: Stack) -> None:
     """The run ended with nothing lost, no process met what nobody thought of and, once stopped, nothing is left behind."""
     await seen.until_ended()
     await seen.nothing_lost()
+    await no_violations(stack, seen)
     assert await seen.value("select count(*) from groups where run_id = :run and not done") == 0
     assert stack.signalled(signal.SIGTERM) == 0
     assert stack.tracebacks() == []

@@ -9,11 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from orchestrator.audit import audit
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.embedded.process_spec import ProcessState
 from orchestrator.failpoints import BOUNDARIES
-from orchestrator.pool.engine import Role, open_engine
+from tests.e2e.audited import no_violations
 from tests.e2e.stack_rig import Stack, until
 from tests.failpoints.boundaries import Case, cases
 from tests.failpoints.world import World, at_work
@@ -68,20 +67,9 @@ async def ended_whole(world: World) -> None:
     assert said.returncode == 0, said
     await world.seen.until_ended(PATIENCE_S)
     await world.seen.nothing_lost()
-    config = world.stack.home.connected()
-    async with open_engine(config.services.database_url, Role.READER, size=2, name="audit") as engine:
-        report = await audit(
-            engine,
-            world.seen.run,
-            world.stack.home.policies,
-            world.seen.ledger,
-            alive=world.stack.status().ready(),
-            sandbox_root=world.stack.sandbox_root,
-            workers=world.stack.home.workers,
-        )
+    report = await no_violations(world.stack, world.seen)
     [looked] = [check for check in report.checks if check.name == REMOVED]
     assert not looked.skipped, looked.skipped
-    assert [check for check in report.checks if check.found] == []
 
 
 async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:

@@ -411,6 +411,25 @@ async def test_weights_that_are_not_the_published_ones_never_serve(rig: Rig) -> 
     _, session = await rig.open()
     async with NativeLlm(rig.gateway.url, session.token) as llm:
         await llm.complete([user("oak")])
+    assert measured(rig, "weights_refused_total") >= 1
+
+
+async def test_files_that_are_not_those_of_their_manifest_never_serve(
+    rig: Rig, policies: Policies, tmp_path: Path
+) -> None:
+    await until(lambda: rig.gateway.pool.servers[0].version == 0)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(policies.versions[1].path, damaged)
+    weights = bytearray((damaged / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (damaged / "model.safetensors").unlink()
+    (damaged / "model.safetensors").write_bytes(weights)
+    await rig.publish(1, path=damaged, manifest_sha=policies.versions[1].manifest_sha)
+    await until_row(
+        rig, "SELECT detail FROM rollout_servers WHERE detail LIKE '%does not match its published%'"
+    )
+    assert rig.gateway.pool.servers[0].version == 0 and measured(rig, "weights_refused_total") >= 1
+    assert rig.proxy.sent == []
 
 
 async def test_a_canary_that_differs_keeps_the_server_closed_until_a_good_version_comes(

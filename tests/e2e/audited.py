@@ -1,0 +1,24 @@
+"""The auditor on a stack that a test has hurt."""
+
+from orchestrator.audit import audit
+from orchestrator.audit.findings import Report
+from orchestrator.pool.engine import Role, open_engine
+from tests.e2e.observer import Observer
+from tests.e2e.stack_rig import Stack
+
+
+async def no_violations(stack: Stack, seen: Observer) -> Report:
+    """None of I1–I7, by rows, files, ledger and what is left of sandboxes. The stack must be up."""
+    config = stack.home.connected()
+    async with open_engine(config.services.database_url, Role.READER, size=2, name="audit") as engine:
+        report = await audit(
+            engine,
+            seen.run,
+            stack.home.policies,
+            seen.ledger,
+            alive=stack.status().ready(),
+            sandbox_root=stack.sandbox_root,
+            workers=stack.home.workers,
+        )
+    assert [check for check in report.checks if check.found] == []
+    return report
