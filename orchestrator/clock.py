@@ -32,6 +32,7 @@ class Clock(BaseModel):
     outbox_taken_s: Seconds = 10.0  # a row that a dead relay took is another's after this
     parting_s: Seconds = 0.5  # who stops publishes within this what it kept just before
     resend_s: Seconds = 5.0  # a submission that nobody answered is published again
+    courier_resend_s: Seconds = 30.0  # so is a message that the stream took and the data pool does not have
     # Postgres.
     pool_start_s: Seconds = 10.0  # a process that starts waits so long for a Postgres that is away
     pool_retry_s: Seconds = 5.0  # longest wait between two tries of a transaction

@@ -3,7 +3,7 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | a durable entry per `send` | the journal's fsync | the disk |
-| a publish per entry, again on reconnect, on a new stream and `resend_s` after it was found missing | the bus | NATS |
+| a publish per entry, again on reconnect, on a new stream and `clock.courier_resend_s` after it was found missing | the bus | NATS |
 | a settled entry | `confirm`: the data pool has the effect, or has refused it | the orchestrator's ingest |
 | nothing while the data pool is away: what the stream has is not sent again, what it refuses is kept | Postgres | its return |
 
@@ -46,7 +46,6 @@ class Courier:
         unsendable: Unsendable | None = None,
         *,
         confirm_every_s: float = 0.5,
-        resend_s: float = 30.0,
         linger_s: float = 0.03,
     ) -> None:
         self._journal = journal
@@ -54,7 +53,6 @@ class Courier:
         self._confirm = confirm
         self._unsendable = unsendable
         self._confirm_every_s = confirm_every_s
-        self._resend_s = resend_s
         self._linger_s = linger_s
         self._settled = False  # anything since the last look
         self._sent: set[int] = set()  # entries that the stream has taken
@@ -178,7 +176,10 @@ class Courier:
                 self._sent.discard(entry.n)
                 self._missing.pop(entry.n, None)
             # Counted from an answer of the data pool: while that was away nobody could have ingested it.
-            elif entry.n in self._sent and now - self._missing.setdefault(entry.n, now) >= self._resend_s:
+            elif (
+                entry.n in self._sent
+                and now - self._missing.setdefault(entry.n, now) >= clock().courier_resend_s
+            ):
                 self._sent.discard(entry.n)
                 del self._missing[entry.n]
                 self._wake.set()

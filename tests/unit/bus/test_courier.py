@@ -12,6 +12,7 @@ from orchestrator.bus.base import BusError, Outgoing, TooLarge
 from orchestrator.bus.courier import PAGE, Courier
 from orchestrator.bus.journal import Entry, Journal
 from orchestrator.bus.memory import MemoryBus
+from orchestrator.clock import Clock, ticking
 from orchestrator.progress import boarding
 
 pytestmark = pytest.mark.anyio
@@ -90,8 +91,9 @@ async def post(tmp_path: Path) -> AsyncIterator[Post]:
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     async with Journal.open(tmp_path, limit_bytes=20) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005, resend_s=0.05)
-        tasks.start_soon(courier.run)
+        courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
+        with ticking(Clock(courier_resend_s=0.05)):
+            tasks.start_soon(courier.run)
         yield Post(journal, bus, pool, courier)
         tasks.cancel_scope.cancel()
 
@@ -100,7 +102,7 @@ async def test_while_the_data_pool_is_away_nothing_is_sent_twice_and_nothing_is_
     for n in range(5):
         await post.courier.send(message(n))
     await post.until_given(5)
-    await anyio.sleep(4 * 0.05)  # several times `resend_s`: what must not happen has had its time
+    await anyio.sleep(4 * 0.05)  # several times `courier_resend_s`: what must not happen has had its time
     assert len(post.bus.given) == 5 and len(post.journal.pending()) == 5
     post.pool.has = {entry.n for entry in post.journal.pending()}
     post.pool.back.set()
