@@ -29,7 +29,8 @@ def show(console: Console, directory: Path, found: Results) -> None:
     show_audit(console, found.audit)
     console.print(
         f"everything lies in {directory}: checkpoint {found.run.checkpoint}, curve {curve.name}, logs .penstock/logs\n"
-        f'ask it more: penstock up -c {directory} --only orchestrator &  penstock sql -c {directory} "select …"',
+        f"ask it more: penstock up -c {directory} --only orchestrator   and, beside it,   "
+        f'penstock audit -c {directory} --json   or   penstock sql -c {directory} "select …"',
         highlight=False,
         soft_wrap=True,
     )
