@@ -14,6 +14,7 @@ from orchestrator.chaos import disk, victims
 from orchestrator.chaos.echo import echo
 from orchestrator.chaos.links import Links
 from orchestrator.chaos.plan import DELAY_S, HARNESS, SANDBOX, Fault, Kind
+from orchestrator.chaos.prepare import length_s
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 
@@ -32,7 +33,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Injector:
-    """`scale` divides every length. `clocks` is the directory that the shifted clocks look into."""
+    """`scale` divides every length (prepare.length_s). `clocks` is the directory that the shifted clocks look into."""
 
     home: Home
     links: Links
@@ -65,7 +66,7 @@ class Injector:
     async def do(self, fault: Fault, on: list[ProcessId]) -> float:
         """Returns when it is over: for a kill at once, else when what was taken away is given back. Unix seconds from which recovery counts.
         Raises Gone."""
-        length_s = fault.length_s / self.scale
+        lasts_s = length_s(fault, self.scale)
         match fault.kind:
             case Kind.KILL:
                 return self._kill(on)
@@ -76,28 +77,28 @@ class Injector:
             case Kind.STOP:
                 victims.send(on, signal.SIGSTOP)
                 try:
-                    await anyio.sleep(length_s)
+                    await anyio.sleep(lasts_s)
                 finally:
                     victims.send(on, signal.SIGCONT)
             case Kind.DUPLICATE:
-                with anyio.move_on_after(length_s):
+                with anyio.move_on_after(lasts_s):
                     await echo(self.home.connected().services.nats_url, Random(fault.index))
             case Kind.REORDER:
-                await self._part([key for key in self.links.relays if key[1] == "nats"], fault, length_s)
+                await self._part([key for key in self.links.relays if key[1] == "nats"], fault, lasts_s)
             case Kind.STALL | Kind.CUT | Kind.DELAY:
-                await self._part([(fault.victim, fault.service)], fault, length_s)
+                await self._part([(fault.victim, fault.service)], fault, lasts_s)
             case Kind.DISK:
                 place = self.home.policies
                 try:
                     await anyio.to_thread.run_sync(disk.fill, place)
-                    await anyio.sleep(length_s)
+                    await anyio.sleep(lasts_s)
                 finally:
                     disk.empty(place)
             case Kind.CLOCK:
                 clock = self.clocks / fault.victim
                 try:
                     clock.write_text(str(fault.shift_s))
-                    await anyio.sleep(length_s)
+                    await anyio.sleep(lasts_s)
                 finally:
                     clock.unlink(missing_ok=True)
         return time.time()
@@ -111,11 +112,11 @@ class Injector:
     def _wipe(self) -> None:
         shutil.rmtree(self.home.layout.nats / "jetstream", ignore_errors=True)
 
-    async def _part(self, links: list[tuple[str, str]], fault: Fault, length_s: float) -> None:
+    async def _part(self, links: list[tuple[str, str]], fault: Fault, lasts_s: float) -> None:
         try:
             for link in links:
                 self.links.relays[link].part(fault.kind, delay_s=DELAY_S / self.scale, seed=fault.index)
-            await anyio.sleep(length_s)
+            await anyio.sleep(lasts_s)
         finally:
             for link in links:
                 self.links.relays[link].pass_on()

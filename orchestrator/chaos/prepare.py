@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.chaos.plan import Fault, Kind
 from orchestrator.config import FILE, Config
 from orchestrator.contracts.errors import PenstockError
 
@@ -32,6 +33,15 @@ FLOORS: Final = {
     },
 }  # fmt: skip
 """What no scale makes shorter: a busy machine answers when it can, and silence that is only slowness must not count as death."""
+
+
+OUTAGE_FLOORS: Final = {Kind.STOP: 8.0, Kind.STALL: 7.0, Kind.CUT: 7.0, Kind.DELAY: 7.0}
+"""Seconds. So what a floor keeps long is outlasted at any scale: a lease, the silence of a connection to Postgres, three pings of NATS."""
+
+
+def length_s(fault: Fault, scale: float) -> float:
+    """How long a fault lasts."""
+    return max(fault.length_s / scale, min(fault.length_s, OUTAGE_FLOORS.get(fault.kind, 0.0)))
 
 
 def write_run(directory: Path, *, seed: int, scale: float, model: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from orchestrator.chaos.main import chosen
 from orchestrator.chaos.plan import BLOCK, HOUR_S, LINKS, PROCESSES, SANDBOX, Kind, between, take
+from orchestrator.chaos.prepare import length_s, scaled
+from orchestrator.config import Config
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_seed_others() -> None:
@@ -59,3 +61,15 @@ def test_options_that_leave_no_fault_are_refused() -> None:
 def test_victims_are_dealt_evenly() -> None:
     killed = Counter(fault.victim for fault in take(1, 90) if fault.kind is Kind.KILL)
     assert set(killed.values()) == {10}
+
+
+@pytest.mark.parametrize("scale", [1, 5, 20, 60])
+def test_at_any_scale_an_outage_is_longer_than_what_it_must_outlast(scale: float) -> None:
+    config = scaled(Config(), scale)
+    leases = max(config.rollout.lease_ttl_s, config.servers.lease_ttl_s)
+    clock = config.clock
+    for fault in take(7, 10, least=200):
+        if fault.kind is Kind.STOP:
+            assert length_s(fault, scale) > max(leases, clock.pool_idle_s, clock.gateway_silent_s)
+        elif fault.kind in (Kind.STALL, Kind.CUT, Kind.DELAY):
+            assert length_s(fault, scale) > max(leases, clock.pool_silence_s, 3 * clock.bus_ping_s)
