@@ -33,6 +33,8 @@ TAKEN_ON: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 SLOT = "a free slot"
 ROOM = "room for a sandbox"  # what a slot works on that could not open one
+DRAINS = "the end of its drain"
+GATEWAY_DRAINS = "a gateway that does not drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,29 @@ def culprits(
 
 
 def eased(found: Sequence[Stage], processes: Sequence[ProcessReport]) -> list[Stage]:
-    """The stages, with what only processes know: whoever should lease has no free slot."""
+    """The stages, with what only processes know: whoever should lease has no free slot, or was asked to take nothing."""
     return [_eased(stage, processes) if stage.name in ("lease", "verify") else stage for stage in found]
 
 
 def _eased(stage: Stage, processes: Sequence[ProcessReport]) -> Stage:
     living = _living(stage, processes)
     loops = [loop for _, loop in _responsible(stage, living)]
-    if not stage.late_s or not loops or any(loop.waits_for != SLOT for loop in loops):
+    if (
+        not stage.late_s
+        or not loops
+        or any(loop.waits_for not in (SLOT, DRAINS, GATEWAY_DRAINS) for loop in loops)
+    ):
         return stage
+    if all(loop.waits_for == DRAINS for loop in loops):
+        return replace(
+            stage,
+            late_s=0.0,
+            held=f"every {TAKEN_ON[stage.name][0]} drains: `penstock drain --undo` lets one work again",
+        )
+    if any(loop.waits_for == GATEWAY_DRAINS for loop in loops):
+        return replace(
+            stage, late_s=0.0, held="the gateway drains: `penstock drain --undo` lets it work again"
+        )
     full = sum(loop.item == ROOM for process in living for loop in process.loops)
     held = f"{full} {'slots wait' if full > 1 else 'slot waits'} for room on the sandboxes' disk: free some"
     return replace(stage, late_s=0.0, held=held if full else "every slot is busy")

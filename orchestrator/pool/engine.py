@@ -21,7 +21,7 @@ from orchestrator.pool.transact import passing
 CLOSE_S = 5.0
 LOOK_S = 0.5
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
-REVISION = "0016"
+REVISION = "0020"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
 
 
@@ -133,11 +133,40 @@ def _break_when_silent(connection: Any, _record: object) -> None:
         found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+class OldCode(ServiceError):
+    """The database has contracted since this code: no waiting helps, only newer code."""
+
+
 async def check_revision(connection: AsyncConnection) -> None:
-    """Raise ServiceError unless the database is at this code's revision."""
-    exists = await connection.scalar(text("select to_regclass('alembic_version')"))
-    found = await connection.scalar(text("select version_num from alembic_version")) if exists else None
-    if found != REVISION:
+    """Raise ServiceError unless this code may run on the database: it is at this code's revision, or at a newer one that says of itself
+    (`compatibility`) that code as old as this still may. OldCode where it says otherwise."""
+    found = await revision_of(connection)
+    if found is None or found < REVISION:
         raise ServiceError(
             f"the database is at revision {found or 'none'}, this version of Penstock needs {REVISION}: run `alembic upgrade head`"
         )
+    if found > REVISION:
+        oldest = await _oldest_code(connection)
+        if oldest is None or oldest > REVISION:
+            raise OldCode(
+                f"the database is at revision {found}, on which code older than {oldest or found} cannot run; this is {REVISION}: "
+                "start the version of Penstock that the database was upgraded for"
+            )
+
+
+async def revision_of(connection: AsyncConnection) -> str | None:
+    """The newest migration that was run; None: none yet. Four digits, so that they compare as text."""
+    exists = await connection.scalar(text("select to_regclass('alembic_version')"))
+    found: str | None = (
+        await connection.scalar(text("select version_num from alembic_version")) if exists else None
+    )
+    return found
+
+
+async def _oldest_code(connection: AsyncConnection) -> str | None:
+    """The revision of the oldest code that may run on a database that is newer than this code."""
+    exists = await connection.scalar(text("select to_regclass('compatibility')"))
+    found: str | None = (
+        await connection.scalar(text("select oldest_code from compatibility")) if exists else None
+    )
+    return found

@@ -1,4 +1,5 @@
-"""Presence: each process of a run says in the data pool that it lives and what its loops are doing, for whoever asks what holds a run up.
+"""Presence: each process of a run says in the data pool that it lives and what its loops are doing, for whoever asks what holds a run up; and
+hears what it is ordered (pool.orders).
 
 | produces | waits for | unblocked by |
 |---|---|---|
@@ -6,12 +7,15 @@
 | nothing while Postgres is away: the watchdog names it in the log and in the metrics | Postgres | its return |
 """
 
+import hashlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,13 +24,16 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.metrics import ready
 from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import processes
+from orchestrator.pool.orders import Orders
+from orchestrator.pool.tables import processes, rollout_servers
 from orchestrator.pool.transact import transact
 from orchestrator.progress import looping, pause
 from orchestrator.watchdog import Watchdog, on_watch
 
 BEATS = 12  # per no_progress_s
+QUICKER = 5  # times as often while something drains, and somebody waits for that
 LEAVE_S = 1.0
 FORGOTTEN_S = 24 * 3600.0  # nobody misses a process that has been silent for so long
 
@@ -46,7 +53,8 @@ class LoopReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """One process. `silent_s`: since it was last heard of, on the database's clock; `stopped`: it said that it ends."""
+    """One process. `silent_s`: since it was last heard of, on the database's clock; `stopped`: it said that it ends. `draining`: it is asked
+    to take no new work; `holds`: how much it still has of what drains (pool.draining); `code`: what it runs, None: it does not say."""
 
     host: str
     process: str
@@ -54,6 +62,9 @@ class ProcessReport:
     silent_s: float
     stopped: bool
     loops: Sequence[LoopReport]
+    draining: bool = False
+    holds: Mapping[str, int] = field(default_factory=dict)
+    code: str | None = None
 
     @property
     def kind(self) -> str:
@@ -61,19 +72,32 @@ class ProcessReport:
         return self.process.partition("-")[0]
 
 
+@cache
+def own_code() -> str:
+    """12 hex digits of a sha256 over the orchestrator's Python files, as they lie there when they are first asked for."""
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
 @asynccontextmanager
-async def announced(engine: AsyncEngine, run_id: int) -> AsyncIterator[None]:
-    """While the context is open this process tells the data pool about its board; at the end, that it ends. Without a watchdog there is
-    nothing to tell."""
+async def announced(engine: AsyncEngine, run_id: int, orders: Orders | None = None) -> AsyncIterator[None]:
+    """While the context is open this process tells the data pool about its board; at the end, that it ends. What it is ordered it has heard
+    when the context is entered, and hears again with every heartbeat. Without a watchdog there is nothing to tell."""
     if (dog := on_watch()) is None:
         yield
         return
     failed: Exception | None = None
+    if orders is not None:  # one that died while it drained takes nothing when it comes back
+        await transact(engine, lambda connection: tell(connection, run_id, dog, orders), at="presence.commit")
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_beat, engine, run_id, dog)
+            tasks.start_soon(_beat, engine, run_id, dog, orders)
             try:
-                yield
+                with ready():
+                    yield
             except Exception as error:  # noqa: BLE001  # raised again below, unwrapped
                 failed = error
             tasks.cancel_scope.cancel()
@@ -84,34 +108,44 @@ async def announced(engine: AsyncEngine, run_id: int) -> AsyncIterator[None]:
         raise failed
 
 
-async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog) -> None:
+async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog, orders: Orders | None) -> None:
+    period_s = dog.settings.no_progress_s / BEATS
     with looping("presence") as loop:
         while True:
             loop.works("a heartbeat")
-            await transact(engine, lambda connection: tell(connection, run_id, dog), at="presence.commit")
-            await pause(dog.settings.no_progress_s / BEATS)
+            await transact(
+                engine, lambda connection: tell(connection, run_id, dog, orders), at="presence.commit"
+            )
+            await pause(period_s / QUICKER if orders is not None and orders.any else period_s)
 
 
-async def tell(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
-    """Write the row of this process."""
+async def tell(connection: AsyncConnection, run_id: int, dog: Watchdog, orders: Orders | None = None) -> None:
+    """Write the row of this process, and hear its orders."""
+    holds = await orders.holds(connection) if orders is not None else {}
     row = {
+        "holds": holds or None,
         "pid": os.getpid(),
         "heard": func.clock_timestamp(),
         "stopped": False,
         "loops": reported(dog, time.monotonic()),
+        "code": own_code(),
     }
     new = insert(processes).values(run_id=run_id, host=socket.gethostname(), process=dog.board.process, **row)
     same = (processes.c.pid == os.getpid()) & ~processes.c.stopped
     started = case((same, processes.c.started), else_=func.clock_timestamp())
-    await connection.execute(
-        new.on_conflict_do_update(
-            index_elements=["run_id", "host", "process"], set_={**row, "started": started}
+    told = new.on_conflict_do_update(
+        index_elements=["run_id", "host", "process"], set_={**row, "started": started}
+    ).returning(processes.c.draining)
+    drains = (await connection.scalar(told)) is not None
+    if orders is not None:
+        drained = select(rollout_servers.c.url).where(
+            rollout_servers.c.run_id == run_id, rollout_servers.c.draining.is_not(None)
         )
-    )
+        orders.hear(drains, (await connection.scalars(drained)).all() if orders.of_servers else ())
 
 
 async def leave(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:
-    """This process says that it ends."""
+    """This process says that it ends, and its orders with it."""
     await connection.execute(
         update(processes)
         .where(
@@ -120,7 +154,7 @@ async def leave(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None
             processes.c.process == dog.board.process,
             processes.c.pid == os.getpid(),
         )
-        .values(stopped=True, heard=func.clock_timestamp(), loops=[])
+        .values(stopped=True, heard=func.clock_timestamp(), loops=[], draining=None, holds=None)
     )
 
 
@@ -159,6 +193,9 @@ async def present(connection: AsyncConnection, run_id: int) -> list[ProcessRepor
             float(row.silent),
             row.stopped,
             msgspec.convert(row.loops, list[LoopReport]),
+            row.draining is not None,
+            row.holds or {},
+            row.code,
         )
         for row in rows
     ]

@@ -2,7 +2,7 @@
 
 | stage | open | in order while |
 |---|---|---|
-| dispatch | accepted groups | the queue has no room, admission is closed, one was dispatched lately |
+| dispatch | accepted groups | a bound of the queue holds, admission is closed, one was dispatched lately |
 | lease, verify | rollouts and verifications to be leased | one was leased lately |
 | run | leased rollouts | an attempt's own time |
 | settle | reported rollouts, not all of whose steps are in | |
@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.config import Config
 from orchestrator.contracts.states import GroupState
 from orchestrator.pool.dispatch import view_queue
-from orchestrator.scheduling.admission import QueueSettings, dispatchable
+from orchestrator.scheduling.admission import QueueSettings, binding
 from orchestrator.scheduling.policies import queue_policy
 from orchestrator.scheduling.window import QueueRow
 
@@ -208,8 +208,8 @@ async def _dispatch(
     train = stage.open - others.waiting
     if train and not view.admission_open:
         train, held = 0, "admission is closed"
-    elif train and not dispatchable(view.counts, settings):
-        train, held = 0, "the queue has no room"
+    elif train and (bound := binding(view.counts, settings)) is not None:
+        train, held = 0, bound
     elif train and not sum(view.accepted.values()):
         train, held = 0, "its stage has not begun"
     else:

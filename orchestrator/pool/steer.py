@@ -19,7 +19,7 @@ from orchestrator.pool.course import stage_number
 from orchestrator.pool.ending import cancel_group
 from orchestrator.pool.tables import actions, queue, rollouts, runs
 
-What = Literal["pause", "resume", "cancel", "reweigh", "drop", "retry"]
+What = Literal["pause", "resume", "cancel", "reweigh", "drop", "retry", "drain", "undrain"]
 PAUSED = (
     "paused by"  # how the reason begins when a person closed admission: only that is opened again by a person
 )

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import anyio
@@ -20,6 +21,7 @@ from orchestrator.progress import waiting_for
 
 log = get(__name__)
 T = TypeVar("T")
+_told: ContextVar[list[Callable[[], object]] | None] = ContextVar("told when committed", default=None)
 
 FIRST_WAIT_S = 0.05
 # SQLSTATE classes that say "try again": connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
@@ -53,12 +55,29 @@ def sentence(error: DBAPIError) -> str:
     return str(error.orig).partition("\n")[0].rpartition("'>: ")[2] or type(error.orig).__name__
 
 
+def when_committed(tell: Callable[[], object]) -> None:
+    """Called by the work of a transaction that counts or logs what it did: `tell` is called once, after the commit, and not for a try that was
+    rolled back. Outside of `transact` and `once`: at once."""
+    told = _told.get()
+    if told is None:
+        tell()
+    else:
+        told.append(tell)
+
+
 async def _attempt(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], at: str) -> T:
     began = time.perf_counter()
-    async with engine.begin() as connection:
-        done = await work(connection)
-        if failpoints.directory is not None:
-            await failpoints.reach(f"{at}.before")
+    told: list[Callable[[], object]] = []
+    before = _told.set(told)
+    try:
+        async with engine.begin() as connection:
+            done = await work(connection)
+            if failpoints.directory is not None:
+                await failpoints.reach(f"{at}.before")
+    finally:
+        _told.reset(before)
+    for tell in told:
+        tell()
     measured(PoolMetrics).transaction_s.labels(at).observe(time.perf_counter() - began)
     if failpoints.directory is not None:
         await failpoints.reach(f"{at}.after")

@@ -1,11 +1,14 @@
 """The migrations give what the code declares, run both ways over full tables, and guard what must never change."""
 
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio.to_thread
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config as AlembicConfig
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import DBAPIError
@@ -15,10 +18,11 @@ from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import batches, history, leases
+from orchestrator.pool import engine as engine_module
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.course import Kind, waiting
-from orchestrator.pool.engine import Role, open_engine, sqlalchemy_url
+from orchestrator.pool.engine import MIGRATIONS, REVISION, Role, open_engine, sqlalchemy_url
 from orchestrator.pool.policies import Committed, committed
 from orchestrator.pool.tables import metadata, rollout_servers, sessions
 from orchestrator.scheduling.policies import queue_policy
@@ -143,6 +147,82 @@ async def test_what_each_run_has_trained_is_known_after_the_upgrade(empty_databa
         async with engine.connect() as connection:
             found = [await committed(connection, run.run_id) for run in runs]
     assert found == [Committed(3, 3 * 10 * run.run_id + 0 + 1 + 2) for run in runs]
+
+
+async def test_code_runs_on_a_newer_database_that_has_only_grown_since_and_on_no_other(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_engine(database_url) as owner:
+
+        async def looked() -> None:
+            async with owner.connect() as connection:
+                await engine_module.check_revision(connection)
+
+        await looked()
+        monkeypatch.setattr(engine_module, "REVISION", "9999")
+        with pytest.raises(ServiceError, match="needs 9999: run `alembic upgrade head`"):
+            await looked()
+        monkeypatch.setattr(engine_module, "REVISION", "0016")
+        async with owner.begin() as connection:
+            await connection.execute(text("UPDATE compatibility SET oldest_code = '0016'"))
+        await looked()
+        async with owner.begin() as connection:
+            await connection.execute(text("UPDATE compatibility SET oldest_code = '0017'"))
+        with pytest.raises(
+            ServiceError, match="on which code older than 0017 cannot run; this is 0016: start"
+        ):
+            await looked()
+        async with owner.begin() as connection:
+            await connection.execute(text("DROP TABLE compatibility"))
+        with pytest.raises(ServiceError, match="cannot run; this is 0016"):
+            await looked()
+
+
+CONTRACTION = '''"""One less. Revision: {revision}."""
+
+from alembic import op
+
+revision, down_revision, oldest_code = "{revision}", "{before}", "{oldest}"
+
+
+def upgrade() -> None:
+    op.execute("DROP VIEW window_state")
+
+
+def downgrade() -> None:
+    op.execute("CREATE VIEW window_state AS SELECT 1 AS one")
+'''
+
+
+def contracting(place: Path, url: str, oldest_code: str = REVISION) -> AlembicConfig:
+    """The migrations with one more that contracts, after which code of `oldest_code` and newer may run."""
+    shutil.copytree(MIGRATIONS, place, ignore=shutil.ignore_patterns("__pycache__"))
+    after = f"{int(REVISION) + 1:04}"
+    written = CONTRACTION.format(revision=after, before=REVISION, oldest=oldest_code)
+    (place / "versions" / f"{after}_less.py").write_text(written)
+    config = alembic_config(url)
+    config.set_main_option("script_location", str(place))
+    return config
+
+
+async def test_a_contraction_tells_the_database_how_old_code_may_be_and_its_downgrade_takes_that_back(
+    empty_database_url: str, tmp_path: Path
+) -> None:
+    await anyio.to_thread.run_sync(upgrade_to_head, empty_database_url)
+    config = contracting(tmp_path / "migrations", empty_database_url)
+
+    async def oldest() -> str:
+        async with open_engine(empty_database_url) as owner, owner.connect() as connection:
+            return str(await connection.scalar(text("SELECT oldest_code FROM compatibility")))
+
+    before = await oldest()
+    assert before < REVISION
+    await anyio.to_thread.run_sync(command.upgrade, config, "head")
+    assert await oldest() == REVISION
+    async with open_engine(empty_database_url) as owner, owner.connect() as connection:
+        await engine_module.check_revision(connection)
+    await anyio.to_thread.run_sync(command.downgrade, config, "-1")
+    assert await oldest() == before
 
 
 async def test_every_run_has_a_partition_of_steps_that_can_be_detached_and_dropped(

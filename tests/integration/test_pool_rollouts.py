@@ -420,13 +420,16 @@ async def test_an_evaluation_counts_those_that_ran_out_of_time(engine: AsyncEngi
         assert (await connection.scalars(select(rewards.c.performance))).all() == [0.0]
 
 
-async def test_equal_performance_is_zero_signal_with_its_rewards_kept(engine: AsyncEngine) -> None:
+async def test_equal_performance_is_zero_signal_with_its_rewards_kept_and_no_advantages(
+    engine: AsyncEngine,
+) -> None:
     run, flow, held = await started(engine)
     for lease in held:
         await succeed(flow, run, lease, 1.0)
     assert await group_state(engine, held[0].group_id) == (GroupState.FILTERED, FilterReason.ZERO_SIGNAL)
     async with engine.connect() as connection:
-        assert await connection.scalar(select(func.count()).select_from(rewards)) == 2
+        kept = (await connection.execute(select(rewards.c.performance, rewards.c.advantage))).all()
+        assert kept == [(1.0, None), (1.0, None)]
 
 
 @pytest.mark.parametrize(("pinned", "state"), [(0, GroupState.SCORED), (1, GroupState.FILTERED)])

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.reader_login import LOGIN, reader_login
 from tests.integration.pool_rig import a_row_in_every_table, engine
 
 __all__ = ["engine"]
@@ -135,6 +136,25 @@ async def test_a_login_of_one_role_can_do_what_its_process_needs(
         async with own.connect() as connection:
             assert await connection.scalar(text("SELECT current_user")) == role.value
             assert await connection.scalar(text("SELECT count(*) FROM tasks"))
+
+
+async def test_the_login_that_people_ask_as_can_only_read(engine: AsyncEngine, database_url: str) -> None:
+    run = await a_row_in_every_table(engine)
+    login = await reader_login(database_url)
+    assert urlsplit(login.url).username == LOGIN and login.leaves == ""
+    mine = [statement for role, own in MAY.items() if role is not Role.READER for statement in own]
+    foreign = [s.replace("steps_1", f"steps_{run.run_id}") for s in (*OF_NOBODY, *OF_THE_TRAINER, *mine)]
+    async with open_engine(login.url, Role.READER, size=1) as own:
+        assert {s: state for s in foreign if (state := await refusal(own, s)) not in NOT_ALLOWED} == {}
+        for way_out in ("RESET ROLE", "SET ROLE NONE", "SET SESSION AUTHORIZATION DEFAULT"):
+            assert await refusal(own, way_out, "UPDATE rewards SET performance = 1") in NOT_ALLOWED
+        for other in (
+            *(r.value for r in MAY if r is not Role.READER),
+            "penstock",
+            "pg_execute_server_program",
+        ):
+            assert await refusal(own, f"SET ROLE {other}") == "42501"
+        assert {s: state for s in MAY[Role.READER] if (state := await refusal(own, s))} == {}
 
 
 async def test_every_statement_of_the_list_is_one_that_its_owner_may_make(engine: AsyncEngine) -> None:

@@ -1,19 +1,22 @@
 """Every query of ops/guides/sql-cookbook.md runs as the reader on a real data pool, and its answer there has the columns that the page shows."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.states import FailureClass, Purpose
-from orchestrator.pool import batches, tables
+from orchestrator.pool import batches, runs, tables
 from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
+from tests.integration.evaluations_rig import evaluated
 from tests.integration.pool_rig import engine, small
 
 __all__ = ["engine"]
@@ -25,13 +28,14 @@ RECIPE = re.compile(
     re.M,
 )
 QUERIES = {found["question"]: found for found in RECIPE.finditer(PAGE.read_text())}
-NOT_HERE = {  # what the rows below have none of
+NOT_HERE = (  # what the rows below have none of until `what_is_rare` adds them
     "Did it learn? Held-out success, with 95 % intervals",
     "Do the rollouts of a group only repeat one another?",
     "Which train steps were skipped, and why?",
     "Whose reward looks too easy? (reward hacking suspects)",
     "Which groups gave no signal, and what were they worth?",
-}
+)
+ONE_ROW_EACH = {"groups", "rollouts", "attempts", "rewards"}  # what is asked of all of them reads all of them
 METRICS = {
     "applied": True, "loss": 0.5, "gradient_norm": 1.0, "lr": 1e-5, "entropy": 0.3, "kl_k3": 0.01, "ess": 0.9, "clip_fraction": 0.0,
     "groups": 1, "rollouts": 4, "action_tokens": 50, "tokens_naive": 300, "tokens_merged": 100, "merge_ratio": 3.0,
@@ -86,7 +90,63 @@ async def test_every_query_answers_with_the_columns_of_the_page(reader: AsyncEng
             assert list(found.keys()) == recipe["columns"].split(), question
             if not found.all():
                 empty.add(question)
-    assert empty == NOT_HERE
+    assert empty == set(NOT_HERE)
+
+
+def without_key(plan: dict[str, Any]) -> Iterator[str]:
+    """Tables that a plan reads from end to end."""
+    table, node = plan.get("Relation Name"), plan["Node Type"]
+    if table and (node == "Seq Scan" or (node.startswith("Index") and "Index Cond" not in plan)):
+        yield table
+    for part in plan.get("Plans", ()):
+        yield from without_key(part)
+
+
+async def test_no_question_reads_what_grows_with_steps_and_messages_of_every_run(
+    engine: AsyncEngine, reader: AsyncEngine
+) -> None:
+    read = {}
+    async with engine.connect() as connection:
+        # As of tables that are too large to be read whole: where an index fits, it is taken.
+        await connection.execute(text("SET enable_seqscan = off"))
+        for question, recipe in QUERIES.items():
+            query = f"EXPLAIN (FORMAT JSON) {recipe['query']}"
+            (plan,) = (await connection.exec_driver_sql(query)).scalar_one()
+            read[question] = set(without_key(plan["Plan"])) - ONE_ROW_EACH
+    assert {question: tables for question, tables in read.items() if tables} == {}
+
+
+async def what_is_rare(engine: AsyncEngine) -> None:
+    """Run 1: an evaluation with results, a group that repeats itself, a skipped train step, a success without a good tool call, no signal."""
+    async with engine.begin() as connection:
+        run = await runs.get_run(connection, "cookbook")
+        await dispatch_other(connection, run.run_id, 64)  # the evaluation that nobody answers
+    await evaluated(engine, run, "held", 0, {"coding": (1.0, 0.0)})
+    async with engine.begin() as connection:
+        await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rows are immutable
+        for statement in (
+            "UPDATE attempts SET digest = '\\x07' WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE group_id = 1 AND member < 2)",
+            'UPDATE train_steps SET metrics = metrics || \'{"applied": false, "skip_reason": "nonfinite"}\' WHERE part = 1',
+            "UPDATE tool_calls SET exit_code = 1",
+            "UPDATE groups SET state = 'filtered', reason = 'zero_signal' WHERE group_id = 2",
+        ):
+            await connection.execute(text(statement))
+
+
+async def test_what_is_rare_is_found_where_there_is_some(engine: AsyncEngine, reader: AsyncEngine) -> None:
+    await what_is_rare(engine)
+    found = {}
+    async with reader.connect() as connection:
+        for question in NOT_HERE:
+            rows = (await connection.exec_driver_sql(QUERIES[question]["query"])).mappings().all()
+            assert rows, question
+            found[question] = dict(rows[0])
+    learned, repeats, skipped, easy, dull = (found[question] for question in NOT_HERE)
+    assert (learned["label"], learned["rollouts"], learned["success"]) == ("held", 2, 0.5)
+    assert (repeats["group_id"], repeats["size"], repeats["different"]) == (1, 4, 3)
+    assert (skipped["part"], skipped["skip_reason"]) == (1, "nonfinite")
+    assert (easy["task"], easy["went_well"]) == ("a", 0)
+    assert (dull["domain"], dull["groups"], dull["performance"]) == ("coding", 1, 0.25)
 
 
 async def test_a_summary_says_what_the_tables_say(reader: AsyncEngine) -> None:

@@ -6,6 +6,7 @@ Conventions: every key carries run_id; token ids are little-endian int32 and log
 """
 
 from orchestrator.pool.columns import metadata
+from orchestrator.pool.tables.compatibility import compatibility
 from orchestrator.pool.tables.history import actions, counters, processes, transitions
 from orchestrator.pool.tables.rewards import rewards, verdicts
 from orchestrator.pool.tables.rollouts import artifacts, attempts, groups, resumes, rollouts
@@ -37,6 +38,7 @@ __all__ = [
     "batch_items",
     "batch_rollouts",
     "batches",
+    "compatibility",
     "counters",
     "dead_letters",
     "groups",

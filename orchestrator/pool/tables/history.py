@@ -5,6 +5,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
+from orchestrator.pool.columns import moment as _moment
 from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
@@ -52,7 +53,9 @@ actions = Table(
         nullable=False,
         comment="user@host of the process that was told, and by which way",
     ),
-    Column("what", Text, nullable=False, comment="pause, resume, cancel, reweigh, drop or retry"),
+    Column(
+        "what", Text, nullable=False, comment="pause, resume, cancel, reweigh, drop, retry, drain or undrain"
+    ),
     Column("target", Text, nullable=False, comment="on what: queue, group 7, message 7"),
     Column("before", JSONB(none_as_null=True), comment="what was so before, as far as the action changed it"),
     Column("after", JSONB(none_as_null=True), comment="what is so since"),
@@ -99,6 +102,17 @@ processes = Table(
         JSONB,
         nullable=False,
         comment="what each loop works on and waits for; seconds since when (age_s), seconds without progress (stuck_s)",
+    ),
+    _moment("draining", "since when a person asks it to take no new work; null: it may"),
+    Column(
+        "holds",
+        JSONB(none_as_null=True),
+        comment="how much it still holds of what drains, since it has heard of that: of its own under self, calls by the URL of their server",
+    ),
+    Column(
+        "code",
+        Text,
+        comment="what code it runs: 12 digits of a sha256 over the orchestrator's files; null: code from before there was this",
     ),
     PrimaryKeyConstraint("run_id", "host", "process"),
     comment="The processes of a run: when each was last heard of, and what its loops work on and wait for.",

@@ -111,6 +111,14 @@ groups = Table(
     Index("groups_of_kind", "run_id", "difficulty", "domain", "group_id", postgresql_where=_OF_KIND),
     Index("groups_dead", "run_id", "group_id", postgresql_where=_DEAD),
     Index("groups_other", "run_id", "group_id", postgresql_where=_OTHER),
+    Index(
+        "groups_eval",
+        "run_id",
+        text("coalesce(label, '')"),
+        "pinned_version",
+        postgresql_include=["label", "size", "done", "group_id", "ended"],
+        postgresql_where=text("purpose = 'eval'"),
+    ),
     comment="One accepted submission = one group = one terminal state. seq is the dispatch order of train groups.",
     postgresql_with={"fillfactor": "85"},
 )

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from orchestrator.contracts.states import ServerState
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
+from orchestrator.pool.columns import moment as _moment
 from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
@@ -58,6 +59,7 @@ sessions = Table(
         server_default="false",
         comment="as its scaffold is declared: another lease may go on from its recorded steps",
     ),  # as its scaffold is declared
+    Column("gateway", Text, comment="the gateway that has it, as in rollout_servers.owner"),
     _one_of("state", ["open", "sealed", "closed"]),
     Index(None, "rollout_id", "attempt"),
     comment="Capabilities of harnesses at the gateway; only the sha256 of a token is stored.",
@@ -82,6 +84,7 @@ rollout_servers = Table(
     Column("version", Integer, comment="the policy version that it serves; null: none yet"),
     Column("detail", Text, comment="what is wrong, in words"),
     _now("changed", "when the row last changed"),
+    _moment("draining", "since when a person asks that it gets no new calls; null: it may"),
     UniqueConstraint("run_id", "url"),
     _one_of("state", ServerState),
     comment="Rollout servers of a run, owned by one gateway at a time; version is what serves after a passed canary.",

@@ -1,0 +1,190 @@
+"""Old and new code work side by side on one database while an upgrade rolls: a migration expands the schema or contracts it, never both, and
+one that contracts says how old code may be from then on (ops/guides/upgrade.md).
+
+What only adds is an expansion: code that knows nothing of it goes on. What drops, renames, or refuses rows that were good before is a
+contraction.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.pool.engine import MIGRATIONS, REVISION
+
+VERSIONS = sorted((MIGRATIONS / "versions").glob("[0-9]*.py"))
+SINCE = "0017"  # the rule's first revision; what was before it is history
+
+ADDS = {"create_table", "create_index", "add_column", "create_table_comment"}
+CONTRACTS = {
+    "drop_table", "drop_column", "drop_index", "drop_table_comment", "rename_table",
+    "create_check_constraint", "create_unique_constraint", "create_foreign_key", "create_primary_key", "create_exclude_constraint",
+}  # fmt: skip
+# In the text of statements. What is made again under its name was only changed.
+SQL_ADDS = re.compile(r"\b(CREATE|ADD COLUMN|INSERT INTO|GRANT)\b", re.I)
+SQL_CONTRACTS = re.compile(
+    r"\bDROP\s+(?!NOT\s+NULL|DEFAULT)(?P<what>[A-Z]+(?:\s+VIEW)?)\s+(?:IF\s+EXISTS\s+)?(?P<name>\w*)"
+    r"|\bRENAME\b|\bSET\s+NOT\s+NULL\b|\bALTER\s+COLUMN\s+\w+\s+(?:SET\s+DATA\s+)?TYPE\b|\bADD\s+(?:CONSTRAINT|CHECK|UNIQUE|FOREIGN)\b|\bREVOKE\b",
+    re.I,
+)
+
+STATEMENT = re.compile(r"\s*(?:CREATE|ALTER|DROP|GRANT|REVOKE|INSERT|UPDATE|DELETE|DO|SET|WITH|SELECT)\s")
+
+
+def upgrade_of(source: str) -> ast.FunctionDef:
+    module = ast.parse(source)
+    return next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "upgrade")
+
+
+def assigned(source: str, name: str) -> str | None:
+    """The value of a constant of the module."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in node.targets
+        ):
+            return str(ast.literal_eval(node.value))
+    return None
+
+
+def _keywords(call: ast.Call) -> dict[str, ast.expr]:
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+
+
+def _is(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def contractions(source: str) -> Iterator[str]:
+    """What the upgrade of a migration takes away or demands."""
+    upgrade = upgrade_of(source)
+    for call in (node for node in ast.walk(upgrade) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        given = _keywords(call)
+        if name in CONTRACTS:
+            yield name
+        if name == "alter_column" and (
+            "new_column_name" in given or "type_" in given or _is(given.get("nullable"), False)
+        ):
+            yield f"alter_column {', '.join(given)}"
+        if name == "add_column":
+            for column in (each for each in call.args if isinstance(each, ast.Call)):
+                told = _keywords(column)
+                if _is(told.get("nullable"), False) and "server_default" not in told:
+                    yield "add_column that is not null and has no default"
+    text = sql(source)
+    for found in SQL_CONTRACTS.finditer(text):
+        what, name = found["what"], found["name"]
+        if what and re.search(rf"\bCREATE\s+(?:OR\s+REPLACE\s+)?{what}\s+{name}\b", text, re.I):
+            continue
+        yield found[0]
+
+
+def expansions(source: str) -> Iterator[str]:
+    """What the upgrade of a migration adds."""
+    for call in (node for node in ast.walk(upgrade_of(source)) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ADDS:
+            yield call.func.attr
+    text = sql(source)
+    again = {found["name"].lower() for found in SQL_CONTRACTS.finditer(text) if found["name"]}
+    for found in SQL_ADDS.finditer(text):
+        made = re.match(r"CREATE\s+(?:OR\s+REPLACE\s+)?\w+\s+(\w+)", text[found.start() :], re.I)
+        if made is None or made[1].lower() not in again:
+            yield found[0]
+
+
+def sql(source: str) -> str:
+    """The statements in the upgrade and in what stands above it, with those of the files that they name; quoted text and comments apart."""
+    module = ast.parse(source)
+    said = []
+    for body in module.body[1:]:  # without the docstring
+        if isinstance(body, ast.FunctionDef) and body.name == "downgrade":
+            continue
+        for node in ast.walk(body):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value for part in node.values if isinstance(part, ast.Constant))
+                said.append("x".join(map(str, parts)))
+    files = [(MIGRATIONS / "sql" / text).read_text() for text in said if re.fullmatch(r"[\w.]+\.sql", text)]
+    statements = [text for text in said if STATEMENT.match(text)]
+    return re.sub(r"--[^\n]*|'(?:[^']|'')*'", "''", "\n".join([*statements, *files]))
+
+
+def test_revisions_are_four_digits_one_after_the_other_so_that_they_compare_as_text() -> None:
+    found = [
+        (assigned(path.read_text(), "revision"), assigned(path.read_text(), "down_revision"))
+        for path in VERSIONS
+    ]
+    assert [revision for revision, _ in found] == [f"{n:04}" for n in range(1, len(VERSIONS) + 1)]
+    assert [before for _, before in found] == ["None", *(f"{n:04}" for n in range(1, len(VERSIONS)))]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in VERSIONS if path.name >= SINCE], ids=lambda path: path.stem
+)
+def test_a_migration_that_contracts_says_so_and_adds_nothing(path: Path) -> None:
+    source = path.read_text()
+    taken, added, oldest = (
+        list(contractions(source)),
+        list(expansions(source)),
+        assigned(source, "oldest_code"),
+    )
+    if taken:
+        assert oldest is not None, (
+            f'{path.name} contracts ({taken}): say oldest_code = "NNNN", which code may still run'
+        )
+        assert not added, f"{path.name} contracts ({taken}) and expands ({added}): make two revisions of it"
+    if oldest is not None:
+        assert re.fullmatch(r"\d{4}", oldest) and oldest <= (assigned(source, "revision") or "") <= REVISION
+        assert taken, f"{path.name} says oldest_code and takes nothing away"
+
+
+def a_migration(*lines: str) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    head = '"""What."""\n\nimport sqlalchemy as sa\nfrom alembic import op\n\n\n'
+    return f'{head}def upgrade() -> None:\n{body}\n\n\ndef downgrade() -> None:\n    op.drop_table("x")\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'op.drop_column("queue", "shares")',
+        'op.drop_index("groups_dead", "groups")',
+        'op.rename_table("queue", "line")',
+        'op.alter_column("queue", "shares", nullable=False)',
+        'op.alter_column("queue", "shares", new_column_name="weights")',
+        'op.add_column("queue", sa.Column("shares", sa.Text(), nullable=False))',
+        'op.create_unique_constraint("one", "queue", ["run_id"])',
+        'op.execute("ALTER TABLE queue DROP COLUMN shares")',
+        'op.execute("ALTER TABLE queue ALTER COLUMN shares SET NOT NULL")',
+        'op.execute("DROP VIEW IF EXISTS window_state")',
+        'op.execute("ALTER TABLE queue RENAME COLUMN shares TO weights")',
+        'op.execute("REVOKE SELECT ON queue FROM penstock_reader")',
+    ],
+)  # fmt: skip
+def test_what_old_code_could_not_bear_is_seen_as_a_contraction(line: str) -> None:
+    assert list(contractions(a_migration(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'op.add_column("queue", sa.Column("shares", sa.Text()))',
+        'op.add_column("queue", sa.Column("shares", sa.Text(), nullable=False, server_default="x"))',
+        'op.create_index("groups_dead", "groups", ["run_id"])',
+        'op.execute("CREATE OR REPLACE VIEW window_state AS SELECT 1 AS one")',
+    ],
+)  # fmt: skip
+def test_what_only_adds_is_an_expansion(line: str) -> None:
+    assert not list(contractions(a_migration(line))) and list(expansions(a_migration(line)))
+
+
+def test_what_is_dropped_and_made_again_under_its_name_was_only_changed() -> None:
+    source = a_migration(
+        'op.execute("DROP VIEW window_state; CREATE VIEW window_state AS SELECT 1 AS one, 2 AS two")'
+    )
+    assert not list(contractions(source)) and not list(expansions(source))
+    relaxed = a_migration('op.execute("ALTER TABLE queue ALTER COLUMN shares DROP NOT NULL")')
+    assert not list(contractions(relaxed))
