@@ -143,7 +143,8 @@ class SandboxSpec:
     `files`: absolute path inside (below a `WRITABLE` or `PLACED` directory) → file, there before any program
     runs. `binds`: host path → absolute path inside, read-only, visible to the sandbox's unprivileged user.
     `gateway_socket`: host path of a Unix socket with mode 0666, alone in its directory: the directory is what
-    is bound, so that a gateway that starts again is reachable for programs that already run. `env` is added
+    is bound, so that a gateway that starts again is reachable for programs that already run. `gateway_address`: host:port by which sandboxes on
+    other machines reach the same gateway; empty: not known. `env` is added
     to `DEFAULT_ENV`; nothing of the host's is. `directories`: absolute paths below a `WRITABLE` directory, made
     if missing. `cwd`: where programs begin that are not told otherwise.
 
@@ -155,6 +156,7 @@ class SandboxSpec:
     files: Mapping[str, File] = field(default_factory=dict)
     binds: Mapping[Path, str] = field(default_factory=dict)
     gateway_socket: Path | None = None
+    gateway_address: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
     cwd: str = WORK
@@ -298,6 +300,7 @@ class Provider(Protocol):
     """False if programs can see or touch the host: development only."""
     containers: bool
     """Whether it builds images: any Dockerfile then, by `SandboxSpec.build`, not only what needs no engine."""
+    # A provider may say `own_system = True`: around the places above, programs find an image's files, not this machine's.
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` where its disk has no room for it."""

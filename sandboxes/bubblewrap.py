@@ -37,7 +37,7 @@ _NAMESPACES = [
 ]
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
-_ETC_FILES = {
+ETC_FILES = {
     "passwd": "root:x:0:0::/:/usr/sbin/nologin\nagent:x:1000:1000::/home/agent:/bin/sh\n",
     "group": "root:x:0:\nagent:x:1000:\n",
     "hosts": "127.0.0.1 localhost sandbox\n",
@@ -54,7 +54,7 @@ _TAKEN = (
     "/run/penstock",
     "/run/penstock-host",
 )
-_SOCKET_DIRECTORY = "/run/penstock-host"
+SOCKET_DIRECTORY = "/run/penstock-host"
 
 
 class BubblewrapProvider:
@@ -79,7 +79,8 @@ class BubblewrapProvider:
 
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        _check(spec)
+        refuse_build(spec)
+        check_spec(spec)
         if not self._ready:
             await anyio.to_thread.run_sync(self._prepare)
         appoint(self._root)
@@ -173,8 +174,8 @@ class BubblewrapSandbox(DirectorySandbox):
         for outside, inside in self.spec.binds.items():
             options += ["--ro-bind", str(outside.resolve()), inside]
         if (socket := self.spec.gateway_socket) is not None:
-            options += ["--ro-bind", str(socket.parent.resolve()), _SOCKET_DIRECTORY]
-            options += ["--symlink", f"{_SOCKET_DIRECTORY}/{socket.name}", GATEWAY_SOCKET]
+            options += ["--ro-bind", str(socket.parent.resolve()), SOCKET_DIRECTORY]
+            options += ["--symlink", f"{SOCKET_DIRECTORY}/{socket.name}", GATEWAY_SOCKET]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def _create(self) -> None:
@@ -184,7 +185,7 @@ class BubblewrapSandbox(DirectorySandbox):
             etc.mkdir()
             etc.chmod(0o755)
             (etc / "alternatives").mkdir()
-            for name, text in _ETC_FILES.items():
+            for name, text in ETC_FILES.items():
                 (etc / name).write_text(text)
                 (etc / name).chmod(0o644)
             for path in _ETC[1:]:  # mount points for files must exist in a read-only directory
@@ -210,9 +211,8 @@ def _missing_tools() -> tuple[str, ...]:
     )
 
 
-def _check(spec: SandboxSpec) -> None:
+def check_spec(spec: SandboxSpec) -> None:
     """`ValueError` for what the caller got wrong, before anything is made."""
-    refuse_build(spec)
     for outside, inside in spec.binds.items():
         if os.path.normpath(inside) != inside or not inside.startswith("/") or _overlaps(inside):
             raise ValueError(

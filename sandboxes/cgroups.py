@@ -99,6 +99,21 @@ def from_directories(directories: Sequence[str]) -> Cgroup:
     return Cgroup(1 if len(directories) > 1 else 2, tuple(Path(directory) for directory in directories))
 
 
+def of_process(pid: int, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup | None:
+    """The group that somebody else made and put the process into; None in the topmost one, or where there are no groups. OSError when it is gone."""
+    within: dict[str, str] = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        within |= {name: path.lstrip("/") for name in controllers.split(",")}
+    for found in candidates(mountinfo.read_text()):
+        names = ("",) if found.version == 2 else _V1_CONTROLLERS
+        paths = [within.get(name, "") for name in names]
+        if all(paths):
+            directories = (mount / path for mount, path in zip(found.mounts, paths, strict=True))
+            return Cgroup(found.version, tuple(directories))
+    return None
+
+
 def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None:
     """What works here: version 2 if it carries memory and pids, else version 1, else nothing."""
     for candidate in candidates(mountinfo.read_text()):

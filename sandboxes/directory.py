@@ -69,6 +69,15 @@ class DirectorySandbox(ABC):
     def limits(self) -> Limits:
         return self.spec.limits
 
+    @property
+    def begins(self) -> str:
+        """Where programs begin that are not told otherwise."""
+        return self.spec.cwd
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """All variables of a program that is given `env`."""
+        return {**DEFAULT_ENV, **self.spec.env, **env}
+
     @abstractmethod
     def launch(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, bounds: Bounds, stdin: bytes | None
@@ -104,7 +113,7 @@ class DirectorySandbox(ABC):
         cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> Process:
-        cwd = self.spec.cwd if cwd is None else cwd
+        cwd = self.begins if cwd is None else cwd
         if not argv or not cwd.startswith("/"):
             raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
         if self._tasks is None:
@@ -115,8 +124,7 @@ class DirectorySandbox(ABC):
             self.directory / "files",
             self.cgroup,
         )
-        merged = {**DEFAULT_ENV, **self.spec.env, **(env or {})}
-        program = spawn(partial(self.launch, argv, merged, cwd, bounds, stdin))
+        program = spawn(partial(self.launch, argv, self.environment(env or {}), cwd, bounds, stdin))
         if isinstance(program, Unstartable):
             return program
         self._programs.add(program)

@@ -31,6 +31,37 @@ def working_as(name: str) -> Iterator[None]:
         _WORKER.reset(token)
 
 
+@dataclass(slots=True)
+class Work:
+    """What sandboxes are opened for: one try at one rollout, under one lease. `kind`: attempt or verification. `opened`: how many were so far,
+    so that each has a name of its own, and the same one however often it is asked for."""
+
+    run: str
+    rollout: int
+    attempt: int
+    epoch: int
+    kind: str
+    opened: int = 0
+
+
+_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+
+
+@contextmanager
+def working_on(work: Work) -> Iterator[None]:
+    """Sandboxes that are opened within are for `work`: providers elsewhere name and label them so."""
+    token = _WORK.set(work)
+    try:
+        yield
+    finally:
+        _WORK.reset(token)
+
+
+def work() -> Work | None:
+    """What this task works on, or None: nobody said."""
+    return _WORK.get()
+
+
 def worker() -> str:
     """As whom this task works; empty: nobody said."""
     return _WORKER.get()

@@ -45,8 +45,8 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
     """
     if not root.is_dir():
         return Reaped(0, 0)
-    with _alone(root, patience_s) as alone:
-        if not alone:
+    with alone(root, patience_s) as ours:
+        if not ours:
             return Reaped(0, 0, (f"somebody else has been cleaning up {root} for {patience_s:g} s",))
         _sweep(root)
         removed = processes = 0
@@ -63,8 +63,8 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
 
 
 @contextmanager
-def _alone(root: Path, patience_s: float) -> Iterator[bool]:
-    """Whether nobody else cleans up meanwhile. Never waits for ever: whoever holds the lock may be stopped."""
+def alone(root: Path, patience_s: float) -> Iterator[bool]:
+    """Whether nobody else cleans up `root` meanwhile. Never waits for ever: whoever holds the lock may be stopped."""
     deadline = time.monotonic() + patience_s
     with (root / "reap.lock").open("w") as lock:
         while True:

@@ -51,7 +51,8 @@ NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}."""
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all that programs without a network need. Not vsock, packet, alg, bluetooth …"""
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+TERMINAL = (0x5412, 0x541C)
+"""TIOCSTI, TIOCLINUX: input pushed into a terminal."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 _X32 = 0x4000_0000
@@ -91,8 +92,8 @@ def program(machine: str | None = None) -> bytes | None:
     code += [_op(_EQUAL, socket, no=2 + len(FAMILIES) + 1), _op(_LOAD, 16)]
     code += [_op(_EQUAL, family, yes=len(FAMILIES) - i) for i, family in enumerate(FAMILIES)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
-    code += [_op(_EQUAL, ioctl, no=4), _op(_LOAD, 24), _op(_EQUAL, _TIOCSTI, yes=1)]
-    code += [_op(_EQUAL, _TIOCLINUX, no=1), _op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
+    code += [_op(_EQUAL, ioctl, no=4), _op(_LOAD, 24), _op(_EQUAL, TERMINAL[0], yes=1)]
+    code += [_op(_EQUAL, TERMINAL[1], no=1), _op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
     return b"".join(code)
 
 

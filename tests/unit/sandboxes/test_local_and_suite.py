@@ -74,5 +74,5 @@ async def test_the_suite_finds_a_provider_that_only_claims_to_isolate(root: Path
 def test_providers_are_found_by_name_and_an_unknown_name_lists_them() -> None:
     assert isinstance(load("sandboxes.bubblewrap:BubblewrapProvider"), Provider)
     assert isinstance(load("bubblewrap"), BubblewrapProvider)
-    with pytest.raises(ValueError, match="there are bubblewrap, local"):
+    with pytest.raises(ValueError, match="there are bubblewrap, container, kubernetes, local"):
         load("nosuch")

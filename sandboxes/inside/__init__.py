@@ -1,0 +1,28 @@
+"""What runs inside a pod: a keeper, process 1, and a process of its own for every program. Shipped as one file; needs Python 3.11 there and nothing
+else. See keeper.py for the picture."""
+
+from __future__ import annotations
+
+import functools
+import io
+import zipfile
+from pathlib import Path
+
+_MODULES = ("__init__", "base", "tree", "artifacts", "procfs", "seccomp", "inside/__init__", "inside/frames", "inside/keeper",
+            "inside/program", "inside/confine", "inside/pipe")  # fmt: skip
+_MAIN = "import sys\nfrom importlib import import_module\nimport_module(f'sandboxes.inside.{sys.argv[1]}').main()\n"
+_WHEN = (1980, 1, 1, 0, 0, 0)
+
+
+@functools.cache
+def bundle() -> bytes:
+    """The file: `python3 -IS FILE keeper|program|pipe`. The same bytes for the same sources."""
+    packed = io.BytesIO()
+    root = Path(__file__).resolve().parents[1]
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py", _WHEN), _MAIN)
+        for name in _MODULES:
+            entry = zipfile.ZipInfo(f"sandboxes/{name}.py", _WHEN)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, (root / f"{name}.py").read_bytes())
+    return packed.getvalue()

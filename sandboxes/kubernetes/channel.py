@@ -1,0 +1,182 @@
+"""The line to a pod's keeper: one exec of the pod, over a websocket (v5.channel.k8s.io, or v4), made again whenever it is lost.
+
+Requests are answered once, however often the line was lost: what was not answered is asked again. Programs go on meanwhile (keeper.py).
+
+| waits for | unblocked by |
+|---|---|
+| an answer | the keeper; `settings.ttl_s / 2` without a line |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import anyio
+
+from sandboxes.base import SandboxError
+from sandboxes.inside.frames import Reader, frame
+from sandboxes.kubernetes.api import Api, ApiError
+from sandboxes.kubernetes.objects import BUNDLE, CONTAINER
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
+_PIECE = 1 << 16
+_BEAT_S = 15.0
+_AGAIN_S = 0.1
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Channel:
+    """`pushed` is told what the keeper says unasked; `joined` is called on every new line, before anything else is sent."""
+
+    def __init__(
+        self, api: Api, pod: str, pushed: Callable[[dict[str, Any], bytes], Awaitable[None]], joined: Callable[[], Awaitable[None]]
+    ) -> None:  # fmt: skip
+        self._api, self._pod, self._pushed, self._joined = api, pod, pushed, joined
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._lock = asyncio.Lock()
+        self._failed: SandboxError | None = None
+        self.lines = 0
+        self.up = anyio.Event()
+
+    async def run(self, why_lost: Callable[[], Awaitable[SandboxError | None]]) -> None:
+        """Keep the line until cancelled or given up. `why_lost` says whether the pod is gone for good, and why."""
+        settings = self._api.settings
+        since = time.monotonic()
+        while True:
+            try:
+                await self._line()
+                since = time.monotonic()
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                lost: SandboxError | None = SandboxError(
+                    f"the line to the pod {self._pod} is lost: {error or type(error).__name__}"
+                )
+            else:
+                lost = SandboxError(f"the line to the pod {self._pod} is lost")
+            gone = await why_lost()
+            if gone is not None or time.monotonic() - since > settings.ttl_s / 2:
+                self.give_up(gone or lost or SandboxError("lost"))
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    def give_up(self, error: SandboxError) -> None:
+        """Everybody who waits, and who asks from now on, is told."""
+        self._failed = error
+        for _, future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be left to hear it
+
+    @property
+    def failed(self) -> SandboxError | None:
+        return self._failed
+
+    async def _line(self) -> None:
+        """One line, from its making to its end."""
+        query = [("command", word) for word in ("python3", "-IS", BUNDLE, "pipe")]
+        query += [("container", CONTAINER), ("stdin", "1"), ("stdout", "1"), ("stderr", "1")]
+        url = self._api.url(f"pods/{self._pod}/exec")
+        try:
+            socket = await self._api.session.ws_connect(
+                url, params=query, protocols=PROTOCOLS, headers=self._api.headers(), max_msg_size=0, heartbeat=_BEAT_S
+            )  # fmt: skip
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 403:
+                raise SandboxError(
+                    f"the Kubernetes API refuses pods/exec of {self._pod}: give its account create and get"
+                ) from error
+            raise
+        try:
+            if socket.protocol not in PROTOCOLS:
+                raise SandboxError(
+                    "the API server speaks no websocket protocol of pods/exec that is known here: it needs Kubernetes 1.30"
+                )
+            self._socket = socket
+            self.lines += 1
+            receiving = asyncio.create_task(self._receive(socket))
+            try:
+                await self._joined()
+                for data, future in list(self._waiting.values()):
+                    if not future.done():
+                        await self._send(data)
+                self.up.set()
+                await receiving
+            finally:
+                receiving.cancel()
+        finally:
+            self._socket = None
+            await socket.close()
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        frames, complaints = Reader(), b""
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                continue
+            kind, data = message.data[0], message.data[1:]
+            if kind == STDOUT:
+                for told, body in frames.feed(data):
+                    await self._take(told, body)
+            elif kind == STDERR:
+                complaints = (complaints + data)[-2000:]
+            elif kind == STATUS:
+                said = json.loads(data)
+                if said.get("status") != "Success":
+                    raise OSError(
+                        f"{said.get('message', '')} {complaints.decode(errors='replace').strip()[-300:]}".strip()
+                    )
+                return
+
+    async def _take(self, told: dict[str, Any], body: bytes) -> None:
+        if "id" in told:
+            known = self._waiting.pop(told["id"], None)
+            if known is not None and not known[1].done():
+                known[1].set_result((told, body))
+        else:
+            await self._pushed(told, body)
+
+    async def _send(self, data: bytes) -> None:
+        async with self._lock:  # frames must not mix
+            socket = self._socket
+            if socket is None:
+                raise ConnectionResetError
+            for at in range(0, len(data), _PIECE):
+                await socket.send_bytes(b"\0" + data[at : at + _PIECE])
+
+    async def tell(self, message: dict[str, Any], body: bytes = b"") -> None:
+        """Say something that is not answered; lost with the line."""
+        try:
+            await self._send(frame(message, body))
+        except (OSError, aiohttp.ClientError):
+            return
+
+    async def ask(self, message: dict[str, Any], body: bytes = b"") -> Answer:
+        """The answer. `SandboxError` when the line is lost for good."""
+        if self._failed is not None:
+            raise self._failed
+        number = next(self._numbers)
+        data = frame({**message, "id": number}, body)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (data, future)
+        try:
+            await self.tell_raw(data)
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    async def tell_raw(self, data: bytes) -> None:
+        try:
+            await self._send(data)
+        except (OSError, aiohttp.ClientError):
+            return  # the next line asks again
+
+
+__all__ = ["ApiError", "Channel"]

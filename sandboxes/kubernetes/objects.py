@@ -1,0 +1,154 @@
+"""The objects of one sandbox: a Pod, and a Secret that goes with it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sandboxes.base import DEFAULT_ENV, PLACED, WRITABLE, SandboxSpec
+from sandboxes.inside import bundle
+from sandboxes.kubernetes.api import Object
+from sandboxes.kubernetes.settings import KubernetesSettings
+from sandboxes.owner import Work
+
+SANDBOX = "penstock.dev/sandbox"
+"""Label of every pod and Secret; its value is the name of both."""
+OPENING = "penstock.dev/opening"
+"""Annotation: the one `open` that made it. Another's is not adopted."""
+CONTAINER = "work"
+KEEPER = "/etc/penstock"
+BUNDLE = f"{KEEPER}/keeper.pyz"
+_RIGHTS = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"]
+"""Of the keeper, root in its pod, all of them within the Pod Security Standard "baseline". Programs have none."""
+_UNSAFE = re.compile(r"[^a-z0-9]+")
+_OWN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One sandbox: its name, the same however often it is asked for, and the `opening` that asks."""
+
+    name: str
+    opening: str
+    work: Work | None
+    owner: str
+    uid: int
+
+
+def name_of(work: Work, ordinal: int) -> str:
+    """A name that follows from what is worked on, so that whoever asks twice asks for the same pod.
+
+    >>> name_of(Work("first run", 12, 3, 7, "attempt"), 1)
+    'penstock-first-run-a7d0-r12-a3-e7-attempt-1'
+    """
+    run = _UNSAFE.sub("-", work.run.lower()).strip("-")[:20]
+    seal = hashlib.sha256(work.run.encode()).hexdigest()[:4]  # two runs may look alike in small letters
+    return f"penstock-{run}-{seal}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
+
+
+def label(value: str) -> str:
+    """As a label's value may be: at most 63 letters, digits, dots, dashes, underlines."""
+    return _OWN.sub("-", value)[:63].strip("-._")
+
+
+def metadata(identity: Identity, settings: KubernetesSettings) -> Object:
+    """What Pod and Secret have in common."""
+    work = identity.work
+    about = {} if work is None else {
+        "penstock.dev/run": label(work.run), "penstock.dev/rollout": str(work.rollout),
+        "penstock.dev/attempt": str(work.attempt), "penstock.dev/epoch": str(work.epoch), "penstock.dev/kind": work.kind,
+    }  # fmt: skip
+    labels = {
+        **settings.labels, "app.kubernetes.io/name": "penstock", "app.kubernetes.io/component": "sandbox",
+        SANDBOX: identity.name, "penstock.dev/owner": label(identity.owner), **about,
+    }  # fmt: skip
+    return {"name": identity.name, "labels": labels, "annotations": {OPENING: identity.opening}}
+
+
+def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> Object:
+    """The Pod. Nothing secret is in it."""
+    limits = spec.limits
+    memory, disk = limits.memory_mb + settings.memory_headroom_mb, limits.disk_mb + settings.copy_mb
+    amount = {"cpu": f"{settings.cpu:g}", "memory": f"{memory}Mi", "ephemeral-storage": f"{disk + 64}Mi"}
+    places = {
+        **{f"place-{number}": inside for number, inside in enumerate((*WRITABLE, *PLACED))},
+        **{f"bound-{number}": inside for number, inside in enumerate(copied(spec, settings))},
+        "penstock": "/run/penstock",
+    }
+    volumes: list[Object] = [{"name": name, "emptyDir": {"sizeLimit": f"{disk}Mi"}} for name in places]
+    mounts: list[Object] = [{"name": name, "mountPath": inside} for name, inside in places.items()]
+    # Files in memory count as memory.
+    volumes += [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{limits.memory_mb}Mi"}}]
+    mounts += [{"name": "shm", "mountPath": "/dev/shm"}]
+    volumes += [{"name": "keeper", "secret": {"secretName": identity.name, "defaultMode": 0o400}}]
+    mounts += [{"name": "keeper", "mountPath": KEEPER, "readOnly": True}]
+    container: Object = {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": ["python3", "-IS", BUNDLE, "keeper"],
+        "resources": {"requests": amount, "limits": amount},
+        "volumeMounts": mounts,
+        "workingDir": "/",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "runAsUser": 0, "runAsGroup": 0, "privileged": False, "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"], "add": _RIGHTS},
+        },
+    }  # fmt: skip
+    body: Object = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": int(settings.active_s),
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostUsers": not settings.user_namespaces,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if settings.runtime_class:
+        body["runtimeClassName"] = settings.runtime_class
+    if settings.node_selector:
+        body["nodeSelector"] = dict(settings.node_selector)
+    if settings.image_pull_secrets:
+        body["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(identity, settings), "spec": body}
+
+
+def secret(
+    identity: Identity, settings: KubernetesSettings, session: Mapping[str, Any], pod_uid: str
+) -> Object:
+    """The Secret: the keeper and its session. It goes with its pod, by the cluster's garbage collector."""
+    held = {"keeper.pyz": bundle(), "session.json": json.dumps(session).encode()}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": identity.name, "uid": pod_uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "immutable": True,
+        "metadata": {**metadata(identity, settings), "ownerReferences": [owner]},
+        "data": {name: base64.b64encode(data).decode() for name, data in held.items()},
+    }
+
+
+def session(
+    identity: Identity, spec: SandboxSpec, settings: KubernetesSettings, gateway: str | None
+) -> Object:
+    """What the keeper is told. `gateway`: None for none, empty for through the owner, else host:port."""
+    return {
+        "uid": identity.uid,
+        "grace_s": settings.ttl_s / 2,
+        "first_s": settings.start_s,
+        "gateway": gateway,
+        "env": {**DEFAULT_ENV, **spec.env},
+    }
+
+
+def copied(spec: SandboxSpec, settings: KubernetesSettings) -> Sequence[str]:
+    """Where bound files of this machine are copied to."""
+    return [inside for inside in spec.binds.values() if inside not in settings.baked]

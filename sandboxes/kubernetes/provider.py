@@ -1,0 +1,382 @@
+"""The provider `kubernetes`: a pod for every sandbox.
+
+    open: POST the Pod (its name follows from rollout, attempt and epoch) → POST its Secret → watch until it runs → exec its keeper → files
+    close: the keeper ends everybody → DELETE the Pod; the cluster removes the Secret with it
+
+Whatever is lost on the way leaves one pod at most: a repeated POST finds the pod of the same name, and takes it when it is its own (409). A
+pod without an owner ends itself (keeper.py) within half of `ttl_s`; what then remains of it is removed by label, by whoever opens or tidies up
+next (`tidy`). What isolates is the cluster's: the RuntimeClass, user namespaces, the NetworkPolicy. A pod has a network interface; that it leads
+to the gateway alone is the NetworkPolicy's doing.
+
+| waits for | unblocked by |
+|---|---|
+| the API server | time: 429, 5xx and lost connections are tried again for `start_s` |
+| a pod that runs | the scheduler, the image; `start_s` |
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import anyio.to_thread
+
+from sandboxes.base import KilledBy, PathRefused, Sandbox, SandboxError, SandboxSpec
+from sandboxes.bubblewrap import check_spec
+from sandboxes.container.settings import from_environment
+from sandboxes.directory import FIRST_UID, refuse_build
+from sandboxes.kubernetes import objects
+from sandboxes.kubernetes.api import Api, ApiError, Object
+from sandboxes.kubernetes.channel import Channel
+from sandboxes.kubernetes.objects import OPENING, SANDBOX, Identity, copied, name_of
+from sandboxes.kubernetes.sandbox import PodSandbox
+from sandboxes.kubernetes.settings import KubernetesSettings
+from sandboxes.owner import work, worker
+
+_GONE_S = 20.0
+_AGAIN_S = 0.2
+_PAGE = 500
+_NEVER = (
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+)
+
+
+class KubernetesProvider:
+    """Sandboxes as pods."""
+
+    name = "kubernetes"
+    isolated = True
+    containers = False
+    own_system = True
+
+    def __init__(self, settings: KubernetesSettings | None = None) -> None:
+        self.settings = settings or from_environment(KubernetesSettings, "kubernetes")
+        self._api = Api(self.settings)
+        self._numbers = itertools.count(1)
+        self._tidied = 0.0
+
+    @classmethod
+    def configured(cls, table: Mapping[str, Any]) -> KubernetesProvider:
+        """From `[sandbox.kubernetes]`. ValueError names the key."""
+        return cls(KubernetesSettings(**table))
+
+    def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        return self._open(spec)
+
+    @asynccontextmanager
+    async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        refuse_build(spec)
+        check_spec(spec)
+        if not self.settings.image:
+            raise SandboxError("sandbox.kubernetes.image: name the image in which programs run")
+        await anyio.to_thread.run_sync(self._check_binds, spec)
+        identity = self._identity()
+        gateway = await self._gateway(spec)
+        failure: Exception | None = None
+        async with self._api.using():
+            try:
+                uid = await self._create(identity, spec, gateway)
+                await self._running(identity.name, uid)
+                sandbox = PodSandbox(identity.name, spec, spec.gateway_socket)
+                # Programs are ended over the line, so it outlives whoever is cancelled around us.
+                line = anyio.CancelScope(shield=True)
+                async with anyio.create_task_group() as tasks:
+                    try:
+                        await self._join(sandbox, uid, tasks, line)
+                        tasks.start_soon(self._tidy_now_and_then)
+                        yield sandbox
+                    except Exception as error:  # noqa: BLE001 - the caller's own, kept out of an ExceptionGroup
+                        failure = error
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            await self._end(sandbox)
+                        line.cancel()
+                        tasks.cancel_scope.cancel()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._delete(identity)
+        if failure is not None:
+            raise failure
+
+    def _identity(self) -> Identity:
+        what, opening = work(), secrets.token_hex(8)
+        if what is None:
+            name = f"penstock-{secrets.token_hex(8)}"
+        else:
+            what.opened += 1
+            name = name_of(what, what.opened)
+        # With user namespaces every pod counts its own users; without, the node counts processes per user.
+        uid = 1000 if self.settings.user_namespaces else FIRST_UID + secrets.randbelow(1 << 24)
+        return Identity(name, opening, what, worker() or self.settings.owner, uid)
+
+    def _check_binds(self, spec: SandboxSpec) -> None:
+        """Before anything is made: what has to be copied is not too much."""
+        wanted = set(copied(spec, self.settings))
+        for outside, inside in spec.binds.items():
+            if inside not in wanted:
+                continue
+            size = sum(
+                Path(at, name).lstat().st_size
+                for at, _, names in os.walk(outside.resolve())
+                for name in names
+            )
+            if size > self.settings.copy_mb << 20:
+                raise SandboxError(
+                    f"{inside} would have to be copied into every pod, {size >> 20} MB: put it into the image and name it in"
+                    f" sandbox.kubernetes.baked, or raise sandbox.kubernetes.copy_mb ({self.settings.copy_mb})"
+                )
+
+    async def _gateway(self, spec: SandboxSpec) -> str | None:
+        """Where the keeper leads the gateway's connections: nowhere, through us, or host:port, by its number since pods resolve no names."""
+        if spec.gateway_socket is None:
+            return None
+        if not (address := spec.gateway_address or self.settings.gateway):
+            return ""
+        host, _, port = address.rpartition(":")
+        try:
+            found = await anyio.to_thread.run_sync(
+                socket.getaddrinfo, host.strip("[]"), int(port), 0, socket.SOCK_STREAM
+            )
+        except OSError as error:
+            raise SandboxError(f"the gateway's name {host} is not known here: {error}") from error
+        number = str(found[0][4][0])
+        return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+
+    async def _create(self, identity: Identity, spec: SandboxSpec, gateway: str | None) -> str:
+        """Pod and Secret, once, whatever is lost on the way. Returns the pod's uid."""
+        try:
+            made = await self._api.request(
+                "POST", "pods", "create a pod", body=objects.pod(identity, spec, self.settings)
+            )
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            made = await self._api.request("GET", f"pods/{identity.name}", "read a pod")
+            if made["metadata"].get("annotations", {}).get(OPENING) != identity.opening:
+                raise SandboxError(
+                    f"there is a pod {identity.name} that this worker did not make: its lease is somebody else's"
+                ) from error
+        uid: str = made["metadata"]["uid"]
+        session = objects.session(identity, spec, self.settings, gateway)
+        try:
+            body = objects.secret(identity, self.settings, session, uid)
+            await self._api.request("POST", "secrets", "create a secret", body=body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":  # ours: its name is that of our pod
+                raise
+        return uid
+
+    async def _running(self, name: str, uid: str) -> None:
+        """Until the pod runs. `SandboxError` if it will not."""
+        deadline = time.monotonic() + self.settings.start_s
+        while True:
+            left = deadline - time.monotonic()
+            pod = await self._api.request("GET", f"pods/{name}", "read a pod", patience_s=max(left, 1.0))
+            if _runs(pod, uid):
+                return
+            query = {
+                "fieldSelector": f"metadata.name={name}",
+                "resourceVersion": pod["metadata"]["resourceVersion"],
+            }
+            with suppress(
+                aiohttp.ClientError, TimeoutError, OSError, ApiError
+            ):  # dropped, or 410: read it anew
+                with anyio.fail_after(max(left, 0.0)):
+                    async with self._api.watch("pods", query) as events:
+                        async for event in events:
+                            if event["type"] == "ERROR":
+                                break
+                            if event["type"] == "DELETED":
+                                raise SandboxError(f"the pod {name} was deleted before it ran")
+                            if event["type"] in ("ADDED", "MODIFIED") and _runs(event["object"], uid):
+                                return
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"the pod {name} does not run after {self.settings.start_s:g} s (sandbox.kubernetes.start_s): {_state(pod)}"
+                )
+            await anyio.sleep(_AGAIN_S)
+
+    async def _join(
+        self, sandbox: PodSandbox, uid: str, tasks: anyio.abc.TaskGroup, line: anyio.CancelScope
+    ) -> None:
+        """The line to the keeper, and the sandbox's files."""
+        channel = sandbox.channel = Channel(self._api, sandbox.id, sandbox.heard, sandbox.joined)
+
+        async def why_lost() -> SandboxError | None:
+            try:
+                pod = await self._api.request(
+                    "GET", f"pods/{sandbox.id}", "read a pod", patience_s=self.settings.ttl_s / 2
+                )
+            except ApiError as error:
+                return SandboxError(f"the pod {sandbox.id} is gone") if error.status == 404 else None
+            except SandboxError:
+                return None
+            if pod["metadata"]["uid"] != uid or pod["status"].get("phase") in ("Succeeded", "Failed"):
+                sandbox.out_of = _used_up(pod)
+                return SandboxError(f"the pod {sandbox.id} has ended: {_state(pod)}")
+            return None
+
+        async def keep() -> None:
+            with line:
+                await channel.run(why_lost)
+            sandbox.lost(channel.failed or SandboxError("lost"))
+
+        sandbox.opened(tasks)
+        tasks.start_soon(keep)
+        try:
+            binds = {
+                outside: inside
+                for outside, inside in sandbox.spec.binds.items()
+                if inside in copied(sandbox.spec, self.settings)
+            }
+            await sandbox.place(sandbox.spec.files, sandbox.spec.directories, binds)
+        except PathRefused as error:
+            raise SandboxError(
+                f"cannot place {error.path} into the pod {sandbox.id}: {error.reason.value}"
+            ) from error
+
+    async def _end(self, sandbox: PodSandbox) -> None:
+        await sandbox.close()
+        channel = sandbox.channel
+        if channel is not None and channel.failed is None:
+            with anyio.move_on_after(5), suppress(SandboxError):
+                await channel.ask({"op": "end"})
+
+    async def _delete(self, identity: Identity) -> None:
+        """Ours alone, and as often as it takes."""
+        with anyio.move_on_after(_GONE_S), suppress(SandboxError):
+            found = await self._api.request("GET", f"pods/{identity.name}", "read a pod", patience_s=_GONE_S)
+            if found["metadata"].get("annotations", {}).get(OPENING) == identity.opening:
+                await self._remove(found)
+
+    async def _remove(self, pod: Object) -> None:
+        own = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 1,
+            "preconditions": {"uid": pod["metadata"]["uid"]},
+        }
+        try:
+            await self._api.request(
+                "DELETE", f"pods/{pod['metadata']['name']}", "delete a pod", body=own, patience_s=_GONE_S
+            )
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or another pod has its name
+                raise
+
+    async def tidy(self) -> int:
+        """Remove pods whose keeper ended, or that never ran, a `ttl_s` ago: their owners are dead. How many there were."""
+        self._tidied = time.monotonic()
+        found = 0
+        async with self._api.using():
+            query = {"labelSelector": SANDBOX, "limit": str(_PAGE)}
+            while True:
+                listed = await self._api.request(
+                    "GET", "pods", "list pods", query=query, patience_s=self.settings.ttl_s
+                )
+                now = self._api.server_time_s
+                for pod in listed["items"]:
+                    if _abandoned(pod, now, self.settings):
+                        await self._remove(pod)
+                        found += 1
+                if not (more := listed["metadata"].get("continue")):
+                    return found
+                query = {**query, "continue": more}
+
+    async def _tidy_now_and_then(self) -> None:
+        """One of all open sandboxes does it for this process."""
+        while True:
+            await anyio.sleep(self.settings.ttl_s / 4)
+            if time.monotonic() - self._tidied > self.settings.ttl_s / 2:
+                with suppress(SandboxError):  # the next one tries again
+                    await self.tidy()
+
+    async def problems(self) -> tuple[str, ...]:
+        try:
+            _ = self.settings.server, self.settings.space, self.settings.token()
+            await self.tidy()
+            async with self.open(SandboxSpec()) as sandbox:
+                result = await sandbox.exec(["true"], timeout_s=60)
+        except ValueError as error:
+            return (f"sandbox.kubernetes.{error}.",)
+        except SandboxError as error:
+            return (f"{error}.",)
+        return () if result.ok else (f"`true` ends with exit code {result.exit_code} in a pod.",)
+
+
+def _runs(pod: Object, uid: str) -> bool:
+    """SandboxError if it never will."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
+        raise SandboxError(f"the pod {name} was deleted before it ran")
+    if status.get("phase") in ("Succeeded", "Failed"):
+        raise SandboxError(f"the pod {name} ended before it could be used: {_state(pod)}")
+    for container in status.get("containerStatuses", ()):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _NEVER:
+            raise SandboxError(
+                f"the pod {name} cannot start: {waiting['reason']}: {waiting.get('message', '')}"
+            )
+    return bool(status.get("phase") == "Running")
+
+
+def _state(pod: Object) -> str:
+    """What the cluster says of it, in one line."""
+    status = pod.get("status", {})
+    said = [status.get("phase", "?"), status.get("reason", ""), status.get("message", "")]
+    said += [
+        each.get("message", "") for each in status.get("conditions", ()) if each.get("status") == "False"
+    ]
+    for container in status.get("containerStatuses", ()):
+        for state in container.get("state", {}).values():
+            said += [state.get("reason", ""), state.get("message", "")]
+    return ", ".join(dict.fromkeys(word.strip() for word in said if word.strip()))[:600]
+
+
+def _used_up(pod: Object) -> KilledBy | None:
+    """What its programs took too much of, if the cluster ended it for that."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses", ()):
+        if container.get("state", {}).get("terminated", {}).get("reason") == "OOMKilled":
+            return KilledBy.MEMORY
+    if status.get("reason") == "Evicted" and "ephemeral" in status.get("message", "").lower():
+        return KilledBy.DISK
+    return None
+
+
+def _abandoned(pod: Object, now_s: float, settings: KubernetesSettings) -> bool:
+    meta, status = pod["metadata"], pod.get("status", {})
+    if "deletionTimestamp" in meta:
+        return False
+    if status.get("phase") in ("Succeeded", "Failed"):
+        ended = [
+            each["state"]["terminated"].get("finishedAt")
+            for each in status.get("containerStatuses", ())
+            if "terminated" in each.get("state", {})
+        ]
+        return (
+            now_s - max(map(_time, filter(None, ended)), default=_time(meta["creationTimestamp"]))
+            > settings.ttl_s / 2
+        )
+    if status.get("phase") == "Pending":
+        return now_s - _time(meta["creationTimestamp"]) > settings.start_s + settings.ttl_s
+    return False
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,302 @@
+"""An open sandbox in a pod; implements `base.Sandbox`."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from sandboxes.base import (
+    ArtifactLimits,
+    Artifacts,
+    ExecResult,
+    File,
+    KilledBy,
+    PathRefused,
+    Process,
+    RefusedReason,
+    SandboxError,
+    SandboxSpec,
+)
+from sandboxes.directory import locate
+from sandboxes.kubernetes.channel import Answer, Channel
+from sandboxes.kubernetes.process import PodProcess
+from sandboxes.unstartable import Unstartable
+
+_ARGUMENT = 128 << 10
+"""Bytes of one argument that no Linux takes."""
+_PLACES = {
+    "app": "/app",
+    "tmp": "/tmp",
+    "logs": "/logs",
+    "home": "/home/agent",
+    "tests": "/tests",
+    "solution": "/solution",
+}
+
+
+class PodSandbox:
+    """One sandbox. `id` is the pod's name."""
+
+    def __init__(self, name: str, spec: SandboxSpec, gateway: Path | None) -> None:
+        self.id = name
+        self.spec = spec
+        self.limits = spec.limits
+        self.channel: Channel | None = None
+        self.out_of: KilledBy | None = None
+        self._gateway = gateway
+        self._numbers = itertools.count(1)
+        self._programs: dict[str, PodProcess] = {}
+        self._streams: dict[int, anyio.abc.ByteStream] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @property
+    def line(self) -> Channel:
+        if self._tasks is None or self.channel is None:
+            raise ValueError(f"sandbox {self.id} is closed")
+        return self.channel
+
+    def path(self, inside: str) -> str:
+        return inside
+
+    def opened(self, tasks: anyio.abc.TaskGroup) -> None:
+        """The line is there: programs can be run, and connections be led to the gateway, in `tasks`."""
+        self._tasks = tasks
+
+    async def exec(
+        self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:  # fmt: skip
+        process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
+        try:
+            return await process.wait()
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await process.kill()
+            raise
+
+    async def start(
+        self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        stdin: bytes | None = None,
+    ) -> Process:  # fmt: skip
+        cwd = self.spec.cwd if cwd is None else cwd
+        if not argv or not cwd.startswith("/"):
+            raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
+        line = self.line
+        if (wrong := _unstartable(argv)) is not None:
+            return Unstartable(wrong)
+        # Infinity is no JSON; the pod does not live as long.
+        wall_s = min(self.limits.wall_s if timeout_s is None else timeout_s, 1e9)
+        task = {
+            "argv": list(argv),
+            "env": dict(env or {}),
+            "cwd": cwd,
+            "timeout_s": wall_s,
+            "limits": asdict(self.limits),
+        }
+        process = PodProcess(line, f"{next(self._numbers)}", task, stdin or b"")
+        if self.out_of is not None:
+            process.killed(self.out_of)
+        elif line.failed is not None:
+            raise line.failed
+        else:
+            self._programs[process.name] = process
+            await line.tell(_start(process), process.stdin)
+        return process
+
+    async def joined(self) -> None:
+        """On a new line: whatever may have been lost with the last one is said again, and the keeper tells what it missed to tell."""
+        assert self.channel is not None
+        for process in list(self._programs.values()):
+            await self.channel.tell(_start(process), process.stdin)
+            await self.channel.tell(_resume(process))
+        for stream in self._streams.values():  # their other ends are gone
+            await stream.aclose()
+        self._streams.clear()
+
+    async def heard(self, told: dict[str, Any], body: bytes) -> None:
+        assert self.channel is not None
+        if "stream" in told:
+            await self._lead(told, body)
+            return
+        process = self._programs.get(told["program"])
+        if process is None:
+            return
+        if process.lacks(told):
+            await self.channel.tell(_resume(process))
+            return
+        process.hear(told, body)
+        if process.over:
+            del self._programs[process.name]
+            await self.channel.tell({"op": "forget", "program": process.name})
+
+    def lost(self, error: SandboxError) -> None:
+        """The pod is gone, or cannot be reached any more."""
+        for process in self._programs.values():
+            if self.out_of is not None:
+                process.killed(self.out_of)
+            else:
+                process.fail(error)
+        self._programs.clear()
+
+    async def _lead(self, told: dict[str, Any], body: bytes) -> None:
+        """A program's connection to the gateway, over the line."""
+        number = told["stream"]
+        stream = self._streams.get(number)
+        if told.get("open") and self._tasks is not None:
+            assert self._gateway is not None and self.channel is not None
+            try:
+                stream = self._streams[number] = await anyio.connect_unix(self._gateway)
+            except OSError:
+                await self.channel.tell({"op": "close", "stream": number})
+                return
+            self._tasks.start_soon(self._answer, number, stream)
+        elif told.get("close"):
+            if stream is not None and isinstance(stream, anyio.abc.SocketStream | anyio.abc.UNIXSocketStream):
+                await stream.send_eof()
+        elif stream is not None:
+            try:
+                await stream.send(body)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return
+
+    async def _answer(self, number: int, stream: anyio.abc.ByteStream) -> None:
+        assert self.channel is not None
+        try:
+            async for data in stream:
+                await self.channel.tell({"op": "data", "stream": number}, data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        finally:
+            self._streams.pop(number, None)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await stream.aclose()
+                await self.channel.tell({"op": "close", "stream": number})
+
+    async def put(self, files: Mapping[str, File]) -> None:
+        await self.place(files)
+
+    async def place(
+        self,
+        files: Mapping[str, File],
+        directories: Sequence[str] = (),
+        binds: Mapping[Path, str] | None = None,
+    ) -> None:
+        """Files, directories and copies of what is bound."""
+        entries, links, data = [], [], []
+        for inside, file in files.items():
+            base, parts = _locate(inside)
+            entries.append([base, parts, file.mode, len(file.data)])
+            data.append(file.data)
+        for outside, inside in (binds or {}).items():
+            for parts, found in await anyio.to_thread.run_sync(partial(_all_below, outside)):
+                if isinstance(found, File):
+                    entries.append([inside, parts, found.mode, len(found.data)])
+                    data.append(found.data)
+                else:
+                    links.append([inside, parts, found])
+        message = {
+            "op": "put", "files": entries, "links": links, "bound": list((binds or {}).values()),
+            "directories": [_locate(inside) for inside in directories],
+        }  # fmt: skip
+        told, _ = await self._asked(message, b"".join(data))
+        del told
+
+    async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
+        base, parts = _locate(path)
+        return (await self._asked({"op": "get", "base": base, "parts": parts, "most": max_bytes}))[1]
+
+    async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
+        wanted = asdict(limits or ArtifactLimits())
+        told, body = await self._asked(
+            {"op": "changed", "limits": {**wanted, "skip": sorted(wanted["skip"])}}
+        )
+        found: dict[str, dict[str, File]] = {"added": {}, "modified": {}}
+        at = 0
+        for kind, path, mode, size in told["files"]:
+            found[kind][path] = File(body[at : at + size], mode)
+            at += size
+        refused = tuple(
+            (os.fsdecode(base64.b64decode(path)), RefusedReason[reason]) for path, reason in told["left"]
+        )
+        return Artifacts(found["added"], found["modified"], tuple(told["deleted"]), refused, told["complete"])
+
+    async def _asked(self, message: dict[str, Any], body: bytes = b"") -> Answer:
+        told, data = await self.line.ask(message, body)
+        if "refused" in told:
+            path, reason = told["refused"]
+            raise PathRefused(path, RefusedReason[reason])
+        if "absent" in told:
+            raise FileNotFoundError(told["absent"])
+        if "failed" in told:
+            raise SandboxError(f"the pod {self.id} failed: {told['failed']}")
+        return told, data
+
+    async def close(self) -> None:
+        """End every program. The pod goes when the provider's context ends. Idempotent."""
+        if self._tasks is None or self.channel is None:
+            return
+        self._tasks = None
+        if self.channel.failed is None:
+            with anyio.move_on_after(10):
+                for process in list(self._programs.values()):
+                    await process.kill()
+        self.lost(SandboxError(f"sandbox {self.id} is closed"))
+        for stream in list(self._streams.values()):
+            await stream.aclose()
+
+
+def _start(process: PodProcess) -> dict[str, Any]:
+    return {"op": "start", "program": process.name, "task": process.task}
+
+
+def _resume(process: PodProcess) -> dict[str, Any]:
+    out, err = map(len, process.kept)
+    return {"op": "resume", "program": process.name, "out": out, "err": err}
+
+
+def _locate(inside: str) -> tuple[str, list[str]]:
+    name, parts = locate(inside)
+    return _PLACES[name], parts
+
+
+def _unstartable(argv: Sequence[str]) -> str | None:
+    for argument in argv:
+        if "\0" in argument:
+            return "embedded null byte"
+        try:
+            size = len(os.fsencode(argument))
+        except UnicodeEncodeError as error:
+            return str(error)
+        if size >= _ARGUMENT:
+            return "argument list too long"
+    return None
+
+
+def _below(outside: Path) -> Iterator[tuple[list[str], File | str]]:
+    """Regular files and links below a directory of this machine, as they are."""
+    real = outside.resolve()
+    if real.is_file():
+        raise ValueError(f"cannot copy the single file {outside} into a pod: bind its directory")
+    for directory, names, files in os.walk(real):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            parts = list(path.relative_to(real).parts)
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                yield parts, os.readlink(path)
+            elif stat.S_ISREG(status.st_mode):
+                yield parts, File(path.read_bytes(), stat.S_IMODE(status.st_mode) & 0o777)
+
+
+def _all_below(outside: Path) -> list[tuple[list[str], File | str]]:
+    return list(_below(outside))

@@ -1,0 +1,46 @@
+"""The provider `kubernetes`, end to end: its pods are bubblewrap sandboxes of a fake cluster that speaks the real protocols."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+
+import anyio
+import pytest
+
+from sandboxes.conformance import CHECKS, Check, run_check
+from sandboxes.kubernetes.provider import KubernetesProvider
+from tests.unit.sandboxes.clusters import gone
+from tests.unit.sandboxes.fake_kubernetes import Fake, place, serving
+
+pytestmark = pytest.mark.anyio
+
+TTL_S = 4.0  # programs of a killed owner are dead after half of it
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesProvider]:
+    """Known to the owners that the suite kills as well."""
+    with place() as directory:
+        fake = Fake(directory, processes=True)
+        async with serving(fake) as known:
+            settings = asdict(replace(known, ttl_s=TTL_S, start_s=60.0))
+            (directory / "settings.json").write_text(json.dumps({"kubernetes": settings}))
+            monkeypatch.setenv("PENSTOCK_SANDBOX_SETTINGS", str(directory / "settings.json"))
+            provider = KubernetesProvider()
+            yield provider
+            with anyio.fail_after(20):
+                while fake.pods:  # of killed owners
+                    await provider.tidy()
+                    await anyio.sleep(0.1)
+            await gone(fake)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
+async def test_pods_keep_every_promise(provider: KubernetesProvider, check: Check) -> None:
+    result = await run_check(provider, check)
+    assert result.passed, result.detail

@@ -1,0 +1,575 @@
+"""A Kubernetes API server for tests: the real protocols over HTTPS on loopback, for pods and Secrets of one namespace.
+
+REST with Status objects, resourceVersions, label and field selectors, pages, preconditions, garbage collection by owner; watches as lines of
+JSON with bookmarks and 410 Gone; pods/exec by websocket (v5.channel.k8s.io). Its "kubelet" starts the pod's own command once its Secret is there:
+
+    processes=True   in bubblewrap, from the pod's own spec: its volumes, its capabilities, its memory; exec enters those namespaces
+    processes=False  as a keeper in this process, over the same socket: for thousands of pods
+
+`faults` hurt it: see `Faults`.
+"""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import ssl
+import subprocess
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from sandboxes.base import Limits
+from sandboxes.cgroups import Cgroup, detect
+from sandboxes.inside.keeper import Keeper
+from sandboxes.inside.pipe import SOCKET
+from sandboxes.kubernetes.settings import KubernetesSettings
+
+_PATH = {"PATH": "/usr/bin:/bin:/usr/sbin"}
+TOKEN = "a-token-of-the-account"
+SPACE = "penstock-sandboxes"
+VERBS = {
+    ("create", "pods"), ("get", "pods"), ("list", "pods"), ("watch", "pods"), ("delete", "pods"),
+    ("create", "secrets"), ("get", "pods/exec"), ("create", "pods/exec"),
+}  # fmt: skip
+"""What the account may do: exactly the Role of the guide."""
+Object = dict[str, Any]
+
+
+@dataclass
+class Faults:
+    """Shares of requests that are throttled (429, Retry-After), answered with 500, carried out without an answer, cut off before, or slow; of watches
+    that are dropped or told that their version is too old. `seed` makes it repeatable."""
+
+    throttled: float = 0.0
+    broken: float = 0.0
+    unanswered: float = 0.0
+    cut: float = 0.0
+    slow: float = 0.0
+    watches_dropped: float = 0.0
+    watches_gone: float = 0.0
+    seed: int = 1
+    happened: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def strikes(self, name: str) -> bool:
+        if self._random.random() < getattr(self, name):
+            self.happened[name] += 1
+            return True
+        return False
+
+
+class Refused(Exception):
+    """A Status object with its HTTP status."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        body = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "reason": reason,
+            "message": message,
+            "code": status,
+        }
+        self.response = web.json_response(body, status=status, headers=headers)
+
+
+class Fake:
+    """The server. `pods` and `secrets` are what is there; `made` counts every pod that was ever created, by name."""
+
+    def __init__(
+        self, directory: Path, *, processes: bool, faults: Faults | None = None, network: bool = False
+    ) -> None:
+        self.directory, self.processes, self.network = directory, processes, network
+        self.faults = faults or Faults()
+        self.pods: dict[str, Object] = {}
+        self.secrets: dict[str, Object] = {}
+        self.made: Counter[str] = Counter()
+        self.used: set[tuple[str, str]] = set()
+        self.lines: set[web.WebSocketResponse] = set()
+        self.runtimes: dict[str, Runtime] = {}
+        self.events: list[tuple[int, str, Object]] = []
+        self.compacted = 0
+        self.news = asyncio.Event()
+        self.versions = itertools.count(100)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.pending: Callable[[Object], Awaitable[None]] | None = None
+        self.url = ""
+        self.hierarchies = detect() if processes else None
+
+    # objects
+
+    def record(self, kind: str, event: str, thing: Object) -> None:
+        thing["metadata"]["resourceVersion"] = str(next(self.versions))
+        if kind == "pods":
+            self.events.append(
+                (int(thing["metadata"]["resourceVersion"]), event, json.loads(json.dumps(thing)))
+            )
+            if len(self.events) > 5000:
+                self.compacted = self.events[1000][0]
+                del self.events[:1000]
+            self.news.set()
+            self.news = asyncio.Event()
+
+    def create(self, kind: str, body: Object) -> Object:
+        name, there = body["metadata"]["name"], getattr(self, kind)
+        if name in there:
+            raise Refused(409, "AlreadyExists", f'{kind} "{name}" already exists')
+        assert len(name) <= 253 and all(len(value) <= 63 for value in body["metadata"]["labels"].values()), (
+            body["metadata"]
+        )
+        body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": stamp(), "namespace": SPACE}
+        there[name] = body
+        if kind == "pods":
+            body["status"] = {"phase": "Pending"}
+            self.made[name] += 1
+            self.spawn(self.kubelet(body))
+        self.record(kind, "ADDED", body)
+        return body
+
+    def delete(self, name: str, options: Object) -> Object:
+        pod = self.pods.get(name)
+        if pod is None:
+            raise Refused(404, "NotFound", f'pods "{name}" not found')
+        wanted = options.get("preconditions", {}).get("uid", pod["metadata"]["uid"])
+        if wanted != pod["metadata"]["uid"]:
+            raise Refused(409, "Conflict", f"the UID in the precondition ({wanted}) does not match")
+        if "deletionTimestamp" not in pod["metadata"]:
+            pod["metadata"]["deletionTimestamp"] = stamp()
+            self.record("pods", "MODIFIED", pod)
+            self.spawn(self.terminate(pod))
+        return pod
+
+    async def terminate(self, pod: Object) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        if (runtime := self.runtimes.pop(uid, None)) is not None:
+            await runtime.stop()
+        del self.pods[name]
+        self.record("pods", "DELETED", pod)
+        for secret, owned in list(self.secrets.items()):  # the garbage collector
+            if any(owner["uid"] == uid for owner in owned["metadata"].get("ownerReferences", ())):
+                del self.secrets[secret]
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def kubelet(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        if self.pending is not None:
+            await self.pending(pod)
+        while name not in self.secrets:  # the volume cannot be mounted yet
+            await asyncio.sleep(0.01)
+            if self.pods.get(name) is not pod:
+                return
+        if "deletionTimestamp" in pod["metadata"]:
+            return
+        runtime = Runtime(self, pod)
+        self.runtimes[pod["metadata"]["uid"]] = runtime
+        await runtime.start()
+        pod["status"] = {
+            "phase": "Running",
+            "containerStatuses": [{"name": "work", "state": {"running": {}}}],
+        }
+        self.record("pods", "MODIFIED", pod)
+        code = await runtime.ended()
+        if self.pods.get(name) is pod and "deletionTimestamp" not in pod["metadata"]:
+            reason = "OOMKilled" if runtime.out_of_memory else "Completed" if code == 0 else "Error"
+            ended = {"exitCode": code, "reason": reason, "finishedAt": stamp()}
+            phase = "Succeeded" if code == 0 else "Failed"
+            pod["status"] = {
+                "phase": phase,
+                "containerStatuses": [{"name": "work", "state": {"terminated": ended}}],
+            }
+            self.record("pods", "MODIFIED", pod)
+
+    # the wire
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        kind, name, part = (request.match_info.get(key, "") for key in ("kind", "name", "part"))
+        try:
+            if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+                raise Refused(401, "Unauthorized", "Unauthorized")
+            verb = {"POST": "create", "DELETE": "delete"}.get(request.method, "get" if name else "list")
+            if "watch" in request.query:
+                verb = "watch"
+            resource = f"{kind}/{part}" if part else kind
+            self.used.add((verb, resource))
+            if (verb, resource) not in VERBS:
+                raise Refused(
+                    403,
+                    "Forbidden",
+                    f'{resource} is forbidden: the account cannot {verb} resource "{resource}"',
+                )
+            if part:
+                return await self.exec(request, name)
+            if verb == "watch":
+                return await self.watch(request)
+            return await self.rest(request, verb, kind, name)
+        except Refused as refused:
+            return refused.response
+
+    async def rest(self, request: web.Request, verb: str, kind: str, name: str) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else {}
+        if self.faults.strikes("slow"):
+            await asyncio.sleep(0.1)
+        if self.faults.strikes("throttled"):
+            raise Refused(
+                429, "TooManyRequests", "too many requests", retry_after=0 if kind == "secrets" else 1
+            )
+        if self.faults.strikes("broken"):
+            raise Refused(500, "InternalError", "etcdserver: leader changed")
+        if self.faults.strikes("cut"):
+            return self.hang_up(request)
+        there = getattr(self, kind)
+        if verb == "create":
+            told = self.create(kind, body)
+        elif verb == "delete":
+            told = self.delete(name, body)
+        elif verb == "list":
+            told = self.page(request, there)
+        elif name not in there:
+            raise Refused(404, "NotFound", f'{kind} "{name}" not found')
+        else:
+            told = there[name]
+        if self.faults.strikes("unanswered"):
+            return self.hang_up(request)
+        return web.json_response(told, status=201 if verb == "create" else 200)
+
+    def hang_up(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    def page(self, request: web.Request, there: dict[str, Object]) -> Object:
+        selector, most = (
+            request.query.get("labelSelector", ""),
+            int(request.query.get("limit", "0")) or len(there),
+        )
+        named = sorted(
+            name for name, thing in there.items() if not selector or selector in thing["metadata"]["labels"]
+        )
+        begin = int(request.query.get("continue", "0"))
+        meta: Object = {"resourceVersion": "1"}
+        if begin + most < len(named):
+            meta["continue"] = str(begin + most)
+        return {
+            "kind": "List",
+            "metadata": meta,
+            "items": [there[name] for name in named[begin : begin + most]],
+        }
+
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        since = int(request.query.get("resourceVersion", "0"))
+        wanted = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+
+        async def say(event: str, thing: Object) -> None:
+            await response.write(json.dumps({"type": event, "object": thing}).encode() + b"\n")
+
+        if since < self.compacted or self.faults.strikes("watches_gone"):
+            await say(
+                "ERROR",
+                {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"},
+            )
+            return response
+        drop = self.faults.strikes("watches_dropped")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                fresh = self.news
+                for version, event, pod in self.events:
+                    if version > since and (not wanted or pod["metadata"]["name"] == wanted):
+                        if drop:
+                            return self.hang_up(request)
+                        await say(event, pod)
+                        since = version
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(fresh.wait(), 1)
+                if not fresh.is_set():
+                    await say("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(since)}})
+        return response
+
+    async def exec(self, request: web.Request, name: str) -> web.StreamResponse:
+        pod = self.pods.get(name)
+        runtime = None if pod is None else self.runtimes.get(pod["metadata"]["uid"])
+        if runtime is None or not runtime.running:
+            raise Refused(404 if pod is None else 400, "BadRequest", f"container not found in pod {name}")
+        socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"), max_msg_size=0)
+        await socket.prepare(request)
+        self.lines.add(socket)
+        reader, writer, end = await runtime.exec(request.query.getall("command"))
+
+        async def up() -> None:
+            async for message in socket:
+                if message.type is WSMsgType.BINARY and message.data[:1] == b"\0":
+                    writer.write(message.data[1:])
+                    await writer.drain()
+
+        async def down() -> None:
+            while data := await reader.read(1 << 16):
+                await socket.send_bytes(b"\1" + data)
+
+        both = [asyncio.create_task(up()), asyncio.create_task(down())]
+        try:
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            with contextlib.suppress(Exception):
+                writer.close()
+            await end()
+            self.lines.discard(socket)
+        if not socket.closed:
+            with contextlib.suppress(ConnectionError):
+                await socket.send_bytes(b"\3" + json.dumps({"status": "Success"}).encode())
+                await socket.close()
+        return socket
+
+    async def drop_lines(self) -> None:
+        """Every exec loses its connection, as when an API server is replaced."""
+        for socket in list(self.lines):
+            if socket._req is not None and socket._req.transport is not None:
+                socket._req.transport.abort()
+
+
+class Runtime:
+    """A pod's container."""
+
+    def __init__(self, fake: Fake, pod: Object) -> None:
+        self.fake, self.pod, self.name = fake, pod, pod["metadata"]["name"]
+        self.place = fake.directory / pod["metadata"]["uid"]
+        self.out_of_memory = False
+        self.process: asyncio.subprocess.Process | None = None
+        self.first = 0
+        self.cgroup: Cgroup | None = None
+        self.keeper: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        if self.keeper is not None:
+            return not self.keeper.done()
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        self.place.mkdir(mode=0o711)
+        held = {name: base64.b64decode(data) for name, data in self.fake.secrets[self.name]["data"].items()}
+        if not self.fake.processes:
+            (self.place / "run/penstock").mkdir(parents=True)
+            self.keeper = asyncio.create_task(Keeper(json.loads(held["session.json"]), "", self.place).run())
+            while not (self.place / SOCKET.lstrip("/")).exists():
+                await asyncio.sleep(0.002)
+            return
+        read, write = os.pipe()
+        command = self.command(held, write)
+        if self.fake.hierarchies is not None:
+            container = self.pod["spec"]["containers"][0]
+            memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+            self.cgroup = self.fake.hierarchies.create(
+                self.name[-60:], Limits(memory_mb=memory, processes=4096)
+            )
+            command = ["sh", "-c", f'{self.cgroup.attach_script()}exec "$@"', "sh", *command]
+        self.process = await asyncio.create_subprocess_exec(
+            *command, env={}, pass_fds=(write,), stdin=subprocess.DEVNULL
+        )
+        os.close(write)
+        told = b""
+        while b"\n" not in told:
+            told += await asyncio.to_thread(os.read, read, 4096)
+        os.close(read)
+        self.first = int(json.loads(told.split(b"\n")[0])["child-pid"])
+
+    def command(self, held: dict[str, bytes], status: int) -> list[str]:
+        """bubblewrap for what the pod's spec says."""
+        spec = self.pod["spec"]
+        container = spec["containers"][0]
+        words = [
+            "bwrap",
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+            "--as-pid-1",
+            "--die-with-parent",
+        ]
+        words += [] if self.fake.network else ["--unshare-net"]
+        words += [
+            "--hostname",
+            "pod",
+            "--clearenv",
+            "--json-status-fd",
+            str(status),
+            "--setenv",
+            "PATH",
+            "/usr/bin:/bin:/usr/sbin",
+        ]
+        words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+        for name in ("bin", "sbin", "lib", "lib64"):
+            words += ["--symlink", f"usr/{name}", f"/{name}"]
+        for name in ("alternatives", "ld.so.cache"):
+            words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        above = {
+            str(path) for mount in container["volumeMounts"] for path in Path(mount["mountPath"]).parents
+        }
+        for path in sorted(above - {"/", "/dev", "/proc", "/usr"}):
+            words += ["--perms", "0755", "--dir", path]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        for number, mount in enumerate(container["volumeMounts"]):
+            volume, inside = volumes[mount["name"]], mount["mountPath"]
+            if volume.get("emptyDir", {}).get("medium") == "Memory":
+                words += [
+                    "--size",
+                    str(int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi")) << 20),
+                    "--perms",
+                    "1777",
+                    "--tmpfs",
+                    inside,
+                ]
+                continue
+            at = self.place / str(number)
+            at.mkdir()
+            if "secret" in volume:
+                for name, data in held.items():
+                    (at / name).write_bytes(data)
+                    (at / name).chmod(volume["secret"]["defaultMode"])
+            words += ["--ro-bind" if mount.get("readOnly") else "--bind", str(at), inside]
+        security = container["securityContext"]
+        assert (
+            security["readOnlyRootFilesystem"]
+            and security["capabilities"]["drop"] == ["ALL"]
+            and not security["privileged"]
+        )
+        assert security["allowPrivilegeEscalation"] is False and spec["automountServiceAccountToken"] is False
+        words += ["--remount-ro", "/", "--cap-drop", "ALL"]
+        for right in security["capabilities"]["add"]:
+            words += ["--cap-add", f"CAP_{right}"]
+        return [*words, "--", *container["command"]]
+
+    async def exec(
+        self, command: list[str]
+    ) -> tuple[asyncio.StreamReader, Any, Callable[[], Awaitable[None]]]:
+        if self.keeper is not None:
+            reader, writer = await asyncio.open_unix_connection(str(self.place / SOCKET.lstrip("/")))
+
+            async def nothing() -> None:
+                return
+
+            return reader, writer, nothing
+        rights = ",".join(
+            f"+{right.lower()}"
+            for right in self.pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
+        )
+        enter = [
+            "nsenter",
+            f"--target={self.first}",
+            "--pid",
+            "--mount",
+            "--ipc",
+            "--uts",
+            "--net",
+            "--cgroup",
+        ]
+        confined = ["setpriv", f"--bounding-set=-all,{rights}", "--inh-caps=-all", "--no-new-privs", "--"]
+        process = await asyncio.create_subprocess_exec(
+            *enter, "--", *confined, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_PATH
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+
+        async def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+        return process.stdout, process.stdin, end
+
+    async def ended(self) -> int:
+        if self.keeper is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.keeper
+            return 0
+        assert self.process is not None
+        return await self.process.wait()
+
+    async def stop(self) -> None:
+        if self.keeper is not None:
+            self.keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.keeper
+        elif self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.first, 9)
+                self.process.kill()
+            await self.process.wait()
+        if self.cgroup is not None:
+            await asyncio.to_thread(self.cgroup.remove)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def stamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A key and a certificate for 127.0.0.1 that is its own authority."""
+    key, cert = directory / "key.pem", directory / "ca.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=fake",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
+
+
+@asynccontextmanager
+async def serving(fake: Fake) -> AsyncIterator[KubernetesSettings]:
+    """The server runs; yields what a provider needs to reach it."""
+    key, cert = certificate(fake.directory)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    (fake.directory / "token").write_text(TOKEN)
+    app = web.Application(client_max_size=1 << 26)
+    for path in ("{kind}", "{kind}/{name}", "{kind}/{name}/{part}"):
+        app.router.add_route("*", f"/api/v1/namespaces/{SPACE}/{path}", fake.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context, backlog=2048)
+    await site.start()
+    port = runner.addresses[0][1]
+    fake.url = f"https://127.0.0.1:{port}"
+    try:
+        yield KubernetesSettings(
+            image="penstock/sandbox:1", namespace=SPACE, api_server=fake.url, token_file=str(fake.directory / "token"), ca_file=str(cert)
+        )  # fmt: skip
+    finally:
+        await runner.cleanup()
+        for task in list(fake.tasks):
+            task.cancel()
+        for runtime in list(fake.runtimes.values()):
+            await runtime.stop()
+
+
+@contextlib.contextmanager
+def place() -> Any:
+    """A directory that users of sandboxes can pass through."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-fake-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

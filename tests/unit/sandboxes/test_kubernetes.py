@@ -1,0 +1,277 @@
+"""The provider `kubernetes` against an API server of the real protocols: one pod per attempt whatever is lost, and none left.
+
+./ops/test --tier containers runs every promise of the port through it (tests/containers/test_kubernetes.py).
+"""
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+
+import anyio
+import kubernetes_validate
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.providers import ContainerSection, KubernetesSection
+from sandboxes.base import Limits, SandboxError, SandboxSpec
+from sandboxes.container.settings import ContainerSettings
+from sandboxes.kubernetes.objects import Identity, name_of, pod, secret
+from sandboxes.kubernetes.provider import KubernetesProvider
+from sandboxes.kubernetes.settings import KubernetesSettings
+from sandboxes.owner import Work, working_on
+from tests.unit.sandboxes.clusters import HURT, attempts, cluster, gone, work
+from tests.unit.sandboxes.fake_kubernetes import VERBS, Faults, Object, place
+
+pytestmark = pytest.mark.anyio
+
+VERSIONS = ("1.32", "1.34", "1.36")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_attempts_have_a_pod_each_and_leave_none_whatever_is_lost() -> None:
+    """A thousand of them: tests/integration/test_thousand_pods.py."""
+    await attempts(30, Faults(**HURT, seed=7), least=0)
+
+
+async def test_owners_that_die_leave_pods_that_end_themselves_and_are_removed_by_label() -> None:
+    async with cluster(ttl_s=4.0) as (fake, provider):
+        dead = KubernetesProvider(provider.settings)
+        dead._delete = dead._end = nothing  # type: ignore[method-assign, assignment]
+
+        async def die(rollout: int) -> None:
+            with working_on(work(rollout)):
+                async with dead.open(SandboxSpec()):
+                    pass
+
+        async with anyio.create_task_group() as group:
+            for rollout in range(20):
+                group.start_soon(die, rollout)
+        async with provider.open(SandboxSpec()) as alive:
+            assert len(fake.pods) == 21
+            with anyio.fail_after(20):
+                while set(fake.pods) != {alive.id}:
+                    await provider.tidy()
+                    await anyio.sleep(0.1)
+            with pytest.raises(FileNotFoundError):  # it is as alive as it was
+                await alive.get("/app/absent")
+        await gone(fake)
+
+
+async def nothing(*_: object) -> None:
+    return
+
+
+async def test_a_pod_of_another_owner_is_not_adopted_and_not_removed() -> None:
+    async with cluster() as (fake, provider):
+        other = KubernetesProvider(provider.settings)
+        with working_on(work(5)):
+            async with provider.open(SandboxSpec()) as mine:
+                with working_on(work(5)), pytest.raises(SandboxError, match="its lease is somebody else's"):
+                    async with other.open(SandboxSpec()):
+                        pass
+                assert list(fake.pods) == [mine.id]
+
+
+async def test_sandboxes_of_one_attempt_have_names_of_their_own_and_labels_say_whose_they_are() -> None:
+    async with cluster() as (fake, provider):
+        with working_on(Work("Run_1", 12, 3, 7, "verification")):
+            async with provider.open(SandboxSpec()) as one, provider.open(SandboxSpec()) as two:
+                assert one.id.endswith("-r12-a3-e7-verification-1") and two.id.endswith(
+                    "-r12-a3-e7-verification-2"
+                )
+                labels = fake.pods[one.id]["metadata"]["labels"]
+                wanted = {"run": "Run_1", "rollout": "12", "attempt": "3", "epoch": "7", "sandbox": one.id}
+                assert labels | {f"penstock.dev/{key}": value for key, value in wanted.items()} == labels
+
+
+async def test_a_program_goes_on_while_the_line_is_lost_and_nothing_of_its_output_is() -> None:
+    async with cluster(processes=True) as (fake, provider):
+        async with provider.open(SandboxSpec()) as sandbox:
+            script = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.005; done"
+            process = await sandbox.start(["sh", "-c", script])
+            for _ in range(4):
+                await process.read()
+                await anyio.sleep(0.2)
+                await fake.drop_lines()
+            result = await process.wait()
+            assert result.ok, result
+            assert result.stdout.decode().split("\n")[:-1] == [f"line {i}" for i in range(300)]
+
+
+async def test_work_that_is_cancelled_around_its_sandbox_ends_its_program_and_its_pod() -> None:
+    async with cluster(processes=True) as (fake, provider):
+        with anyio.fail_after(30):
+            with anyio.CancelScope() as lease:
+                async with provider.open(SandboxSpec()) as sandbox:
+                    asyncio.get_running_loop().call_later(0.5, lease.cancel)
+                    await sandbox.exec(["sleep", "100"])
+            assert lease.cancelled_caught
+            await gone(fake)
+
+
+async def test_a_token_stands_in_no_pod_no_command_line_and_no_file_that_another_can_read() -> None:
+    async with cluster(processes=True) as (fake, provider):
+        async with provider.open(SandboxSpec(env={"OWN": "token-1"})) as sandbox:
+            seen = await sandbox.exec(
+                ["sh", "-c", "echo $OWN $TOKEN; cat /etc/penstock/session.json /proc/1/environ"],
+                env={"TOKEN": "token-2"},
+            )
+            assert seen.stdout == b"token-1 token-2\n" and seen.stderr.count(b"Permission denied") == 2
+            assert "token-" not in json.dumps(fake.pods) and "token-2" not in str(fake.used)
+
+
+async def test_a_pod_that_was_ended_for_its_memory_is_the_programs_doing() -> None:
+    async with cluster() as (fake, provider):
+        async with provider.open(SandboxSpec()) as sandbox:
+            [runtime] = fake.runtimes.values()
+            runtime.out_of_memory = True
+            assert runtime.keeper is not None
+            runtime.keeper.cancel()
+            with anyio.fail_after(10):
+                while fake.pods[sandbox.id]["status"]["phase"] == "Running":
+                    await anyio.sleep(0.01)
+                await fake.drop_lines()
+                while sandbox.out_of is None:  # type: ignore[attr-defined]
+                    await anyio.sleep(0.01)
+            result = await sandbox.exec(["true"])
+            assert result.killed_by.value == "memory" and result.exit_code == 137
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        ({"phase": "Pending"}, "does not run after 1 s (sandbox.kubernetes.start_s): Pending"),
+        (
+            {
+                "phase": "Pending",
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+                ],
+            },
+            "cannot start: ImagePullBackOff: no such image",
+        ),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
+            "ended before it could be used: Failed, Evicted",
+        ),
+    ],
+)
+async def test_a_pod_that_does_not_start_is_told_with_the_clusters_reason(
+    status: Object, sentence: str
+) -> None:
+    async def pending(pod: Object) -> None:
+        pod["status"] = status
+        fake.record("pods", "MODIFIED", pod)
+        await asyncio.sleep(3600)
+
+    async with cluster(start_s=1.0) as (fake, provider):
+        fake.pending = pending
+        with pytest.raises(SandboxError) as failed:
+            async with provider.open(SandboxSpec()):
+                pass
+        assert sentence in str(failed.value)
+        await gone(fake)
+
+
+async def test_what_the_account_may_not_do_is_a_problem_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.unit.sandboxes.fake_kubernetes.VERBS", VERBS - {("create", "secrets")})
+    async with cluster() as (_, provider):
+        [problem] = await provider.problems()
+        assert (
+            'refuses to create a secret: 403 Forbidden: secrets is forbidden: the account cannot create resource "secrets"'
+            in problem
+        )
+
+
+async def test_outside_a_pod_the_server_has_to_be_named() -> None:
+    assert "KUBERNETES_SERVICE_HOST" not in os.environ
+    [problem] = await KubernetesProvider(KubernetesSettings(image="x")).problems()
+    assert problem.startswith("sandbox.kubernetes.api_server: this is no pod")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pod_and_secret_are_valid_in_every_version(version: str) -> None:
+    settings = KubernetesSettings(
+        image="x:1", runtime_class="gvisor", user_namespaces=True, node_selector={"pool": "sandboxes"},
+        image_pull_secrets=("registry",), labels={"team": "a"},
+    )  # fmt: skip
+    identity = Identity("penstock-1", "o", work(1), "host/runner", 1000)
+    made = pod(identity, SandboxSpec(limits=Limits(), binds={Path("/opt/x"): "/opt/x"}), settings)
+    for thing in (made, secret(identity, settings, {"uid": 1}, "u")):
+        kubernetes_validate.validate(thing, version, strict=True)
+    assert "env" not in made["spec"]["containers"][0]
+
+
+def test_a_name_follows_from_the_attempt_and_fits() -> None:
+    assert name_of(work(1), 1) == name_of(work(1), 1)
+    names = {
+        name_of(Work(run, 1, 1, epoch, "attempt"), n)
+        for run in ("a", "A", "-")
+        for epoch in (1, 2)
+        for n in (1, 2)
+    }
+    assert len(names) == 12
+    assert len(name_of(Work("x" * 60, 2**40, 99, 2**30, "verification"), 9)) <= 63 + 20
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"ttl_s": 0}, "ttl_s: must be above 0"),
+        ({"gateway": "gateway"}, "gateway: must be host:port"),
+        ({"api_server": "http://x"}, "api_server: must begin with https://"),
+        ({"active_s": 10}, "active_s: 10 is less than start_s"),
+    ],
+)
+def test_bad_settings_are_refused_by_key(table: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        KubernetesSection(**table)
+    assert sentence in str(refused.value)
+
+
+def test_sections_and_settings_are_the_same() -> None:
+    for section, settings in (
+        (ContainerSection(), ContainerSettings()),
+        (KubernetesSection(), KubernetesSettings()),
+    ):
+        told = {name: value for name, value in section.model_dump().items()}
+        assert told == {
+            each.name: getattr(settings, each.name) for each in fields(settings) if each.name in told
+        }
+        assert {each.name for each in fields(settings)} - set(told) <= {"owner"}
+
+
+async def test_what_would_have_to_be_copied_into_every_pod_is_limited(tmp_path: Path) -> None:
+    with place() as directory:
+        (directory / "tool").mkdir()
+        (directory / "tool" / "big").write_bytes(b"x" * (2 << 20))
+        (directory / "tool").chmod(0o755)
+        async with cluster(copy_mb=1) as (fake, provider):
+            with pytest.raises(
+                SandboxError,
+                match=r"/opt/tool would have to be copied into every pod, 2 MB: .*sandbox\.kubernetes\.baked",
+            ):
+                async with provider.open(SandboxSpec(binds={directory / "tool": "/opt/tool"})):
+                    pass
+            assert not fake.made
+            baked = KubernetesProvider(replace(provider.settings, baked=("/opt/tool",)))
+            async with baked.open(SandboxSpec(binds={directory / "tool": "/opt/tool"})):
+                assert len(fake.made) == 1
+
+
+async def test_throttling_is_heeded() -> None:
+    async with cluster(faults=Faults(throttled=1.0)) as (fake, provider):
+        asyncio.get_running_loop().call_later(0.5, lambda: setattr(fake.faults, "throttled", 0.0))
+        began = time.monotonic()
+        async with provider.open(SandboxSpec()):
+            assert 0.9 < time.monotonic() - began < 6  # Retry-After: 1
+            assert fake.faults.happened["throttled"] <= 3
