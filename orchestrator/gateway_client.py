@@ -29,6 +29,7 @@ SAMPLING_KEYS = frozenset(
     {"temperature", "top_p", "top_k", "max_new_tokens", "seed"}
 )  # what a session may override
 FIRST_WAIT_S = 0.1
+DRAINING = b'"code":"draining"'
 
 
 class GatewayRefused(PenstockError):
@@ -45,6 +46,10 @@ class SessionOver(InfraFailure):
 
 class GatewayAway(InfraFailure):
     """No gateway answered within the client's patience."""
+
+
+class GatewayDrains(PenstockError):
+    """The gateway opens no new sessions: it is to be stopped. Its open sessions go on."""
 
 
 class BudgetExhausted(PolicyFailure):
@@ -112,7 +117,8 @@ class Activity:
     one that is not in the gateway's memory: closed, or not spoken to since the gateway started. `instance` names this gateway process: another
     one means that the gateway was started anew meanwhile. `held_s`: for how long, of the calls in flight, the one that waited longest has
     been held because no rollout server, or no room for what it would record, was there. `replayed_s`: what the generation of the steps had
-    taken that a resumed session has served again."""
+    taken that a resumed session has served again. `sandbox_port`: of this gateway, for sandboxes of other hosts; 0: it has none.
+    `draining`: it opens no new sessions."""
 
     in_flight: int
     calls: int
@@ -120,6 +126,8 @@ class Activity:
     instance: str = ""
     held_s: float = 0.0
     replayed_s: float = 0.0
+    sandbox_port: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +204,7 @@ class _Client:
             try:
                 async with self._http.post(self._url + path, data=data, headers=headers) as response:
                     status, raw = response.status, await response.read()
-                if status != 503:
+                if status != 503 or DRAINING in raw:
                     return _answer(status, raw)
                 problem = raw.decode(errors="replace")[:200]
             except (aiohttp.ClientError, OSError) as error:
@@ -221,6 +229,8 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
     error = body.get("error") if isinstance(body, dict) else None
     error = error if isinstance(error, dict) else {"message": str(body)}
     code, message = str(error.get("code") or ""), str(error.get("message") or f"status {status}")
+    if code == "draining":
+        raise GatewayDrains(message)
     if code == "budget_exhausted":
         raise BudgetExhausted(str(error.get("param") or ""), message)
     if status == 409:
@@ -247,16 +257,19 @@ class GatewayAdmin(_Client):
         auxiliary: Sequence[str] = (),
         replayable: bool = False,
         version: int | None = None,
+        group: int | None = None,
     ) -> OpenSession:
         """Open the session of one attempt at one lease epoch. Opening it again gives a fresh token to the same session and
         closes the older token; a later epoch of the same attempt serves the recorded steps again, then goes on where they end.
+        Raises GatewayDrains where it would be a new one, and the gateway takes none.
 
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
         `scripted` replaces the policy: the i-th call of the session is answered by scripted[i] = {reasoning, content, tool_calls:
         [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
         `{observation}` in their arguments stands for. `auxiliary` are patterns of model names (`*-mini`): a call that asks for such a
         model is answered and recorded, and does not train. `replayable` says whether a later lease may resume this attempt.
-        `version`: calls wait for a server that is reserved for evaluations and serves it, where there are such servers.
+        `version`: calls wait for a server that is reserved for evaluations and serves it, where there are such servers. `group` is
+        for the log alone.
         """
         body = {
             "run": run,
@@ -274,6 +287,7 @@ class GatewayAdmin(_Client):
             "auxiliary": list(auxiliary),
             "replayable": replayable,
             "version": version,
+            "group": group,
         }
         return msgspec.convert(await self._post("/admin/sessions", body), OpenSession)
 

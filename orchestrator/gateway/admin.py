@@ -4,6 +4,7 @@ import hmac
 import os
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers import ServerPool
 from orchestrator.gateway.sessions import Terms
 from orchestrator.gateway_client import SAMPLING_KEYS, Budget, OpenSession
+from orchestrator.pool.orders import Orders
 
 
 class _Budget(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class _Open(msgspec.Struct, frozen=True):
     auxiliary: list[str] = []
     replayable: bool = False
     version: int | None = None
+    group: int | None = None
 
 
 class _Lease(msgspec.Struct, frozen=True):
@@ -65,7 +68,7 @@ def admin_secret(path: Path) -> str:
 
 
 class AdminRoutes:
-    """`url` and `socket_path` are told to whoever opens a session; `registry` is what /metrics shows."""
+    """`url` and `socket_path` are told to whoever opens a session; `registry` is what /metrics shows; `orders`: whether it drains."""
 
     def __init__(
         self,
@@ -77,6 +80,8 @@ class AdminRoutes:
         registry: CollectorRegistry,
         session_ttl_s: float,
         socket_path: Path,
+        sandbox_port: int,
+        orders: Orders,
     ) -> None:
         self._run = run
         self._secret = secret
@@ -85,6 +90,8 @@ class AdminRoutes:
         self._registry = registry
         self._ttl_s = session_ttl_s
         self._socket_path = socket_path
+        self._sandbox_port = sandbox_port
+        self._orders = orders
         self.url = ""  # known once the listener is bound
 
     def routes(self) -> list[web.RouteDef]:
@@ -96,6 +103,7 @@ class AdminRoutes:
             web.post("/admin/sessions/activity", self._guarded(self._activity)),
             web.get("/admin/servers", self._guarded(self._servers)),
             web.get("/metrics", self._get_metrics),
+            web.get("/readyz", self._ready),
         ]
 
     def _guarded(self, handler: Any) -> Any:
@@ -133,6 +141,7 @@ class AdminRoutes:
             auxiliary=tuple(wanted.auxiliary),
             replayable=wanted.replayable,
             version=wanted.version,
+            group=wanted.group,
         )
         token = await self._book.open(terms)
         path = f"/s/{token}/v1"
@@ -148,7 +157,8 @@ class AdminRoutes:
 
     async def _activity(self, request: web.Request) -> Any:
         lease = _convert(await read_json(request), _Lease)
-        return self._book.activity(lease.rollout, lease.attempt, lease.epoch)
+        seen = self._book.activity(lease.rollout, lease.attempt, lease.epoch)
+        return replace(seen, sandbox_port=self._sandbox_port)
 
     async def _servers(self, request: web.Request) -> Any:
         return {
@@ -164,6 +174,19 @@ class AdminRoutes:
                 for server in self._pool.servers
             ]
         }
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Who is answered 200 reaches a gateway that takes sessions; calls wait where no rollout server is ready.
+
+        One that drains says 503: whoever looks for a gateway for a new session is to take another, and a cluster that takes gateways one at
+        a time is to leave the others alone meanwhile. Its own sessions go on: they come to its address, which no readiness hides
+        (`publishNotReadyAddresses`), and the probes that end a process ask at its metrics port, which says 200.
+        """
+        if self._orders.drains:
+            return web.Response(
+                text="it drains: it opens no new sessions, and goes on with those it has\n", status=503
+            )
+        return web.Response(text="ok\n")
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")

@@ -18,6 +18,7 @@ from orchestrator.gateway.sessions import Session, Terms, new_token, token_hash
 from orchestrator.gateway.store import SessionStore, StoredSession
 from orchestrator.gateway_client import Activity, Seal
 from orchestrator.log import get
+from orchestrator.pool.orders import Orders
 from orchestrator.progress import pause
 
 log = get(__name__)
@@ -34,7 +35,9 @@ class SessionBook:
         journal: Journal,
         store: SessionStore,
         metrics: Metrics,
+        orders: Orders | None = None,
     ) -> None:
+        self._orders = orders or Orders()
         self._engine = engine
         self._run_id = run_id
         self._renderer = renderer
@@ -49,10 +52,14 @@ class SessionBook:
     async def open(self, terms: Terms) -> str:
         """Open a session and return its token. The same lease epoch again: the same session under a new token.
 
-        Raises Problem 409 when the lease is stale or the session of this epoch is over.
+        Raises Problem 409 when the lease is stale or the session of this epoch is over, 503 for a new one while this gateway drains.
         """
         token = new_token()
         async with self._opening:
+            if self._orders.drains and (
+                await self._store.by_lease(terms.rollout, terms.attempt, terms.epoch) is None
+            ):
+                raise Problem(503, "draining", "this gateway drains: it opens no new session")
             await self._store.open(terms, token_hash(token))
             for key, digest in list(self._hash_of.items()):
                 if key[0] == terms.rollout and self._by_hash[digest].terms.epoch < terms.epoch:
@@ -129,11 +136,17 @@ class SessionBook:
         """What the session of a lease epoch is doing, as far as this process knows it."""
         session = self._current(rollout, attempt, epoch)
         if session is None:
-            return Activity(0, 0, 0.0, self.instance)
+            return Activity(0, 0, 0.0, self.instance, draining=self._orders.drains)
         held_s = max((call.flight.held_s for call in session.calls.values()), default=0.0)
         replayed_s = session.replay.replayed_s if session.replay is not None else 0.0
         return Activity(
-            len(session.calls), session.requests, session.queued_s, self.instance, held_s, replayed_s
+            len(session.calls),
+            session.requests,
+            session.queued_s,
+            self.instance,
+            held_s,
+            replayed_s,
+            draining=self._orders.drains,
         )
 
     async def _close(self, session: Session, state: str) -> Seal:

@@ -6,6 +6,8 @@
 | syncing: gate closed, `held_since` set | are held for it | the end of the sync |
 | away: neither | go elsewhere | its keeper, once it answers |
 
+In any of them it may be `draining`: those that it has end there, new ones go elsewhere, and its weights follow all the same.
+
 A pause is no reason to leave this table: whether a server is there is asked by a route that answers in every state.
 """
 
@@ -75,6 +77,7 @@ class RolloutServer:
         self.openings = 0
         self.capacity: int | None = None  # tokens of the longest prompt that it takes; None: it does not say
         self.answers = True
+        self.draining = False  # a person wants it to get no new calls
         self.flights: dict[str, anyio.CancelScope] = {}  # by request id
         self._landed = anyio.Event()  # set, and replaced, when a call has left it
         self.load = Load()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import anyio
 from aiohttp import web
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
 from orchestrator.bus.courier import Confirm, Courier, Unsendable
@@ -53,6 +53,7 @@ from orchestrator.metrics import joined
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.dead import keep_unsendable
 from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.orders import Orders
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
@@ -138,11 +139,13 @@ class Gateway:
                 reserved=min(config.servers.evaluation, max(0, len(servers) - 1)),
             )
             courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
-            sessions = SessionStore(engine, run_id)
-            book = SessionBook(engine, run_id, renderer, journal, sessions, metrics)
+            # The journal is locked: nobody else has this name.
+            owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"
+            sessions = SessionStore(engine, run_id, owner)
+            orders = Orders(of_servers=True)
+            book = SessionBook(engine, run_id, renderer, journal, sessions, metrics, orders)
             versions = PublishedVersions(engine, run_id, metrics, look_s=config.servers.look_s)
             evaluated = EvaluatedVersions(engine, run_id, look_s=config.servers.look_s)
-            owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"  # the journal is locked: nobody else has this name
             rows = ServerRows(engine, run_id, owner, config.servers.lease_ttl_s)
             leases = [ServerLease(rows, server.url) for server in servers]
             stack.push_async_callback(_release, leases)
@@ -168,9 +171,17 @@ class Gateway:
                 registry=registry,
                 session_ttl_s=config.gateway.session_ttl_s,
                 socket_path=settings.socket_path,
+                sandbox_port=config.gateway.sandbox_port,
+                orders=orders,
             )
             tasks.start_soon(courier.run)
-            await stack.enter_async_context(announced(engine, run_id))
+
+            async def held(connection: AsyncConnection) -> int:
+                return await sessions.running(connection) + len(journal.pending())
+
+            orders.own, orders.calls = held, pool.calls_at
+            orders.servers_changed = lambda: pool.drain(orders.servers)
+            await stack.enter_async_context(announced(engine, run_id, orders))
             tasks.start_soon(restartable, "sessions", book.tidy)
             tasks.start_soon(restartable, "versions.bus", partial(versions.follow, bus, settings.run))
             tasks.start_soon(restartable, "versions.look", versions.watch)
@@ -195,8 +206,10 @@ class Gateway:
             limit = config.gateway.body_limit_mb * 1024 * 1024
             inside = _app(sandbox.routes(), limit)
             outside = _app([*sandbox.routes(), *admin.routes()], limit)
-            unix = listen_unix(settings.socket_path)
-            await _serve(stack, inside, unix)
+            for_sandboxes = [listen_unix(settings.socket_path)]
+            if config.gateway.sandbox_port:
+                for_sandboxes.append(listen_tcp(settings.host, config.gateway.sandbox_port))
+            await _serve(stack, inside, *for_sandboxes)
             tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
             port = tcp.getsockname()[1]
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -272,13 +285,14 @@ def _app(routes: Sequence[web.RouteDef], limit: int) -> web.Application:
     return app
 
 
-async def _serve(stack: AsyncExitStack, app: web.Application, listener: socket.socket) -> None:
+async def _serve(stack: AsyncExitStack, app: web.Application, *listeners: socket.socket) -> None:
     # A harness that disconnects cancels its handler: that is how an abandoned call is noticed.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(_stop, runner)
     # aiohttp listens once more, with a backlog of its own.
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    for listener in listeners:
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 async def _stop(runner: web.AppRunner) -> None:

@@ -12,7 +12,8 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,7 @@ class Flight:
     """Where a call is right now, so that it can be given up. `abandoned` set: stop at the next chance, keep what there is."""
 
     server: RolloutServer | None = None
+    home: RolloutServer | None = None  # that it was sent to last, between two segments too
     rid: str = ""
     abandoned: anyio.Event = field(default_factory=anyio.Event)
     _held_s: float = 0.0
@@ -173,8 +175,19 @@ class ServerPool:
         self._longest_routed = longest_routed
         self._untold: set[str] = set()  # URLs of servers that were warned about
         self._changed = anyio.Event()
+        self._calls: Counter[str] = Counter()  # begun and not over, by the URL of the server that they are at
         for server in self.servers:
             server.changed = self._look_again
+
+    def drain(self, urls: Collection[str]) -> None:
+        """These get no new calls, the others may."""
+        for server in self.servers:
+            server.draining = server.url in urls
+        self._look_again()
+
+    def calls_at(self, url: str) -> int:
+        """Calls that a server has begun and that are not over, between two segments too."""
+        return self._calls[url]
 
     @property
     def reserved(self) -> Sequence[RolloutServer]:
@@ -184,7 +197,11 @@ class ServerPool:
     @property
     def capacity(self) -> float:
         """Tokens of the longest prompt that every server takes to which a call may go; infinite where none says."""
-        said = [server.capacity for server in self.servers if server.usable and server.capacity is not None]
+        said = [
+            server.capacity
+            for server in self.servers
+            if server.usable and not server.draining and server.capacity is not None
+        ]
         return min(said, default=math.inf)
 
     def _look_again(self) -> None:
@@ -205,6 +222,35 @@ class ServerPool:
         """One action after `ids`, of which `routed` is known, by `version` where servers are reserved. Held while no server is ready. Raises
         RequestRefused when a server refuses the request itself, Problem 503 when requests keep coming back empty, or this gateway knows no
         server at all."""
+        with self._counted(flight):
+            return await self._generate(ids, params, key, flight, rule, routed, version)
+
+    @contextmanager
+    def _counted(self, flight: Flight) -> Iterator[None]:
+        """At the end of a call it is at no server any more."""
+        try:
+            yield
+        finally:
+            self._move(flight, None)
+
+    def _move(self, flight: Flight, server: RolloutServer | None) -> None:
+        """A call is at `server` from here on."""
+        if flight.home is not None:
+            self._calls[flight.home.url] -= 1
+        if server is not None:
+            self._calls[server.url] += 1
+        flight.home = server
+
+    async def _generate(
+        self,
+        ids: Ids,
+        params: SamplingParams,
+        key: str,
+        flight: Flight,
+        rule: Repetition,
+        routed: Routed,
+        version: int | None,
+    ) -> Generated:
         if not self.servers:
             raise unavailable("this gateway was started without a rollout server: name one with --server")
         begun = time.monotonic()
@@ -218,6 +264,7 @@ class ServerPool:
             finish = None
             if server is None:
                 break
+            self._move(flight, server)
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
             if not so_far.ids:
@@ -323,10 +370,18 @@ class ServerPool:
             return self.servers[: -self._reserved]
         return [server for server in self.reserved if server.version == version]
 
+    def _taking(self, version: int | None, home: RolloutServer | None) -> Sequence[RolloutServer]:
+        """Those that take a call: none that drains, but for one that has it already, where nobody else could go on with it."""
+        servers = self._of(version)
+        taking = [server for server in servers if not server.draining]
+        if home is not None and home in servers and not any(server.usable for server in taking):
+            return [home]
+        return taking
+
     async def _admit(self, key: str, flight: Flight, version: int | None) -> RolloutServer | None:
         """The server to send to, once there is one; None when the call is given up before."""
         while not flight.abandoned.is_set():
-            changed, servers = self._changed, self._of(version)
+            changed, servers = self._changed, self._taking(version, flight.home)
             if (chosen := choose(servers, key, self._spill_s)) is not None:
                 if chosen is not preferred(servers, key):
                     self._metrics.spilled.labels(chosen.url).inc()

@@ -40,7 +40,7 @@ def token_hash(token: str) -> bytes:
 class Terms:
     """What a session was opened with. `sampling` overrides the run's parameters; `script` replaces the policy; `auxiliary` are patterns
     of model names whose calls do not train; `replayable`: another lease may go on from the recorded steps; `version`: the one policy version
-    of an evaluation, where servers are reserved for those."""
+    of an evaluation, where servers are reserved for those; `group`: whose rollout it is, for the log, None: the runner did not say."""
 
     rollout: int
     attempt: int
@@ -52,6 +52,7 @@ class Terms:
     auxiliary: tuple[str, ...] = ()
     replayable: bool = False
     version: int | None = None
+    group: int | None = None
 
 
 class Session:
@@ -105,11 +106,13 @@ class Session:
     @property
     def ids(self) -> dict[str, int]:
         """What every log line about it carries."""
-        return {
+        named = {
             "rollout": self.terms.rollout,
+            "group": self.terms.group,
             "attempt": self.terms.attempt,
             "epoch": self.terms.epoch,
         }
+        return {name: value for name, value in named.items() if value is not None}
 
     def check_open(self) -> None:
         """Raise Problem 409 once the session is sealed, closed or expired."""

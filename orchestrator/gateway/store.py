@@ -11,9 +11,11 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.contracts.states import RolloutState
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.sessions import Session, Terms
 from orchestrator.gateway_client import Budget, Seal
+from orchestrator.pool.columns import in_state
 from orchestrator.pool.tables import rollouts, sessions
 from orchestrator.pool.transact import transact
 
@@ -34,11 +36,12 @@ class StoredSession:
 
 
 class SessionStore:
-    """Sessions of one run."""
+    """Sessions of one run. `gateway`: the name of this one in their rows."""
 
-    def __init__(self, engine: AsyncEngine, run_id: int) -> None:
+    def __init__(self, engine: AsyncEngine, run_id: int, gateway: str = "") -> None:
         self._engine = engine
         self._run_id = run_id
+        self._gateway = gateway
 
     async def open(self, terms: Terms, token_hash: bytes) -> None:
         """Insert the session, or give the one of the same lease epoch a new token; older epochs of the rollout are closed.
@@ -74,6 +77,7 @@ class SessionStore:
                 "budget": _budget_json(terms),
                 "expires": func.clock_timestamp() + timedelta(seconds=terms.expires - time.monotonic()),
                 "replayable": terms.replayable,
+                "gateway": self._gateway,
             }
             known = (
                 await connection.execute(select(sessions.c.session_id, sessions.c.state).where(*mine))
@@ -96,6 +100,26 @@ class SessionStore:
                 raise Problem(409, "session_over", f"the session of epoch {terms.epoch} is {known.state}")
 
         await transact(self._engine, work, at="session.open")
+
+    async def running(self, connection: AsyncConnection) -> int:
+        """How many sessions of this gateway belong to a rollout that still runs under the same lease, sealed ones too: its runner may ask for
+        the seal again."""
+        open_rollouts = (
+            in_state(rollouts.c.state, RolloutState.RUNNING),
+            rollouts.c.state.not_in([RolloutState.VERIFIED, RolloutState.LOST]),
+        )
+        query = (
+            select(func.count())
+            .select_from(rollouts.join(sessions, sessions.c.rollout_id == rollouts.c.rollout_id))
+            .where(
+                rollouts.c.run_id == self._run_id,
+                *open_rollouts,
+                sessions.c.attempt == rollouts.c.attempt,
+                sessions.c.epoch == rollouts.c.lease_epoch,
+                sessions.c.gateway == self._gateway,
+            )
+        )
+        return int(await connection.scalar(query) or 0)
 
     async def by_token(self, token_hash: bytes) -> StoredSession | None:
         """The session of a token, whatever its state."""
@@ -182,6 +206,7 @@ def _budget_json(terms: Terms) -> dict[str, Any]:
         "script": script,
         "auxiliary": list(terms.auxiliary),
         "version": terms.version,
+        "group": terms.group,
     }
     return json.loads(msgspec.json.encode(value))  # type: ignore[no-any-return]
 
@@ -200,6 +225,7 @@ def _stored(row: Any) -> StoredSession:
         auxiliary=tuple(budget.get("auxiliary", ())),
         replayable=row.replayable,
         version=budget.get("version"),
+        group=budget.get("group"),
     )
     return StoredSession(
         terms,

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.embedded.ports import free_port
 from orchestrator.gateway.sessions import Session
 from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.upstream import RolloutServerClient
@@ -196,6 +197,25 @@ async def test_the_socket_takes_calls_from_anybody_and_has_no_admin_routes(rig: 
         for route in ("/admin/sessions", "/admin/sessions/seal", "/metrics"):
             async with http.post(f"http://gateway{route}", json={}, headers=secret) as answer:
                 assert answer.status == 404
+
+
+async def test_the_port_for_sandboxes_of_other_hosts_takes_calls_and_has_no_admin_routes(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> None:
+    port = free_port()
+    sections = {"gateway": {"sandbox_port": port}}
+    async with open_rig(
+        database_url, nats_server.url, server_url, policies, tmp_path, sections=sections
+    ) as rig:
+        seen = await rig.admin.activity(rollout=0, attempt=0, epoch=0)
+        assert seen.sandbox_port == port
+        secret = {"Authorization": f"Bearer {rig.gateway.admin_secret}"}
+        async with aiohttp.ClientSession() as http:
+            async with http.get(f"http://127.0.0.1:{port}/health") as answer:
+                assert answer.status == 200
+            for route in ("/admin/sessions", "/admin/sessions/seal", "/metrics"):
+                async with http.post(f"http://127.0.0.1:{port}{route}", json={}, headers=secret) as answer:
+                    assert answer.status == 404
 
 
 async def test_a_used_up_budget_says_which_and_max_tokens_goes_down_only(rig: Rig) -> None:
@@ -490,8 +510,10 @@ async def until_row(rig: Rig, query: str) -> None:
             await anyio.sleep(0.05)
 
 
-async def test_a_restarted_gateway_knows_its_sessions_and_a_retry_gets_the_recorded_reply(rig: Rig) -> None:
-    rollout, session = await rig.open()
+async def test_a_restarted_gateway_knows_its_sessions_and_a_retry_gets_the_recorded_reply(
+    rig: Rig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rollout, session = await rig.open(group=4711)
     path = f"{session.path}/chat/completions"
     history: list[Any] = [user("oak")]
     first = await post(rig, path, {"messages": history})  # stays in the journal: the ingest does not run
@@ -511,6 +533,8 @@ async def test_a_restarted_gateway_knows_its_sessions_and_a_retry_gets_the_recor
         steps = await rig.stored(rollout, 3)
     assert seal.steps == 3 and [step.kind.value for step in steps] == ["root", "continues", "continues"]
     assert rig.proxy.sent[2][0] == steps[2].full[: steps[2].state_len].tolist()
+    sealed = [line for line in "".join(capfd.readouterr()).splitlines() if "session.sealed" in line]
+    assert sealed and all("4711" in line for line in sealed), "its group is in the log after the restart, too"
 
 
 async def test_a_later_epoch_of_an_attempt_is_served_the_ingested_steps_and_goes_on_after_them(

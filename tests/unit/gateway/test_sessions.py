@@ -1,5 +1,7 @@
 """Which step a repeated request stands for."""
 
+from dataclasses import replace
+
 from orchestrator.gateway.forest import Forest
 from orchestrator.gateway.messages import Turn
 from orchestrator.gateway.render import Renderer
@@ -36,3 +38,9 @@ def test_auxiliary_and_given_up_steps_spend_no_turns_undelivered_ones_do(rendere
     session.mark(nodes[2], UNDELIVERED)
     nodes[3].finish = "abort"
     assert session.turns == 2
+
+
+def test_a_session_names_its_group_in_the_log_where_the_runner_said_it(renderer: Renderer) -> None:
+    plain = {"rollout": 1, "attempt": 1, "epoch": 1}
+    assert Session(TERMS, Forest(renderer)).ids == plain
+    assert Session(replace(TERMS, group=5), Forest(renderer)).ids == {**plain, "group": 5}
