@@ -3,6 +3,8 @@
 The client's own reconnection is switched off. After some errors it gives up for good, and its subscriptions may
 outlive a reconnection without ever receiving again; here every connection is a new client with new subscriptions,
 and work on a lost connection is cancelled at once instead of waiting for its time-out.
+
+Of several servers of one cluster (`urls_of`) any will do: each dial tries the next one, the first a random one.
 """
 
 import itertools
@@ -30,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 OLDEST_SERVER = (2, 10)  # older ones silently ignore parts of the configuration
 FIRST_WAIT_S = 0.05
+LEADERLESS_S = 0.25  # a cluster that has lost a leader answers nothing until it has another
 _LOOK_AT_CLIENT_S = 0.2
 
 
@@ -65,8 +68,10 @@ class Link:
     """Keeps one connection. `run` must be running beside the users (see `NatsBus.connect`)."""
 
     def __init__(self, url: str, name: str, on_up: Callable[[], None]) -> None:
-        self._url = url
-        self._place = _place(url)
+        urls = urls_of(url)
+        self._url = itertools.cycle(random.sample(urls, len(urls)))
+        self._servers = len(urls)
+        self._places = " or ".join(map(_place, urls))
         self._name = name
         self._on_up = on_up  # called after each reconnection, not after the first connection
         self._current: Connection | None = None
@@ -84,17 +89,17 @@ class Link:
         with anyio.move_on_after(patience_s):
             for delay in delays():
                 try:
-                    await self._dial()
+                    await self._dial_any()
                     return
                 except (OSError, nats.errors.Error) as error:
                     refused = error
                 await anyio.sleep(delay)
         if isinstance(refused, ServiceUnavailableError):
             raise UnfitServer(
-                f"the NATS server at {self._place} runs without JetStream: start it with -js and a store directory"
+                f"the NATS server at {self._places} runs without JetStream: start it with -js and a store directory"
             )
         raise BusUnavailable(
-            f"NATS does not answer at {self._place} ({refused or 'no reply'}): start it there, or set another nats.url"
+            f"NATS does not answer at {self._places} ({refused or 'no reply'}): start it there, or set another nats.url"
         )
 
     async def run(self) -> None:
@@ -104,16 +109,16 @@ class Link:
             await self._current.until_lost()
             self._current, self._up = None, anyio.Event()
             measured(BusMetrics).connected.set(0)
-            log.warning("nats_lost", server=self._place)
+            log.warning("nats_lost", server=self._places)
             for attempt, delay in enumerate(delays()):
                 try:
-                    await self._dial()
+                    await self._dial_any()
                     break
                 except (OSError, nats.errors.Error) as error:
                     if attempt % 10 == 0:
-                        log.warning("nats_away", server=self._place, attempt=attempt, error=str(error))
+                        log.warning("nats_away", server=self._places, attempt=attempt, error=str(error))
                 await anyio.sleep(delay)
-            log.info("nats_back", server=self._place)
+            log.info("nats_back", server=self._places)
             self._on_up()
 
     async def close(self) -> None:
@@ -138,7 +143,17 @@ class Link:
         if scope.cancelled_caught:
             raise LinkLost
 
-    async def _dial(self) -> None:
+    async def _dial_any(self) -> None:
+        """Try every server once. Raises as the last one did."""
+        for left in reversed(range(self._servers)):
+            try:
+                return await self._dial(next(self._url))
+            except (OSError, nats.errors.Error) as error:
+                if not left:
+                    raise
+                log.debug("nats_refused", error=repr(error))
+
+    async def _dial(self, url: str) -> None:
         client = nats.NATS()
         connection = Connection(client, client.jetstream(timeout=clock().bus_request_s), 0)
 
@@ -150,7 +165,7 @@ class Link:
 
         try:
             await client.connect(
-                self._url,
+                url,
                 name=self._name,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,  # of one call; the waiting in between is ours
@@ -161,7 +176,7 @@ class Link:
                 error_cb=failed,
             )
             connection.max_payload = self.max_payload = client.max_payload
-            await _check_fit(connection, self._place)
+            await _check_fit(connection, _place(url), alone=self._servers == 1)
         except BaseException:
             with anyio.move_on_after(2, shield=True):
                 await client.close()
@@ -179,8 +194,8 @@ def delays() -> Iterator[float]:
         yield min(longest_s, FIRST_WAIT_S * 2 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
 
 
-async def _check_fit(connection: Connection, place: str) -> None:
-    """Refuse with one sentence a server that would lose or cut messages."""
+async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None:
+    """Refuse with one sentence a server that would lose or cut messages. One of a cluster (not `alone`) need not know who leads it."""
     version = connection.client.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         raise UnfitServer(
@@ -192,7 +207,13 @@ async def _check_fit(connection: Connection, place: str) -> None:
             f"the NATS server at {place} takes messages of at most {connection.max_payload:,} bytes, and "
             f"{MIN_MAX_PAYLOAD_BYTES:,} are needed: raise max_payload in its configuration"
         )
-    await connection.js.account_info()  # raises ServiceUnavailableError without JetStream
+    with anyio.move_on_after(None if alone else LEADERLESS_S):
+        await connection.js.account_info()  # raises ServiceUnavailableError without JetStream
+
+
+def urls_of(named: str) -> list[str]:
+    """The servers of one cluster as people name them: URLs with commas between them."""
+    return [url.strip() for url in named.split(",") if url.strip()]
 
 
 def _place(url: str) -> str:

@@ -30,7 +30,7 @@ from orchestrator.bus.base import (
 )
 from orchestrator.bus.feed import Feed, beside
 from orchestrator.bus.letters import dead_letter
-from orchestrator.bus.link import Connection, Link, LinkLost, delays
+from orchestrator.bus.link import LEADERLESS_S, Connection, Link, LinkLost, delays, urls_of
 from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
@@ -46,6 +46,9 @@ _FULL_ERRORS = (10023, 10028, 10047, 10077)  # no resources, memory, storage; st
 _NAME_IN_USE = 10058  # somebody created the stream a moment ago
 _PUBLISH_WINDOW = 64  # concurrent publishes of one `publish_many`; with a task for each of 256 the same takes a third more CPU time
 _NOTICE_BUFFER = 4096
+_GLANCES = 40  # a publish that finds no stream takes no longer look than LEADERLESS_S, so often
+REPLICAS = 3
+"""Of each stream in a cluster: what is acknowledged outlives one server."""
 
 
 class NatsBus:
@@ -64,6 +67,7 @@ class NatsBus:
         self._stream_prefix = f"{prefix.upper()}_" if prefix else ""
         self._timing = timing
         self._specs = streams
+        self._replicas = REPLICAS if len(urls_of(url)) >= REPLICAS else 1
         self._adjusted = False
         self._watch = StreamWatch(self._look, timing.look_s)
         self._link = Link(url, name, on_up=self._watch.reconnected)
@@ -80,7 +84,8 @@ class NatsBus:
         patience_s: float = 10.0,
         streams: Sequence[Stream] = subjects.STREAMS,
     ) -> AsyncIterator["NatsBus"]:
-        """Connect, keep connected while the context is open, and close.
+        """Connect, keep connected while the context is open, and close. ``url`` names one server, or with commas those of one cluster:
+        from three on, new streams have three replicas, and old ones get them.
 
         ``name`` is shown by the server's monitoring. Raises BusUnavailable if nobody answers for ``patience_s``
         seconds, UnfitServer if the server is older than 2.10, has no JetStream or takes too small messages.
@@ -131,7 +136,7 @@ class NatsBus:
         return stored
 
     async def _until_stored(self, stream: str, message: Outgoing, headers: Mapping[str, str]) -> bool:
-        for delay in delays():
+        for attempt, delay in enumerate(delays()):
             try:
                 async with self._link.session() as connection:
                     subject = self._subject_prefix + message.subject
@@ -143,8 +148,11 @@ class NatsBus:
                 return not ack.duplicate
             except LinkLost:
                 continue
-            except NoStreamResponseError:
-                await self._watch.check()
+            except NoStreamResponseError:  # it is gone, or its replicas are about to choose a leader, who is there before all can be looked at
+                soon = attempt < _GLANCES
+                with anyio.move_on_after(LEADERLESS_S if soon else None):
+                    await self._watch.check()
+                delay = min(delay, LEADERLESS_S) if soon else delay
             except APIError as error:
                 if error.err_code in _FULL_ERRORS:
                     raise StreamFull(
@@ -290,6 +298,8 @@ class NatsBus:
                 info = await connection.js.stream_info(name)
         if not self._adjusted and not made:
             wanted = self._config(spec, first_seq=info.config.first_seq)
+            # Who knows one server of a cluster takes no replicas away.
+            wanted.num_replicas = max(self._replicas, info.config.num_replicas or 1)
             if _differs(info.config, wanted):
                 log.info("stream_changed", stream=name)
                 info = await connection.js.update_stream(wanted)
@@ -317,7 +327,7 @@ class NatsBus:
             max_msgs_per_subject=1 if spec.retention is Retention.LAST_PER_SUBJECT else -1,
             duplicate_window=subjects.DEDUP_WINDOW_S,
             storage=api.StorageType.FILE,
-            num_replicas=1,
+            num_replicas=self._replicas,
             first_seq=first_seq,
         )
 
@@ -332,6 +342,7 @@ def _differs(have: Any, wanted: Any) -> bool:
         "max_age",
         "max_msgs_per_subject",
         "duplicate_window",
+        "num_replicas",
     )
     return any(getattr(have, key) != getattr(wanted, key) for key in fields)
 

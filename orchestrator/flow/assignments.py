@@ -5,6 +5,7 @@
 | leases (committed before the ack), results (durable before the lease is let go) | WORK; a free slot | the orchestrator; the end of other work |
 | nothing while the disk refuses the journal: finished work keeps its lease | the disk | free space |
 | nothing while the disk refuses sandboxes: work is given back, which is no try, and its slot is taken | the disk | free space |
+| nothing while this worker, or every gateway that it knows, drains: what is not leased yet is handed back | a person | `penstock drain --undo` |
 
 An assignment of a stale epoch, or one that somebody else holds, is acked and counted; what is none is a dead letter, which the orchestrator
 keeps (`flow.letters`): a runner may not write there. Of the hours between lease and result the bus knows nothing.
@@ -12,12 +13,13 @@ keeps (`flow.letters`): a runner may not write there. Of the hours between lease
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import anyio
 import anyio.abc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.bus.base import Delivery, Outgoing
+from orchestrator.bus.base import Delivery, Outgoing, Subscription
 from orchestrator.bus.journal import JournalFull
 from orchestrator.bus.subjects import Consumer
 from orchestrator.clock import clock
@@ -27,19 +29,42 @@ from orchestrator.contracts.states import RolloutState
 from orchestrator.flow.measured import WorkerMetrics, working
 from orchestrator.flow.plausible import check_assignment
 from orchestrator.flow.worker import Worker, while_full
+from orchestrator.gateway_client import GatewayDrains
 from orchestrator.log import bind, get
 from orchestrator.metrics import measured
 from orchestrator.pool import history
-from orchestrator.pool.culprits import ROOM, SLOT
+from orchestrator.pool.culprits import DRAINS, ROOM, SLOT
 from orchestrator.pool.leases import Lease, lease
 from orchestrator.pool.transact import transact
 from orchestrator.progress import current, looping, restartable
 from sandboxes.base import SandboxError, SandboxFull, SandboxSpec
+from sandboxes.owner import Work as SandboxWork
+from sandboxes.owner import working_on
 
 log = get(__name__)
 
 Work = Callable[[Lease], Awaitable[Outgoing]]
 """Does the work of one lease; returns the result to send. Cancelled when the lease is lost: then nothing is sent."""
+
+
+class Door(Protocol):
+    """Whether what the work needs takes more of it."""
+
+    async def shut(self) -> str:
+        """What has to come before more work may begin, as a loop waits for it; empty: nothing."""
+
+    async def opens(self) -> None:
+        """Wait until that has come."""
+
+
+class Open:
+    """A door that is always open."""
+
+    async def shut(self) -> str:
+        return ""
+
+    async def opens(self) -> None:
+        return
 
 
 class Assignments:
@@ -50,8 +75,11 @@ class Assignments:
         worker: Worker,
         expected: type[RolloutAssigned] | type[VerifyAssigned],
         work: Work,
+        door: Door | None = None,
     ) -> None:
         self._worker = worker
+        self._orders = worker.orders
+        self._door = door or Open()
         self._expected = expected
         self._before = RolloutState.QUEUED if expected is RolloutAssigned else RolloutState.FINISHED
         self._work = work
@@ -61,6 +89,13 @@ class Assignments:
         self._slots = anyio.Semaphore(worker.slots)
         measured(WorkerMetrics).slots.set(worker.slots)
 
+        unsent = worker.orders.own
+
+        async def left(connection: AsyncConnection) -> int:
+            return worker.slots - self._slots.value + await unsent(connection)
+
+        worker.orders.own = left
+
     async def serve(self, consumers: Sequence[Consumer]) -> None:
         """Serve until cancelled."""
         async with anyio.create_task_group() as tasks:
@@ -69,45 +104,70 @@ class Assignments:
                 tasks.start_soon(restartable, name, partial(self._serve, consumer, tasks))
 
     async def _serve(self, consumer: Consumer, tasks: anyio.abc.TaskGroup) -> None:
-        # One at a time: a message that waits here is work that another runner could do.
-        async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
-            while True:
-                current().rests(SLOT)
-                async with self._slots:
-                    pass  # there is room, but it is not kept for a pool in which nothing is to be done
-                current().rests("assignments")
-                (delivery,) = await arriving.take(1)
-                current().works("an assignment")
-                try:
-                    event = decode(delivery.body, delivery.schema, self._expected)
-                    check_assignment(event, self._worker.run)
-                except MessageError as error:
-                    log.warning(
-                        "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=str(error)
-                    )
-                    await self._worker.bus.dead_letter(delivery, str(error))
-                    continue
-                await self._slot(delivery)
-                try:
-                    held = await self._lease(event.rollout, event.epoch)
-                except BaseException:
-                    self._slots.release()
-                    raise
-                if held is None:
-                    self._slots.release()
-                else:
-                    tasks.start_soon(self._hold, held)
-                await delivery.ack()
-
-    async def _slot(self, delivery: Delivery) -> None:
-        """Wait for a slot; it is gone only if another pool has taken the last one meanwhile."""
         while True:
-            with anyio.move_on_after(clock().bus_ack_wait_s / 3):
+            current().rests(DRAINS)
+            await self._orders.taken_back()
+            if needed := await self._door.shut():
+                current().rests(needed)
+                with self._orders.taking():
+                    await self._door.opens()
+                continue
+            # One at a time: a message that waits here is work that another runner could do. What lies here unleased is handed back.
+            async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
+                while (delivery := await self._next(arriving)) is not None:
+                    if not await self._begin(delivery, tasks):
+                        break
+
+    async def _next(self, arriving: Subscription) -> Delivery | None:
+        """An assignment, once there is room for it; None when this worker is to drain."""
+        delivery: Delivery | None = None
+        with self._orders.taking():
+            current().rests(SLOT)
+            async with self._slots:
+                pass  # there is room, but it is not kept for a pool in which nothing is to be done
+            current().rests("assignments")
+            (delivery,) = await arriving.take(1)
+        return delivery
+
+    async def _begin(self, delivery: Delivery, tasks: anyio.abc.TaskGroup) -> bool:
+        """Settle one assignment. False when nothing may be begun now: it is handed back."""
+        current().works("an assignment")
+        try:
+            event = decode(delivery.body, delivery.schema, self._expected)
+            check_assignment(event, self._worker.run)
+        except MessageError as error:
+            log.warning(
+                "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=str(error)
+            )
+            await self._worker.bus.dead_letter(delivery, str(error))
+            return True
+        if not await self._slot(delivery):
+            await delivery.nak()
+            return False
+        held: Lease | None = None
+        try:
+            if may := not self._orders.drains and not await self._door.shut() and not self._orders.drains:
+                held = await self._lease(event.rollout, event.epoch)
+        except BaseException:
+            self._slots.release()
+            raise
+        if held is None:
+            self._slots.release()
+        else:
+            tasks.start_soon(self._hold, held)
+        await (delivery.ack() if may else delivery.nak())
+        return may
+
+    async def _slot(self, delivery: Delivery) -> bool:
+        """Wait for a slot; it is gone only if another pool has taken the last one meanwhile. False when this worker is to drain."""
+        while not self._orders.drains:
+            with self._orders.taking(), anyio.move_on_after(clock().bus_ack_wait_s / 3):
                 current().rests(SLOT)
                 await self._slots.acquire()
                 current().works("an assignment")
-                return
+                return True
             await delivery.in_progress()
+        return False
 
     async def _lease(self, rollout_id: int, epoch: int) -> Lease | None:
         worker = self._worker
@@ -127,11 +187,13 @@ class Assignments:
     async def _hold(self, held: Lease) -> None:
         worker = self._worker
         full: SandboxFull | None = None
+        drains = False
         try:
             with (
                 bind(rollout=held.rollout_id, group=held.group_id, attempt=held.attempt, epoch=held.epoch),
                 looping(self._one, forever=False) as loop,
                 working(self._one),
+                working_on(SandboxWork(worker.run, held.rollout_id, held.attempt, held.epoch, self._one)),
             ):
                 log.info("work.begins", purpose=held.purpose)
                 with worker.heart.holding(held.rollout_id, held.epoch) as scope:
@@ -140,6 +202,9 @@ class Assignments:
                         result = await self._work(held)
                     except SandboxFull as error:
                         full = error
+                    except GatewayDrains as error:  # since it was asked last
+                        drains = True
+                        log.info("work.returned", reason=str(error))
                     else:
                         loop.works(f"the result of rollout {held.rollout_id}", on="disk")
                         await self._send(result)
@@ -149,7 +214,10 @@ class Assignments:
                         "sandbox.full", error=str(full), consequence="the work is given back, its slot waits"
                     )
                     await worker.heart.return_lease(held.rollout_id, held.epoch)
-                    await while_full(self._open_one)
+                    with self._orders.taking():
+                        await while_full(self._open_one)
+                elif drains:
+                    await worker.heart.return_lease(held.rollout_id, held.epoch)
                 elif scope.cancelled_caught:
                     measured(WorkerMetrics).lost.labels(self._one).inc()
 

@@ -5,6 +5,7 @@ infrastructure failure is retried with the same seq, from its recorded steps or 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,6 +23,7 @@ from orchestrator.pool import history, leases, results, resumes
 from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.results import Reported
+from orchestrator.pool.transact import when_committed
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.scheduling.completion import Member, conclude
 
@@ -132,7 +134,7 @@ async def run_again(
     if retried is None:
         return
     ordered_again("attempt", FailureClass.INFRA_FAILURE)
-    log.info("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
+    _say("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
     await _assign(connection, flow, rollout_id, retried[0], retried[1], delay_s)
 
 
@@ -160,7 +162,7 @@ async def _resume(
     if resumed is None:
         return False
     ordered_again("resume", FailureClass.INFRA_FAILURE)
-    log.info(
+    _say(
         "rollout.resume",
         rollout=rollout_id,
         attempt=resumed.attempt,
@@ -195,7 +197,7 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
     if all(m.failure is FailureClass.POISON for m in group.members):
         reason = f"poison: {group.members[0].reason}"
         await _concluded(connection, group, GroupState.DEAD, reason)
-        log.warning("group.dead", group=group_id, reason=reason)
+        when_committed(partial(log.warning, "group.dead", group=group_id, reason=reason))
         return
     members = [Member(m.member, m.state, m.failure) for m in group.members]
     # An evaluation counts every verdict: leaving out those that ran out of time would make the policy look better than it is.
@@ -215,7 +217,12 @@ async def _concluded(
 ) -> None:
     await pool_groups.conclude(connection, group.group_id, state, reason)
     members = [member.rollout_id for member in group.members]
-    log.info("group.concluded", group=group.group_id, rollouts=members, state=state, reason=reason)
+    _say("group.concluded", group=group.group_id, rollouts=members, state=state, reason=reason)
+
+
+def _say(event: str, **facts: object) -> None:
+    """A line of the log, once what it says is committed."""
+    when_committed(partial(log.info, event, **facts))
 
 
 def _wrong_version(pinned: int | None, member: pool_groups.GroupMember) -> bool:

@@ -43,7 +43,7 @@ class Intake:
     def __init__(self, flow: Flow, known_scaffolds: Sequence[str]) -> None:
         self._flow = flow
         self._known_scaffolds = known_scaffolds
-        self._configs: dict[int, Config] = {}
+        self._configs = {flow.run_id: flow.config}
         self._notices: list[_Notice] = []
 
     async def run(self) -> None:
@@ -165,7 +165,12 @@ class Intake:
         for notice in self._notices:
             answer = notice.answer
             body = encode(
-                SubmissionAnswered(submission=answer.submission, status=answer.status, reason=answer.reason)
+                SubmissionAnswered(
+                    submission=answer.submission,
+                    status=answer.status,
+                    reason=answer.reason,
+                    earlier=not answer.new,
+                )
             )
             await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), body)
         if self._notices:

@@ -16,6 +16,7 @@ from orchestrator.contracts.states import FailureClass, GroupState, RolloutState
 from orchestrator.log import get
 from orchestrator.metrics import LONG, each, measured, only
 from orchestrator.pool.presence import ProcessReport
+from orchestrator.pool.transact import when_committed
 from orchestrator.scheduling.policies import queue_policy
 from orchestrator.scheduling.window import QueueRow
 
@@ -205,8 +206,8 @@ class Ended:
 
 
 def ordered_again(kind: str, failure: FailureClass) -> None:
-    """Count a retry: `kind` is attempt, resume or verification. Where its transaction is repeated, so is this."""
-    measured(RunMetrics).retries.labels(kind, failure).inc()
+    """Count a retry, once its transaction is committed: `kind` is attempt, resume or verification."""
+    when_committed(measured(RunMetrics).retries.labels(kind, failure).inc)
 
 
 def _ids(event: RolloutFinished | VerdictReached) -> dict[str, int]:

@@ -8,7 +8,7 @@ from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import RolloutFailure, ServiceError
 from orchestrator.contracts.states import FailureClass, Replay
-from orchestrator.gateway_client import BudgetExhausted, GatewayAway, Seal
+from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
 from sandboxes.base import SandboxError, SandboxFull
@@ -52,11 +52,11 @@ class Outcome:
 
 
 async def captured(work: Callable[[], Awaitable[Outcome]]) -> Outcome:
-    """What `work` returns, or what its exception means. ServiceError (for a person to mend), SandboxFull (the work never began) and
-    cancellation pass through."""
+    """What `work` returns, or what its exception means. ServiceError (for a person to mend), SandboxFull and GatewayDrains (the work never
+    began) and cancellation pass through."""
     try:
         return await work()
-    except (ServiceError, SandboxFull):
+    except (ServiceError, SandboxFull, GatewayDrains):
         raise
     except Exception as error:  # noqa: BLE001 - every failure of a rollout is data; unforeseen ones are logged and counted
         return outcome_of(culprit(error))

@@ -14,7 +14,8 @@ from orchestrator.rewards.speed import SHORTEST_S
 
 @dataclass(frozen=True, slots=True)
 class RewardedGroup:
-    """`zero_signal`: the group teaches nothing, but its rewards are kept all the same."""
+    """`zero_signal`: the group teaches nothing. Its rewards are kept all the same, without advantages: there is nothing to train with them, and
+    divided by a spread of nothing they would only look large."""
 
     rewards: Sequence[NewReward]
     zero_signal: bool
@@ -25,7 +26,8 @@ def reward_group(group: TerminalGroup, kept: Collection[int], settings: RewardSe
     members = [member for member in group.members if member.member in kept]
     reference = group.settings.get("agent", {}).get("reference_sec")
     computed = group_rewards([_outcome(member) for member in members], settings, reference)
-    compared = group.purpose is Purpose.TRAIN and len(members) >= 2
+    silent = zero_signal(computed, settings.zero_signal)
+    compared = group.purpose is Purpose.TRAIN and len(members) >= 2 and not silent
     advantages: list[MemberAdvantage | None] = [None] * len(members)
     if compared:
         advantages = [*group_advantages(computed, settings)]
@@ -33,7 +35,7 @@ def reward_group(group: TerminalGroup, kept: Collection[int], settings: RewardSe
         _row(m, reward, advantage, settings)
         for m, reward, advantage in zip(members, computed, advantages, strict=True)
     ]
-    return RewardedGroup(rows, zero_signal(computed, settings.zero_signal))
+    return RewardedGroup(rows, silent)
 
 
 def _outcome(member: GroupMember) -> Outcome:

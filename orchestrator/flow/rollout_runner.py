@@ -13,8 +13,6 @@ the session is closed and nothing is reported. So it is when the disk of the san
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,13 +39,22 @@ from orchestrator.flow.assignments import Assignments
 from orchestrator.flow.blackbox import endpoint_of, run_black
 from orchestrator.flow.clocks import Clocks
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, excess, packed
+from orchestrator.flow.gateways import Gateway, Gateways, known_secret, reached
 from orchestrator.flow.managed import policy_of
 from orchestrator.flow.measured import sandbox
 from orchestrator.flow.outcome import Outcome, captured, judged, replayed
 from orchestrator.flow.redact import redacted, redacted_files
 from orchestrator.flow.whitebox import run_white
 from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
-from orchestrator.gateway_client import Budget, GatewayAdmin, GatewayRefused, NativeLlm, OpenSession, Seal
+from orchestrator.gateway_client import (
+    Budget,
+    GatewayAdmin,
+    GatewayDrains,
+    GatewayRefused,
+    NativeLlm,
+    OpenSession,
+    Seal,
+)
 from orchestrator.log import get
 from orchestrator.pool import history
 from orchestrator.pool.leases import Lease
@@ -65,26 +72,28 @@ TOOL_TIMEOUT_S = 60.0  # a command that works for longer is ended and the policy
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """How to start a runner. `gateway_secret` is the file with the admin secret; `gateway_socket` is what sandboxes may see."""
+    """How to start a runner. `gateway_secret` is the file with the admin secret; `gateway_socket` is what sandboxes may see, None where
+    gateways are on other hosts: then `others` may name more than the one at `gateway_url`."""
 
     worker: WorkerSettings
     gateway_url: str
     gateway_secret: Path
-    gateway_socket: Path
+    gateway_socket: Path | None
+    others: tuple[str, ...] = ()
 
 
 async def serve_rollouts(settings: RunnerSettings) -> None:
     """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot begin or go on, GatewayAway when no
     gateway answers."""
     async with open_worker(settings.worker, "penstock-runner") as worker:
-        log.info("runner.waiting", owner=worker.owner, gateway=settings.gateway_url)
+        urls = (settings.gateway_url, *settings.others)
+        log.info("runner.waiting", owner=worker.owner, gateways=urls)
         secret = await _secret(settings.gateway_secret)
-        async with GatewayAdmin(settings.gateway_url, secret) as admin:
-            with _known_secret():  # no work is taken before the gateway answers
-                await admin.activity(rollout=0, attempt=0, epoch=0)
-            runner = RolloutRunner(worker, admin, settings.gateway_url, settings.gateway_socket)
+        async with reached(urls, secret, settings.gateway_socket, worker.owner) as gateways:
+            await gateways.until_one_answers()  # no work is taken before
+            runner = RolloutRunner(worker, gateways)
             log.info("runner.ready", owner=worker.owner, slots=worker.slots)
-            await Assignments(worker, RolloutAssigned, runner.attempt).serve(
+            await Assignments(worker, RolloutAssigned, runner.attempt, gateways).serve(
                 [
                     subjects.consume_work_rollout(worker.run, pool)
                     for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
@@ -110,23 +119,11 @@ async def _secret(file: Path) -> str:
         await anyio.sleep(0.1)
 
 
-@contextmanager
-def _known_secret() -> Iterator[None]:
-    """ServiceError where the gateway knows another secret."""
-    try:
-        yield
-    except GatewayRefused as error:
-        if error.status in (401, 403):
-            raise ServiceError(
-                f"the gateway refuses this runner's admin secret ({error}): both must read the same file"
-            ) from error
-        raise
-
-
 @dataclass(slots=True)
 class _Record:
-    """What an attempt has gathered so far, however it ends."""
+    """What an attempt has gathered so far, however it ends, and the gateway that it has."""
 
+    gateway: Gateway
     scaffold: Scaffold | None = None
     opened: bool = False
     queued_s: float = 0.0  # opening the session and the sandbox
@@ -136,21 +133,23 @@ class _Record:
 
 
 class RolloutRunner:
-    """Runs attempts, any number at a time. `gateway_url` is the gateway's TCP address, `socket` its Unix socket on this host."""
+    """Runs attempts, any number at a time."""
 
-    def __init__(self, worker: Worker, admin: GatewayAdmin, gateway_url: str, socket: Path) -> None:
+    def __init__(self, worker: Worker, gateways: Gateways) -> None:
         self._worker = worker
-        self._admin = admin
-        self._gateway_url = gateway_url
-        self._socket = socket
+        self._gateways = gateways
 
     async def attempt(self, lease: Lease) -> Outgoing:
-        """The whole attempt; returns the result to send. Only cancellation (a lost lease), ServiceError and SandboxFull (it did not begin) end
-        it otherwise."""
-        record = _Record()
+        """The whole attempt; returns the result to send. Only cancellation (a lost lease), ServiceError, SandboxFull and GatewayDrains (it did
+        not begin) end it otherwise."""
+        record = _Record(self._gateways.choose())
         try:
-            outcome = await captured(partial(self._episode, lease, record))
-            outcome, seal = await self._seal(lease, outcome, record)
+            with record.gateway.serving() as scope:
+                outcome = await captured(partial(self._episode, lease, record))
+                outcome, seal = await self._seal(lease, outcome, record)
+            if scope.cancelled_caught:
+                reason = f"gateway: {record.gateway.url} is away, and another one answers"
+                outcome, seal = Outcome(FailureClass.INFRA_FAILURE, reason, resumable=True), None
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._close(lease, record)
@@ -166,14 +165,19 @@ class RolloutRunner:
         environment = self._environment(task)
         began = time.monotonic()
         current().works(f"the session of rollout {lease.rollout_id}", on="gateway")
-        session = await self._open_session(lease, task, scaffold, limits)
+        gateway = record.gateway
+        try:
+            session = await self._open_session(gateway.admin, lease, task, scaffold, limits)
+        except GatewayDrains:
+            gateway.draining = True
+            raise
         record.opened = True
         view = TaskView(task.name, lease.domain, task.instruction, environment.work_dir)
         record.clocks = clocks = Clocks(
             timeout_s=limits.timeout_s,
             stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
             completion_s=max(60.0, self._worker.config.rollout.timeout_s),
-            held=partial(self._held, lease),
+            held=partial(self._held, gateway.admin, lease),
         )
         walls = sandbox_limits(self._worker.config.sandbox, limits.timeout_s, scaffold.manifest.needs)
         if scaffold.manifest.kind == "white":
@@ -184,7 +188,8 @@ class RolloutRunner:
             spec = replace(
                 environment.spec({**environment.files, **placed}, walls),
                 binds=black.binds(),
-                gateway_socket=self._socket,
+                gateway_socket=gateway.socket,
+                gateway_address=_address(gateway),
             )
 
         current().works(f"the sandbox of rollout {lease.rollout_id}", on="sandbox")
@@ -194,9 +199,9 @@ class RolloutRunner:
 
             async def work() -> Outcome:
                 if scaffold.manifest.kind == "black":
-                    activity = partial(self._admin.activity, **key_of(lease))
+                    activity = partial(gateway.admin.activity, **key_of(lease))
                     return await run_black(black, view, box, session, clocks, limits, activity)
-                async with NativeLlm(self._gateway_url, session.token) as native:
+                async with NativeLlm(gateway.url, session.token) as native:
                     policy = policy_of(self._worker.config.rollout.context, lease.scaffold)
                     return await run_white(
                         scaffold, view, box, native, clocks, limits, record.tool_calls, policy
@@ -228,11 +233,11 @@ class RolloutRunner:
         return AgentLimits(turns, stage.context(lease.domain), min(TOOL_TIMEOUT_S, timeout_s + 5), timeout_s)
 
     async def _open_session(
-        self, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
+        self, admin: GatewayAdmin, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
     ) -> OpenSession:
         try:
-            with _known_secret():
-                return await self._admin.open_session(
+            with known_secret():
+                return await admin.open_session(
                     run=self._worker.run,
                     rollout=lease.rollout_id,
                     attempt=lease.attempt,
@@ -243,6 +248,7 @@ class RolloutRunner:
                     auxiliary=scaffold.manifest.auxiliary,
                     replayable=scaffold.manifest.replayable,
                     version=lease.pinned_version,
+                    group=lease.group_id,
                 )
         except GatewayRefused as error:
             raise InfraFailure(f"gateway: {error}") from error
@@ -253,7 +259,7 @@ class RolloutRunner:
             return outcome, None
         current().works(f"the seal of rollout {lease.rollout_id}", on="gateway")
         try:
-            seal = await self._admin.seal(**key_of(lease))
+            seal = await record.gateway.admin.seal(**key_of(lease))
         except PenstockError as error:
             log.warning("session.unsealed", error=str(error))
             if outcome.infra:
@@ -270,15 +276,15 @@ class RolloutRunner:
             return
         try:
             with anyio.move_on_after(clock().gateway_close_s):
-                await self._admin.abort(**key_of(lease))
+                await record.gateway.admin.abort(**key_of(lease))
         except PenstockError as error:
             log.info("session.left_open", error=str(error))
 
-    async def _held(self, lease: Lease) -> float:
+    async def _held(self, admin: GatewayAdmin, lease: Lease) -> float:
         """Seconds for which the gateway has held the attempt's completions in flight; 0 where it does not say."""
         with anyio.move_on_after(clock().gateway_held_s):
             try:
-                return (await self._admin.activity(**key_of(lease))).held_s
+                return (await admin.activity(**key_of(lease))).held_s
             except PenstockError as error:
                 log.info("gateway.silent", error=str(error))
         return 0.0
@@ -355,3 +361,9 @@ def script_of(task: Task) -> list[dict[str, Any]] | None:
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
         raise InfraFailure(f"{SCRIPT} must be a list of assistant messages")
     return replies
+
+
+def _address(gateway: Gateway) -> str:
+    """host:port by which sandboxes on other machines reach it; empty where it is of this one."""
+    place = gateway.place() if gateway.remote else None
+    return "" if place is None else f"{place[0]}:{place[1]}"

@@ -33,10 +33,12 @@ from orchestrator.log import bind, get
 from orchestrator.metrics import measured
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.orders import Orders
 from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 from orchestrator.progress import restartable
+from orchestrator.providers import tables
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import Limits, Provider, SandboxFull
@@ -62,7 +64,8 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker's context. `heart` keeps its leases, `courier` its results; both run while the context is open."""
+    """A worker's context. `heart` keeps its leases, `courier` its results; both run while the context is open. `orders`: whether it may take
+    new work."""
 
     run_id: int
     run: str
@@ -74,6 +77,7 @@ class Worker:
     courier: Courier
     heart: Heart
     provider: Provider
+    orders: Orders
 
 
 @asynccontextmanager
@@ -89,7 +93,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             await check_revision(connection)
             run = await get_run(connection, settings.run)
         config = Config.from_json(run.config)
-        provider: Provider = plugins.load("sandboxes", settings.provider)()
+        provider: Provider = plugins.provider(settings.provider, tables(config.sandbox))
         problems = await while_full(provider.problems)  # also removes what dead owners left
         if problems:
             raise ServiceError(
@@ -117,10 +121,16 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         stack.enter_context(working_as(settings.owner))
         await stack.enter_async_context(beside(courier.run))
         await stack.enter_async_context(beside(partial(restartable, "heart", heart.run)))
-        await stack.enter_async_context(announced(engine, run.run_id))
-        await stack.enter_async_context(beside(partial(tidy, config.rollout.lease_ttl_s)))
+        orders = Orders()
+
+        async def unsent(connection: AsyncConnection) -> int:
+            return len(journal.pending())
+
+        orders.own = unsent
+        await stack.enter_async_context(announced(engine, run.run_id, orders))
+        await stack.enter_async_context(beside(partial(tidy, config.rollout.lease_ttl_s, provider)))
         yield Worker(
-            run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider
+            run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider, orders
         )  # fmt: skip
 
 
