@@ -1,0 +1,109 @@
+"""penstock cluster: a run on more than one machine, from one topology."""
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from orchestrator.cli.options import HERE, ConfigOption, SetOption
+from orchestrator.contracts.errors import PenstockError
+
+app = typer.Typer(no_args_is_help=True)
+
+TopologyArgument = Annotated[
+    Path, typer.Argument(help="The topology: a TOML file (ops/cluster/topology.toml).")
+]
+TargetOption = Annotated[
+    str, typer.Option("--target", "-t", help="kubernetes, helm, slurm, systemd or compose.")
+]
+
+
+@app.command()
+def render(
+    topology: TopologyArgument,
+    target: TargetOption,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The directory to write.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over files that were not rendered, or were changed since.")
+    ] = False,
+) -> None:
+    """Write the files that start a topology elsewhere: penstock cluster render topology.toml --target kubernetes --out cluster"""
+    from orchestrator.cluster.reading import load
+    from orchestrator.cluster.render import render as rendered
+    from orchestrator.cluster.write import write
+
+    files = rendered(load(topology), target)
+    written = write(files, out, force=force)
+    typer.echo(f"{len(written)} files in {out}; begin with its README.md")
+
+
+@app.command()
+def check(
+    what: Annotated[
+        Path, typer.Argument(help="A topology, or a directory of Kubernetes objects (rendered or not).")
+    ],
+    kubernetes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Version whose API server must take the objects. Repeatable; default: three of them."
+        ),
+    ] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="Print what the rules are as well.")] = False,
+) -> None:
+    """Hold a topology to what can be, or objects to Kubernetes's schemas and our rules: penstock cluster check cluster"""
+    if what.suffix == ".toml":
+        from orchestrator.cluster.placement import placed
+        from orchestrator.cluster.reading import load
+
+        found = load(what)
+        processes = placed(found)
+        hosts = {process.host for process in processes}
+        typer.echo(
+            f"{what}: {len(processes)} processes on {len(hosts)} host{'s' if len(hosts) > 1 else ''} hold together"
+        )
+        return
+    from orchestrator.cluster.policy import RULES, broken, sentence
+    from orchestrator.cluster.read_objects import read_objects
+    from orchestrator.cluster.validate import VERSIONS, unfit
+
+    objects = read_objects(what)
+    if rules:
+        for name in RULES:
+            typer.echo(f"{name}: {sentence(name)}")
+    versions = [version if version.count(".") == 2 else f"{version}.0" for version in kubernetes or VERSIONS]
+    findings = unfit(objects, versions) or broken(objects)  # rules read what has the right form
+    for finding in findings:
+        typer.echo(finding)
+    if findings:
+        raise typer.Exit(1)
+    typer.echo(
+        f"{what}: {len(objects)} objects, taken by Kubernetes {', '.join(versions)}; {len(RULES)} rules hold"
+    )
+
+
+@app.command()
+def wait(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also for the run, which the first orchestrator makes.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds, then exit status 1 and why.")] = 600.0,
+) -> None:
+    """Return once the data pool has this code's schema: before a process starts elsewhere. penstock cluster wait -c . --run"""
+    from orchestrator.cluster.wait import wait as waited
+    from orchestrator.home import Home
+    from orchestrator.pool.engine import OldCode
+
+    resolved = Home.at(config, tuple(overrides or ())).reading()
+
+    async def work() -> None:
+        await waited(resolved, run=run, timeout_s=timeout)
+
+    try:
+        anyio.run(work, backend_options={"use_uvloop": True})
+    except OldCode:
+        raise
+    except PenstockError as error:
+        raise PenstockError(f"waited {timeout:g} s, and {error}") from None

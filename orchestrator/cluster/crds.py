@@ -1,0 +1,163 @@
+"""The structural schemas, restated, of what we use of objects that other people's operators define: CloudNativePG, KEDA, LeaderWorkerSet and the
+Prometheus operator. Strict: a field that is not here is refused, also where the operator knows it. Pods inside are held to Kubernetes's own.
+"""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+FLAG: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9.]+(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+DURATION: Schema = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h|d|w|y))+$"}
+
+
+def strict(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """An object of these properties alone."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def listed(items: Schema, least: int = 1) -> Schema:
+    return {"type": "array", "items": items, "minItems": least}
+
+
+AMOUNTS = strict(cpu=QUANTITY, memory=QUANTITY)
+POD: Schema = {"$comment": "pod template", "type": "object", "required": ["metadata", "spec"]}
+SELECTOR = strict(
+    matchLabels=TEXTS,
+    matchExpressions=listed(
+        strict(
+            ("key", "operator"),
+            key=TEXT,
+            operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+            values=listed(TEXT),
+        )
+    ),
+)
+RELABELING = strict(
+    action={"enum": ["replace", "keep", "drop", "labelmap", "labeldrop", "labelkeep"]},
+    targetLabel=TEXT,
+    sourceLabels=listed(TEXT),
+    replacement=TEXT,
+    regex=TEXT,
+)
+
+CLUSTER = strict(
+    ("instances", "storage"),
+    instances={"type": "integer", "minimum": 1},
+    imageName=TEXT,
+    bootstrap=strict(
+        initdb=strict(("database", "owner"), database=TEXT, owner=TEXT, postInitApplicationSQL=listed(TEXT))
+    ),
+    storage=strict(size=QUANTITY, storageClass=TEXT),
+    resources=strict(requests=AMOUNTS, limits=AMOUNTS),
+    postgresql=strict(
+        parameters=TEXTS,
+        synchronous=strict(("method", "number"), method={"enum": ["any", "first"]}, number=COUNT),
+    ),
+)
+SCALED = strict(
+    ("scaleTargetRef", "triggers"),
+    scaleTargetRef=strict(("name",), apiVersion=TEXT, kind=TEXT, name=TEXT),
+    minReplicaCount=COUNT,
+    maxReplicaCount={"type": "integer", "minimum": 1},
+    pollingInterval=COUNT,
+    cooldownPeriod=COUNT,
+    triggers=listed(
+        strict(
+            ("type", "metadata"),
+            type={"const": "nats-jetstream"},
+            metadata=strict(
+                ("natsServerMonitoringEndpoint", "account", "stream", "consumer"),
+                natsServerMonitoringEndpoint=TEXT,
+                account=TEXT,
+                stream=TEXT,
+                consumer=TEXT,
+                lagThreshold={"type": "string", "pattern": "^[0-9]+$"},
+                activationLagThreshold={"type": "string", "pattern": "^[0-9]+$"},
+            ),
+        )
+    ),
+)
+GROUPS = strict(
+    ("leaderWorkerTemplate",),
+    replicas=COUNT,
+    startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+    rolloutStrategy=strict(
+        type={"const": "RollingUpdate"},
+        rollingUpdateConfiguration=strict(maxUnavailable=COUNT, maxSurge=COUNT),
+    ),
+    networkConfig=strict(subdomainPolicy={"enum": ["Shared", "UniquePerReplica"]}),
+    leaderWorkerTemplate=strict(
+        ("workerTemplate",),
+        size={"type": "integer", "minimum": 1},
+        restartPolicy={"enum": ["RecreateGroupOnPodRestart", "None"]},
+        leaderTemplate=POD,
+        workerTemplate=POD,
+    ),
+)
+MONITOR = strict(
+    ("selector", "podMetricsEndpoints"),
+    selector=SELECTOR,
+    podMetricsEndpoints=listed(
+        strict(
+            ("port",),
+            port=TEXT,
+            path=TEXT,
+            interval=DURATION,
+            honorLabels=FLAG,
+            relabelings=listed(RELABELING),
+        )
+    ),
+)
+RULES = strict(
+    ("groups",),
+    groups=listed(
+        strict(
+            ("name",),
+            name=TEXT,
+            interval=DURATION,
+            rules=listed(
+                strict(
+                    ("expr",),
+                    alert=TEXT,
+                    record=TEXT,
+                    expr=TEXT,
+                    **{"for": DURATION},
+                    labels=TEXTS,
+                    annotations=TEXTS,
+                )
+            ),
+        )
+    ),
+)
+
+SPECS: dict[tuple[str, str], Schema] = {
+    ("postgresql.cnpg.io/v1", "Cluster"): CLUSTER,
+    ("keda.sh/v1alpha1", "ScaledObject"): SCALED,
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): GROUPS,
+    ("monitoring.coreos.com/v1", "PodMonitor"): MONITOR,
+    ("monitoring.coreos.com/v1", "PrometheusRule"): RULES,
+}
+METADATA = strict(("name", "namespace"), name=TEXT, namespace=TEXT, labels=TEXTS, annotations=TEXTS)
+
+
+def schema(api: str, kind: str) -> Schema | None:
+    """Of a whole object; None for a kind that is not restated here."""
+    spec = SPECS.get((api, kind))
+    if spec is None:
+        return None
+    return strict(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": api},
+        kind={"const": kind},
+        metadata=METADATA,
+        spec=spec,
+    )

@@ -1,0 +1,89 @@
+"""Reading Kubernetes objects: the pods inside of them, what selects what."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Object = Mapping[str, Any]
+PART = "app.kubernetes.io/component"
+SANDBOXES: Mapping[str, str] = {"app.kubernetes.io/name": "penstock", PART: "sandbox"}
+"""Labels of each pod that the provider `kubernetes` makes (sandboxes/kubernetes/objects.py), whatever run it is of."""
+LONG_LIVED = ("Deployment", "StatefulSet", "DaemonSet", "LeaderWorkerSet")
+
+
+def called(found: Object) -> str:
+    """deployment/first-web"""
+    return f"{str(found.get('kind', 'object')).lower()}/{found.get('metadata', {}).get('name', '?')}"
+
+
+def namespace(found: Object) -> str:
+    return str(found.get("metadata", {}).get("namespace", "default"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod template and the object that makes pods of it. `leads`: it is not only a follower in a group."""
+
+    of: Object
+    template: Object
+    leads: bool = True
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.template.get("metadata", {}).get("labels", {}) or {}
+
+    @property
+    def spec(self) -> Object:
+        found: Object = self.template.get("spec", {})
+        return found
+
+    @property
+    def component(self) -> str:
+        return self.labels.get(PART, "")
+
+    @property
+    def containers(self) -> list[Object]:
+        return [*self.spec.get("initContainers", []), *self.spec.get("containers", [])]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {
+            port.get("name", ""): port.get("containerPort", 0)
+            for container in self.spec.get("containers", [])
+            for port in container.get("ports", [])
+        }
+
+
+def pods(objects: Sequence[Object]) -> Iterator[Pod]:
+    """Every pod template of these objects."""
+    for found in objects:
+        kind, spec = found.get("kind"), found.get("spec") or {}
+        if kind == "Pod":
+            yield Pod(found, {"metadata": found.get("metadata", {}), "spec": spec})
+        elif kind in ("Deployment", "StatefulSet", "DaemonSet", "Job"):
+            yield Pod(found, spec.get("template", {}))
+        elif kind == "CronJob":
+            yield Pod(found, spec.get("jobTemplate", {}).get("spec", {}).get("template", {}))
+        elif kind == "LeaderWorkerSet":
+            group = spec.get("leaderWorkerTemplate", {})
+            if "leaderTemplate" in group:
+                yield Pod(found, group["leaderTemplate"])
+            yield Pod(found, group.get("workerTemplate", {}), leads="leaderTemplate" not in group)
+
+
+def selects(selector: Object, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector takes them; an empty one takes everything."""
+    wanted = selector.get("matchLabels", {}) or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    for rule in selector.get("matchExpressions", []) or []:
+        value, values = labels.get(rule["key"]), rule.get("values", [])
+        holds = {
+            "In": value in values,
+            "NotIn": value not in values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }[rule["operator"]]
+        if not holds:
+            return False
+    return True

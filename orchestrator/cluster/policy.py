@@ -1,0 +1,516 @@
+"""What rendered objects must hold beyond their schemas: one function a rule, its first line the rule's sentence.
+
+for finding in broken(objects): print(finding)      # deployment/first-web: … (rule fixed-images)
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cluster.objects import (
+    LONG_LIVED,
+    PART,
+    SANDBOXES,
+    Object,
+    Pod,
+    called,
+    namespace,
+    pods,
+    selects,
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All objects of one directory."""
+
+    objects: Sequence[Object]
+    pods: list[Pod] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, objects: Sequence[Object]) -> "Seen":
+        return cls(objects, list(pods(objects)))
+
+    def kind(self, *kinds: str) -> list[Object]:
+        return [found for found in self.objects if found.get("kind") in kinds]
+
+    def containers(self) -> Iterator[tuple[str, Pod, Object]]:
+        for pod in self.pods:
+            for container in pod.containers:
+                yield f"{called(pod.of)}: container {container.get('name')}", pod, container
+
+
+Rule = Callable[[Seen], Iterator[str]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(function: Rule) -> Rule:
+    """Registers it under its name, with hyphens."""
+    RULES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def sentence(name: str) -> str:
+    """What a rule demands."""
+    return (RULES[name].__doc__ or "").partition("\n")[0]
+
+
+def broken(objects: Sequence[Object]) -> list[str]:
+    """Every finding of every rule."""
+    seen = Seen.of(objects)
+    return [f"{finding} (rule {name})" for name, check in RULES.items() for finding in check(seen)]
+
+
+# --- containers -----------------------------------------------------------------------------------------------
+
+
+@rule
+def fixed_images(seen: Seen) -> Iterator[str]:
+    """An image is named by digest or by a fixed tag, never :latest."""
+    for where, _, container in seen.containers():
+        image = str(container.get("image", ""))
+        tag = image.rpartition("/")[2].partition(":")[2]
+        if "@sha256:" not in image and tag in ("", "latest"):
+            yield f"{where}: its image {image!r} is another one tomorrow: name a digest or a fixed tag"
+
+
+@rule
+def limits(seen: Seen) -> Iterator[str]:
+    """Every container says what memory and CPU it asks for and where it ends."""
+    for where, _, container in seen.containers():
+        resources = container.get("resources") or {}
+        missing = [
+            f"{side}.{what}"
+            for side in ("requests", "limits")
+            for what in ("cpu", "memory")
+            if what not in (resources.get(side) or {})
+        ]
+        if missing:
+            yield f"{where}: resources has no {', '.join(missing)}"
+
+
+@rule
+def no_privileges(seen: Seen) -> Iterator[str]:
+    """No container is privileged, may gain privileges or keeps a capability."""
+    for where, _, container in seen.containers():
+        context = container.get("securityContext") or {}
+        if context.get("privileged"):
+            yield f"{where}: it is privileged, and with that is the node"
+        if context.get("allowPrivilegeEscalation") is not False:
+            yield f"{where}: allowPrivilegeEscalation must be false"
+        capabilities = context.get("capabilities") or {}
+        if capabilities.get("drop") != ["ALL"] or capabilities.get("add"):
+            yield f"{where}: capabilities must drop ALL and add none"
+
+
+@rule
+def not_root(seen: Seen) -> Iterator[str]:
+    """Pods do not run as root, and within the runtime's system call filter."""
+    for pod in seen.pods:
+        context = pod.spec.get("securityContext") or {}
+        if context.get("runAsNonRoot") is not True or context.get("runAsUser", 1) == 0:
+            yield f"{called(pod.of)}: runAsNonRoot must be true"
+        if (context.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
+            yield f"{called(pod.of)}: seccompProfile must be RuntimeDefault"
+
+
+@rule
+def read_only_root(seen: Seen) -> Iterator[str]:
+    """A container writes to its volumes alone."""
+    for where, _, container in seen.containers():
+        if (container.get("securityContext") or {}).get("readOnlyRootFilesystem") is not True:
+            yield f"{where}: readOnlyRootFilesystem must be true"
+
+
+@rule
+def nothing_of_the_node(seen: Seen) -> Iterator[str]:
+    """A pod has no directory, network, process space or port of its node."""
+    for pod in seen.pods:
+        for volume in pod.spec.get("volumes", []):
+            if "hostPath" in volume:
+                yield f"{called(pod.of)}: volume {volume.get('name')} is a hostPath, a directory of the node"
+        for key in ("hostNetwork", "hostPID", "hostIPC"):
+            if pod.spec.get(key):
+                yield f"{called(pod.of)}: {key} must not be set"
+        if any(port.get("hostPort") for container in pod.containers for port in container.get("ports", [])):
+            yield f"{called(pod.of)}: hostPort takes a port of the node"
+
+
+# --- secrets --------------------------------------------------------------------------------------------------
+
+_SECRET_NAME = re.compile(
+    r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|CREDENTIAL|DATABASE_URL|NATS_URL)$", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|(password|secret|token)\s*[:=]\s*[\"']?\w{6,}", re.IGNORECASE
+)
+
+
+@rule
+def secrets_by_reference(seen: Seen) -> Iterator[str]:
+    """A secret is a file or a reference, never text of an object."""
+    for where, _, container in seen.containers():
+        for variable in container.get("env", []):
+            if "value" not in variable:
+                continue
+            name, value = str(variable.get("name")), str(variable["value"])
+            if _SECRET_NAME.search(name) or _SECRET_TEXT.search(value):
+                yield f"{where}: {name} is a secret in plain environment: mount it, and name its file in {name}_FILE"
+        for part in [*container.get("command", []), *container.get("args", [])]:
+            if _SECRET_TEXT.search(str(part)):
+                yield f"{where}: its command line holds a secret, which everybody on the node can read"
+    for found in seen.kind("ConfigMap"):
+        for key, text in (found.get("data") or {}).items():
+            if re.search(r"://[^/\s:@]*:[^/\s@]+@", str(text)):
+                yield f"{called(found)}: {key} holds a password"
+    for found in seen.kind("Secret"):
+        if found.get("data") or found.get("stringData"):
+            yield f"{called(found)}: a secret is written out in a file that people keep in git; make it with kubectl create secret"
+
+
+# --- life -----------------------------------------------------------------------------------------------------
+
+
+@rule
+def probes(seen: Seen) -> Iterator[str]:
+    """What lives long says whether it lives and whether it can work, at a port that its container has."""
+    for pod in seen.pods:
+        if pod.of.get("kind") not in LONG_LIVED or not pod.leads:
+            continue
+        for container in pod.spec.get("containers", []):
+            where = f"{called(pod.of)}: container {container.get('name')}"
+            named = {port.get("name"): port.get("containerPort") for port in container.get("ports", [])}
+            for kind in ("readinessProbe", "livenessProbe"):
+                if kind not in container:
+                    yield f"{where}: it has no {kind}"
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                action = (
+                    container.get(kind, {}).get("httpGet") or container.get(kind, {}).get("tcpSocket") or {}
+                )
+                port = action.get("port")
+                if port is not None and port not in named and port not in named.values():
+                    known = ", ".join(f"{name} {number}" for name, number in named.items()) or "none"
+                    yield f"{where}: {kind} asks at port {port}, and its ports are {known}"
+
+
+@rule
+def paused_is_healthy(seen: Seen) -> Iterator[str]:
+    """A rollout server that a weight sync pauses is not killed for it: no probe asks /health, /health_generate or /ready."""
+    for where, pod, container in seen.containers():
+        if pod.component != "rollout-server":
+            continue
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = ((container.get(kind) or {}).get("httpGet") or {}).get("path", "")
+            if path in ("/health", "/health_generate", "/ready"):
+                yield f"{where}: {kind} asks {path}, which says 503 while the server is paused: ask /model_info or /ping"
+
+
+@rule
+def sessions_stay(seen: Seen) -> Iterator[str]:
+    """A gateway that drains is not ready, but has its sessions: its name leads to it all the same, and no probe ends it for that."""
+    gateways = [pod for pod in seen.pods if pod.component == "gateway"]
+    for found in seen.kind("Service"):
+        spec = found.get("spec", {})
+        wanted = {"matchLabels": spec.get("selector") or {}}
+        if not any(namespace(pod.of) == namespace(found) and selects(wanted, pod.labels) for pod in gateways):
+            continue
+        if spec.get("publishNotReadyAddresses") is not True or spec.get("clusterIP") != "None":
+            yield f"{called(found)}: a session stays with its gateway: make it headless (clusterIP: None) with publishNotReadyAddresses"
+    for pod in gateways:
+        for container in pod.spec.get("containers", []):
+            for kind in ("startupProbe", "livenessProbe"):
+                action = (container.get(kind) or {}).get("httpGet") or {}
+                if action.get("path") == "/readyz" and action.get("port") in ("http", pod.ports.get("http")):
+                    yield f"{called(pod.of)}: {kind} asks /readyz at http, which says 503 while the gateway drains: ask at its metrics port"
+
+
+@rule
+def jobs_go(seen: Seen) -> Iterator[str]:
+    """A Job ends after a time and is removed when it has ended."""
+    for found in seen.kind("Job"):
+        for key in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+            if key not in found.get("spec", {}):
+                yield f"{called(found)}: spec has no {key}"
+
+
+@rule
+def schema_first(seen: Seen) -> Iterator[str]:
+    """A Job runs `alembic upgrade head`, and every process of the product waits for it."""
+    argv = [
+        (pod.of.get("kind"), [*container.get("command", []), *container.get("args", [])])
+        for pod in seen.pods
+        for container in pod.spec.get("containers", [])
+    ]
+    if not any(kind == "Job" and parts[-3:] == ["alembic", "upgrade", "head"] for kind, parts in argv):
+        yield "no Job runs `alembic upgrade head`"
+    for pod in seen.pods:
+        if pod.of.get("kind") not in LONG_LIVED or pod.component in ("", "rollout-server"):
+            continue
+        waits = [
+            [*each.get("command", []), *each.get("args", [])] for each in pod.spec.get("initContainers", [])
+        ]
+        if not any(parts[:3] == ["penstock", "cluster", "wait"] for parts in waits):
+            yield f"{called(pod.of)}: no init container waits for the schema (`penstock cluster wait`)"
+
+
+@rule
+def disruptions(seen: Seen) -> Iterator[str]:
+    """Of what there are several, a drained node takes one at a time."""
+    budgets = [
+        (namespace(found), found.get("spec", {}).get("selector", {}))
+        for found in seen.kind("PodDisruptionBudget")
+    ]
+    scaled = {
+        found.get("spec", {}).get("scaleTargetRef", {}).get("name") for found in seen.kind("ScaledObject")
+    }
+    for pod in seen.pods:
+        many = (pod.of.get("spec") or {}).get("replicas", 1) > 1 or pod.of.get("metadata", {}).get(
+            "name"
+        ) in scaled
+        held = any(
+            space == namespace(pod.of) and selects(selector, pod.labels) for space, selector in budgets
+        )
+        if many and not held:
+            yield f"{called(pod.of)}: no PodDisruptionBudget selects its pods"
+
+
+@rule
+def one_trainer(seen: Seen) -> Iterator[str]:
+    """There is one trainer, and never two while one is replaced."""
+    found = {called(pod.of): pod.of for pod in seen.pods if pod.component == "trainer"}
+    for name, each in found.items():
+        if each.get("spec", {}).get("replicas", 1) != 1:
+            yield f"{name}: replicas must be 1"
+        if each.get("kind") == "Deployment":
+            yield f"{name}: a Deployment starts the next before the last is gone: make it a StatefulSet"
+    if len(found) > 1:
+        yield f"{' and '.join(found)}: one run has one trainer"
+
+
+@rule
+def scaling(seen: Seen) -> Iterator[str]:
+    """Only runners and verifiers are scaled, and only by one."""
+    by_name = {called(pod.of): pod for pod in seen.pods}
+    for found in [*seen.kind("ScaledObject"), *seen.kind("HorizontalPodAutoscaler")]:
+        target = found.get("spec", {}).get("scaleTargetRef", {})
+        pod = by_name.get(f"{str(target.get('kind', 'Deployment')).lower()}/{target.get('name')}")
+        if pod is None:
+            yield f"{called(found)}: there is no {target.get('kind', 'Deployment')} {target.get('name')}"
+        elif pod.component not in ("runner", "verifier") or pod.of.get("kind") != "Deployment":
+            yield f"{called(found)}: {called(pod.of)} owns leases or state ({pod.component}): it must not be scaled by itself"
+        elif "replicas" in pod.of.get("spec", {}):
+            yield f"{called(pod.of)}: it says replicas, which {called(found)} decides: every apply would undo the scaling"
+
+
+# --- what belongs together ------------------------------------------------------------------------------------
+
+
+@rule
+def selectors(seen: Seen) -> Iterator[str]:
+    """What selects pods finds its own: workloads their template, Services and monitors pods with the port that they name."""
+    for pod in seen.pods:
+        if pod.of.get("kind") in ("Deployment", "StatefulSet", "DaemonSet") and not selects(
+            pod.of.get("spec", {}).get("selector") or {"matchLabels": {"": "none"}}, pod.labels
+        ):
+            yield f"{called(pod.of)}: its selector does not take the labels of its own pods"
+    for found in seen.kind("Service"):
+        wanted = {"matchLabels": found.get("spec", {}).get("selector") or {}}
+        taken = [
+            pod for pod in seen.pods if namespace(pod.of) == namespace(found) and selects(wanted, pod.labels)
+        ]
+        if not taken:
+            yield f"{called(found)}: its selector takes no pod"
+        for port in found.get("spec", {}).get("ports", []):
+            target = port.get("targetPort", port.get("port"))
+            if taken and not any(target in pod.ports or target in pod.ports.values() for pod in taken):
+                yield f"{called(found)}: no container has the port {target}"
+    for found in seen.kind("PodMonitor"):
+        spec = found.get("spec", {})
+        for end in spec.get("podMetricsEndpoints", []):
+            if not any(
+                selects(spec.get("selector", {}), pod.labels) and end.get("port") in pod.ports
+                for pod in seen.pods
+            ):
+                yield f"{called(found)}: no pod that it selects has the port {end.get('port')}"
+
+
+@rule
+def references(seen: Seen) -> Iterator[str]:
+    """What a pod names is there: its account, its settings, the Service of its set."""
+    have = {(str(found.get("kind")), str(found.get("metadata", {}).get("name"))) for found in seen.objects}
+    for pod in seen.pods:
+        names: list[tuple[str, Any]] = [("ServiceAccount", pod.spec.get("serviceAccountName"))]
+        names += [
+            ("ConfigMap", (volume.get("configMap") or {}).get("name"))
+            for volume in pod.spec.get("volumes", [])
+        ]
+        if pod.of.get("kind") == "StatefulSet":
+            names.append(("Service", pod.of.get("spec", {}).get("serviceName")))
+        for kind, name in names:
+            if name is not None and (kind, str(name)) not in have:
+                yield f"{called(pod.of)}: there is no {kind} {name}"
+        volumes = {volume.get("name") for volume in pod.spec.get("volumes", [])}
+        volumes |= {
+            claim["metadata"]["name"] for claim in pod.of.get("spec", {}).get("volumeClaimTemplates", [])
+        }
+        for container in pod.containers:
+            for mount in container.get("volumeMounts", []):
+                if mount.get("name") not in volumes:
+                    yield f"{called(pod.of)}: container {container.get('name')} mounts {mount.get('name')}, which is no volume"
+
+
+@rule
+def each_once(seen: Seen) -> Iterator[str]:
+    """No object is there twice."""
+    names = [(str(found.get("apiVersion")), called(found), namespace(found)) for found in seen.objects]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{name[1]}: it is there twice in {name[2]}: the later one wins"
+
+
+# --- the network ----------------------------------------------------------------------------------------------
+
+REACH = {
+    "postgres": {"migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web", "postgres"},
+    "nats": {"orchestrator", "gateway", "runner", "verifier", "nats"},
+    "gateway": {"runner"},
+    "rollout-server": {"gateway", "trainer", "rollout-server"},
+}
+"""Who may reach whom, of the run's own; namespaces of operators and of Prometheus apart."""
+
+
+def _component(selector: Object) -> str:
+    wanted = selector.get("matchLabels") or {}
+    return "postgres" if "cnpg.io/cluster" in wanted else str(wanted.get(PART, ""))
+
+
+@rule
+def default_deny(seen: Seen) -> Iterator[str]:
+    """In every namespace nothing reaches anything, in either direction, unless a policy says so."""
+    spaces = {namespace(pod.of) for pod in seen.pods}
+    spaces |= {str(found["metadata"]["name"]) for found in seen.kind("Namespace")}
+    for space in sorted(spaces):
+        denied: set[str] = set()
+        for found in seen.kind("NetworkPolicy"):
+            spec = found.get("spec", {})
+            if (
+                namespace(found) == space
+                and spec.get("podSelector") == {}
+                and not spec.get("ingress")
+                and not spec.get("egress")
+            ):
+                denied |= set(spec.get("policyTypes", []))
+        if missing := {"Ingress", "Egress"} - denied:
+            yield f"namespace {space}: no NetworkPolicy denies all {' and '.join(sorted(missing)).lower()}"
+
+
+@rule
+def own_network_policy(seen: Seen) -> Iterator[str]:
+    """Every pod has a policy of its own that says whom it may talk to."""
+    for pod in seen.pods:
+        own = [
+            found
+            for found in seen.kind("NetworkPolicy")
+            if namespace(found) == namespace(pod.of)
+            and (found.get("spec", {}).get("podSelector") or {}).get("matchLabels")
+            and selects(found["spec"]["podSelector"], pod.labels)
+        ]
+        if not own:
+            yield f"{called(pod.of)}: no NetworkPolicy selects its pods, so they reach nothing and nobody them"
+
+
+@rule
+def reach(seen: Seen) -> Iterator[str]:
+    """Rollout servers are reached by gateways and the trainer alone; gateways by runners and sandboxes; Postgres and NATS by who needs them."""
+    for found in seen.kind("NetworkPolicy"):
+        server = _component(found.get("spec", {}).get("podSelector") or {})
+        if server not in REACH:
+            continue
+        for entry in found.get("spec", {}).get("ingress") or []:
+            if not entry.get("from"):
+                yield f"{called(found)}: everybody may reach {server}"
+            for peer in entry.get("from") or []:
+                client = _component(peer.get("podSelector") or {})
+                if "podSelector" in peer and "namespaceSelector" not in peer and client not in REACH[server]:
+                    yield f"{called(found)}: {client or 'every pod'} may reach {server}, which is for {', '.join(sorted(REACH[server]))}"
+                if "ipBlock" in peer:
+                    yield f"{called(found)}: addresses may reach {server}: name pods"
+
+
+@rule
+def sandboxes_reach_gateways(seen: Seen) -> Iterator[str]:
+    """A sandbox reaches the gateway's port for sandboxes, and nothing else: no names, no API server."""
+    spaces = list(dict.fromkeys(namespace(found) for found in seen.kind("RoleBinding")))
+    ways = [
+        (found, entry)
+        for found in seen.kind("NetworkPolicy")
+        if namespace(found) in spaces
+        for entry in found.get("spec", {}).get("egress") or []
+    ]
+    for found, entry in ways:
+        peers = [_component(peer.get("podSelector") or {}) for peer in entry.get("to") or []]
+        if peers != ["gateway"] or not entry.get("ports"):
+            yield f"{called(found)}: sandboxes may reach more than a port of the gateways"
+    for space in spaces:
+        if not any(
+            namespace(found) == space and selects(found["spec"].get("podSelector") or {}, SANDBOXES)
+            for found, _ in ways
+        ):
+            yield f"namespace {space}: no NetworkPolicy lets pods with the labels of sandboxes reach the gateways"
+
+
+@rule
+def restricted_namespaces(seen: Seen) -> Iterator[str]:
+    """The API server refuses what breaks the restricted Pod Security Standard, or, where sandboxes are made, the baseline one."""
+    made_in = {namespace(found) for found in seen.kind("RoleBinding")}
+    for found in seen.kind("Namespace"):
+        labels = found.get("metadata", {}).get("labels") or {}
+        wanted = ("baseline", "restricted") if found["metadata"]["name"] in made_in else ("restricted",)
+        if labels.get("pod-security.kubernetes.io/enforce") not in wanted:
+            yield f"{called(found)}: pod-security.kubernetes.io/enforce must be {' or '.join(wanted)}"
+
+
+def _bound(seen: Seen) -> set[Any]:
+    """Accounts that have rights."""
+    return {
+        subject.get("name") for found in seen.kind("RoleBinding") for subject in found.get("subjects", [])
+    }
+
+
+@rule
+def api_server(seen: Seen) -> Iterator[str]:
+    """Who has a token reaches the API server; of the others only Postgres, whose instances keep their state there."""
+    ports = {443, 6443}
+    for pod in seen.pods:
+        open_to = [
+            called(found)
+            for found in seen.kind("NetworkPolicy")
+            if namespace(found) == namespace(pod.of)
+            and selects(found["spec"].get("podSelector") or {}, pod.labels)
+            for entry in found["spec"].get("egress") or []
+            if ports & {port.get("port") for port in entry.get("ports") or []}
+            and all("ipBlock" in peer for peer in entry.get("to") or [])
+        ]
+        maker = pod.spec.get("serviceAccountName") in _bound(seen)
+        if maker and not open_to:
+            yield f"{called(pod.of)}: it makes sandboxes, but no NetworkPolicy lets it reach the API server"
+        if open_to and not maker:
+            yield f"{called(pod.of)}: {open_to[0]} lets it reach the API server, where it has nothing to do"
+
+
+@rule
+def tokens_of_the_api(seen: Seen) -> Iterator[str]:
+    """Who makes sandboxes has a token of the API server, and nobody else."""
+    bound = _bound(seen)
+    for pod in seen.pods:
+        mounted = pod.spec.get("automountServiceAccountToken")
+        if (pod.spec.get("serviceAccountName") in bound) and mounted is not True:
+            yield f"{called(pod.of)}: its account may make sandboxes, but automountServiceAccountToken is not true: it could make none"
+        elif pod.spec.get("serviceAccountName") not in bound and mounted is not False:
+            yield f"{called(pod.of)}: automountServiceAccountToken must be false"
+    for found in seen.kind("ClusterRole", "ClusterRoleBinding"):
+        yield f"{called(found)}: rights in the whole cluster are not needed"
+    for found in seen.kind("Role"):
+        for given in found.get("rules", []):
+            if "*" in [*given.get("verbs", []), *given.get("resources", []), *given.get("apiGroups", [])]:
+                yield f"{called(found)}: a rule with * gives more than is needed"

@@ -1,0 +1,116 @@
+"""A topology from its file, whole or not at all: every problem in one line, each with its key."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.cluster.checks import problems
+from orchestrator.cluster.topology import Topology
+from orchestrator.config import RunSection
+from orchestrator.contracts.errors import ConfigurationError
+
+_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+
+OWNED = {
+    "run.name": "name",
+    "services.database_url": "secrets.database_url",
+    "services.nats_url": "nats",
+    "policy.model": "shared.model",
+    "policy.directory": "shared.path",
+    "gateway.host": "gateways",
+    "gateway.port": "gateways.port",
+    "gateway.sandbox_port": "gateways.sandbox_port",
+    "gateway.secret_file": "secrets.gateway_admin",
+    "gateway.urls": "gateways",
+    "servers.urls": "servers",
+    "servers.embedded": "servers.replicas",
+    "servers.command": "servers.engine",
+    "rollout.slots": "runners.slots",
+    "rollout.verify_slots": "verifiers.slots",
+    "sandbox.provider": "runners.provider",
+    "trainer.ranks": "trainer.ranks",
+    "metrics.host": "the metrics_port of each role",
+    "metrics.ports": "the metrics_port of each role",
+    "web.host": "web",
+    "web.port": "web.port",
+    "web.exposed": "web",
+}
+"""Keys of penstock.toml that follow from the topology, and what decides them there."""
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """runners[0].slots"""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _explain(error: ValidationError, below: str = "") -> list[str]:
+    said = []
+    found = error.errors()
+    for item in found:
+        inside = [other["loc"] for other in found if len(other["loc"]) > len(item["loc"])]
+        if item["type"] == "too_short" and any(loc[: len(item["loc"])] == item["loc"] for loc in inside):
+            continue  # it only lacks what is wrong itself
+        key = ".".join(part for part in (below, _key(item["loc"])) if part)
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "is not a known key"
+        said.append(f"{key}: {message}" if key else message)
+    return said
+
+
+def _inline(node: Any, key: str = "") -> list[str]:
+    """Keys whose text holds a password."""
+    if isinstance(node, dict):
+        return [
+            found
+            for name, value in node.items()
+            for found in _inline(value, f"{key}.{name}" if key else name)
+        ]
+    if isinstance(node, list):
+        return [found for number, value in enumerate(node) for found in _inline(value, f"{key}[{number}]")]
+    return [key] if isinstance(node, str) and _PASSWORD.search(node) else []
+
+
+def read(raw: dict[str, Any], source: str = "topology") -> Topology:
+    """What a TOML file holds, as a topology that holds together. Raises ConfigurationError: one line, every problem with its key."""
+    said = [
+        f"{key} holds a password, given inline: keep it as a secret, and name that in [secrets]"
+        for key in _inline(raw)
+    ]
+    for owned, by in OWNED.items():
+        section, _, name = owned.partition(".")
+        if isinstance(found := raw.get("config", {}), dict) and name in (found.get(section) or {}):
+            said.append(f"config.{owned} follows from the topology ({by}): take it out of [config]")
+    topology: Topology | None = None
+    try:
+        topology = Topology.model_validate(raw)
+    except ValidationError as error:
+        said += _explain(error)
+    if topology is not None and not said:
+        try:
+            RunSection(name=topology.name)
+            topology.penstock  # noqa: B018 (validated)
+        except ValidationError as error:
+            said += _explain(error, "config")
+        else:
+            said += problems(topology)
+    if said or topology is None:
+        raise ConfigurationError(f"{source}: " + "; ".join(said))
+    return topology
+
+
+def load(path: Path) -> Topology:
+    """Read `path`. Raises ConfigurationError, one line: what is wrong in it, every problem with its key."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path} does not exist; begin with one of ops/cluster/examples") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    return read(raw, str(path))

@@ -1,0 +1,327 @@
+"""Units, batch jobs and compose files: taken by systemd, Slurm and bash themselves, where they are installed; a crash frees the nodes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.cluster.reading import read
+from orchestrator.cluster.render import render, slurm
+from orchestrator.cluster.topology import Topology
+from tests.unit.cluster.rendered import EXAMPLES, files, topology
+
+
+def script(name: str) -> str:
+    return next(text for file, text in files(name, "slurm").items() if file.endswith(".sbatch"))
+
+
+# --- systemd --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_systemd_finds_no_fault_in_a_unit_and_little_that_it_may_do(name: str, tmp_path: Path) -> None:
+    programs = tmp_path / "install" / "bin"
+    programs.mkdir(parents=True)
+    for program in ("penstock", "alembic", "python3", "torchrun", "nats-server"):
+        (programs / program).write_text("#!/bin/sh\n")
+        (programs / program).chmod(0o755)
+    here = tmp_path / "units"
+    here.mkdir()
+    units = []
+    for file, text in files(name, "systemd").items():
+        if file.endswith((".service", ".target")):
+            unit = here / Path(file).name  # names are unique in a run, targets equal
+            unit.write_text(text.replace("/opt/penstock/bin", str(programs)))
+            units += [unit] if file.endswith(".service") else []
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units],
+        capture_output=True,
+        text=True,
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+    scored = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=35", *units],
+        capture_output=True,
+        text=True,
+    )
+    assert scored.returncode == 0, [line for line in scored.stdout.splitlines() if "Overall" in line]
+
+
+def test_a_unit_starts_its_process_only_when_the_schema_is_there() -> None:
+    unit = files("nodes4", "systemd")["hosts/cpu1/penstock-nodes4-gateway-0.service"]
+    lines = unit.splitlines()
+    wait = next(at for at, line in enumerate(lines) if "cluster wait" in line)
+    assert wait < next(at for at, line in enumerate(lines) if line.startswith("ExecStart="))
+    assert "LoadCredential=nodes4-gateway-login.uri:/etc/penstock/secrets/nodes4-gateway-login/uri" in lines
+
+
+# --- Slurm ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_bash_reads_the_job_script_and_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(script(name))
+    assert subprocess.run(["bash", "-n", file], capture_output=True).returncode == 0
+    if shutil.which("shellcheck"):
+        said = subprocess.run(["shellcheck", "-s", "bash", file], capture_output=True, text=True)
+        assert said.stdout == ""
+
+
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmctldPort={port}
+AuthInfo=socket={place}/munge.socket
+StateSaveLocation={place}/state
+SlurmctldPidFile={place}/ctld.pid
+SlurmctldLogFile={place}/ctld.log
+ProctrackType=proctrack/linuxproc
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+MpiDefault=none
+SuspendTime=600
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+NodeName=gpu[1-48] NodeAddr=127.0.0.1 CPUs=192 RealMemory=2000000 Gres=gpu:8 State=CLOUD
+NodeName=cpu[1-16] NodeAddr=127.0.0.1 CPUs=128 RealMemory=500000 State=CLOUD
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+SLURM = ("sbatch", "slurmctld", "munged", "sinfo")
+
+
+@pytest.fixture(scope="module")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A slurmctld of 64 nodes that nobody has; only it is asked. Its environment."""
+    import socket
+
+    place = tmp_path_factory.mktemp("slurm")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (place / "state").mkdir()
+    (place / "slurm.conf").write_text(CONF.format(host=socket.gethostname(), port=port, place=place))
+    (place / "gres.conf").write_text("NodeName=gpu[1-48] Name=gpu Count=8\n")
+    (place / "munge.key").write_bytes(os.urandom(1024))
+    (place / "munge.key").chmod(0o600)
+    names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+    values = ("munge.key", "munge.socket", "munge.pid", "munge.log", "munge.seed")
+    options = [f"--{name}={place / value}" for name, value in zip(names, values, strict=True)]
+    environment = {**os.environ, "SLURM_CONF": str(place / "slurm.conf")}
+    keeper = subprocess.Popen(
+        ["munged", "--foreground", "--force", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    daemon = subprocess.Popen(
+        ["slurmctld", "-D", "-c", "-f", place / "slurm.conf"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while subprocess.run(["sinfo"], env=environment, capture_output=True).returncode:
+            assert time.monotonic() < deadline, (place / "ctld.log").read_text()
+            time.sleep(0.1)
+        yield environment
+    finally:
+        for process in (daemon, keeper):
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or any(shutil.which(each) is None for each in SLURM),
+    reason="Slurm is not installed here: apt-get install slurm-client slurmctld munge",
+)
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("node8", 1), ("topology", 2), ("nodes4", 4), ("nodes8", 8), ("nodes64", 64)]
+)
+def test_sbatch_would_start_the_job(
+    name: str, nodes: int, controller: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "job.sbatch"
+    text = script(name).replace("#SBATCH --account=rl\n", "")
+    file.write_text(text)
+    said = subprocess.run(["sbatch", "--test-only", file], env=controller, capture_output=True, text=True)
+    assert said.returncode == 0 and "to start at" in said.stderr, said.stderr
+    assert text.count("#SBATCH --nodes=") == len(topology(name).hosts) and nodes == len(
+        topology(name).machines
+    )
+
+
+SRUN = """\
+#!/usr/bin/env bash
+name=step log=/dev/null
+while [[ "$1" = --* ]]; do
+  case "$1" in --job-name=*) name="${1#*=}" ;; --output=*) log="${1#*=}" ;; esac
+  shift
+done
+echo "$name" >> "$STARTED"
+exec "$@" >> "$log" 2>&1
+"""
+PENSTOCK = """\
+#!/usr/bin/env bash
+case "$1 $2" in
+  "cluster wait") exit 0 ;;
+esac
+if [ "$1" = "$ENDS" ]; then sleep 0.3; exit "$STATUS"; fi
+trap 'echo stopped; exit 0' TERM
+echo up
+while :; do sleep 0.05; done
+"""
+
+
+def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
+    """A job of one node on this machine: the steps are real processes, srun and penstock are stand-ins that say what they were told."""
+    install, shared, fakes = tmp_path / "install", tmp_path / "shared", tmp_path / "fakes"
+    for directory in (install / "bin", shared, fakes):
+        directory.mkdir(parents=True)
+    secret = tmp_path / "secrets"
+    for key in ("db/uri", "gw/admin"):
+        (secret / key).parent.mkdir(parents=True)
+        (secret / key).write_text("x")
+    programs = {
+        **{install / "bin" / name: PENSTOCK for name in ("penstock", "python3", "nats-server")},
+        install / "bin" / "alembic": "#!/bin/sh\necho migrated\n",
+        fakes / "srun": SRUN,
+        fakes / "scontrol": '#!/bin/sh\n[ "$1" = show ] && echo node1 || echo "$@" >> "$STARTED"\n',
+    }
+    for file, text in programs.items():
+        file.write_text(text)
+        file.chmod(0o755)
+    found = read(
+        {
+            "name": "job",
+            "images": {"penstock": "penstock:1"},
+            "shared": {"path": str(shared), "model": "m"},
+            "secrets": {
+                "directory": str(secret),
+                "database_url": {"name": "db", "key": "uri"},
+                "gateway_admin": {"name": "gw", "key": "admin"},
+            },
+            "hosts": [{"name": "node1"}],
+            "bare": {"install": str(install)},
+        }
+    )
+    environment = {
+        "PATH": f"{fakes}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node1",
+        "TMPDIR": str(tmp_path),
+        "STARTED": str(tmp_path / "started"),
+        "ENDS": "nobody",
+        "STATUS": "0",
+    }
+    return found, environment
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "expected", "says"),
+    [
+        ("gateway", "3", 3, "gateway-0 ended with status 3"),
+        ("web", "0", 1, "web-0 ended with status 0"),
+        ("trainer", "0", 0, "the trainer is done"),
+    ],
+)
+def test_when_one_process_ends_all_end_and_the_nodes_are_free(
+    ends: str, status: str, expected: int, says: str, tmp_path: Path
+) -> None:
+    found, environment = one_node(tmp_path)
+    file = tmp_path / "job.sbatch"
+    file.write_text(slurm.script(found))
+    done = subprocess.run(
+        ["bash", file],
+        env={**environment, "ENDS": ends, "STATUS": status},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, says in done.stdout + done.stderr) == (expected, True), done.stderr
+    started = (tmp_path / "started").read_text().split()
+    assert {"nats-0", "orchestrator-0", "gateway-0", "runner-0", "verifier-0", "trainer", "web-0"} <= set(
+        started
+    )
+    logs = tmp_path / "shared" / "logs" / "7" / "attempt-0"
+    assert "stopped" in (logs / "runner-0.log").read_text()  # in order, not by force
+    assert 'urls = ["http://node1:8080"]' in (logs / "penstock.toml").read_text()
+
+
+def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_its_own(
+    tmp_path: Path,
+) -> None:
+    found, environment = one_node(tmp_path)
+    file = tmp_path / "job.sbatch"
+    file.write_text(slurm.script(found))
+    job = subprocess.Popen(
+        ["bash", file],
+        env={**environment, "SLURM_RESTART_COUNT": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    started = tmp_path / "started"
+    log = tmp_path / "shared" / "logs" / "7" / "attempt-2" / "gateway-0.log"
+    try:
+        deadline = time.monotonic() + 20
+        while not log.exists() or "up" not in log.read_text():
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(0.05)
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate(timeout=30)
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == 143 and b"requeued after attempt 2" in said
+    assert "requeue 7" in started.read_text()
+    assert "stopped" in log.read_text()
+
+
+def test_a_target_without_hosts_says_what_it_needs() -> None:
+    bare = read({"name": "x", "images": {"penstock": "p:1"}, "shared": {"path": "/s", "model": "m"}})
+    for target in ("slurm", "systemd", "compose"):
+        with pytest.raises(ValueError, match="hosts is empty"):
+            render(bare, target)
+    with pytest.raises(ValueError, match="unknown target 'nomad'; known: kubernetes, helm"):
+        render(bare, "nomad")
+
+
+# --- compose --------------------------------------------------------------------------------------------------
+
+SERVICE = {
+    "image", "networks", "network_mode", "read_only", "cap_drop", "security_opt", "tmpfs", "deploy", "user", "command", "environment",
+    "secrets", "volumes", "depends_on", "healthcheck", "restart", "stop_grace_period", "working_dir", "shm_size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_service_may_do_little_and_knows_only_its_own(name: str) -> None:
+    for file, text in files(name, "compose").items():
+        if not file.endswith("compose.yaml"):
+            continue
+        whole = yaml.load(text, Loader=yaml.CSafeLoader)
+        assert set(whole) <= {"name", "services", "networks", "volumes", "secrets"}
+        for called, service in whole["services"].items():
+            assert (
+                set(service) <= SERVICE
+                and service["read_only"]
+                and "no-new-privileges:true" in service["security_opt"]
+            )
+            assert set(service.get("secrets", [])) <= set(whole.get("secrets", {}))
+            assert all(
+                volume.partition(":")[0] in whole["volumes"]
+                for volume in service.get("volumes", [])
+                if volume.startswith("state-")
+            )
+            assert all(other in whole["services"] for other in service.get("depends_on", {}))
+            assert ("networks" in service) != ("network_mode" in service)
+            assert set(service.get("networks", [])) <= set(whole.get("networks", {}))
+            if called.startswith("rollout-server") and "networks" in service:
+                assert service["networks"] == ["servers"]  # gateways alone share it

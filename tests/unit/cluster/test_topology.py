@@ -1,0 +1,117 @@
+"""A topology holds together, or is refused with the key and the arithmetic."""
+
+import copy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster.placement import placed
+from orchestrator.cluster.reading import load, read
+from orchestrator.cluster.topology import hosts_of
+from orchestrator.contracts.errors import ConfigurationError
+
+CLUSTER = Path(__file__).resolve().parents[3] / "ops" / "cluster"
+FILES = [CLUSTER / "topology.toml", *sorted((CLUSTER / "examples").glob("*.toml"))]
+RAW = tomllib.loads((CLUSTER / "examples" / "nodes4.toml").read_text())
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """nodes4.toml with one key set, `servers.0.tp`; None removes it."""
+    raw: Any = copy.deepcopy(RAW)
+    node, path = raw, key.split(".")
+    for part in path[:-1]:
+        node = node[int(part)] if part.isdigit() else node.setdefault(part, {})
+    if value is None:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return raw
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_example_holds_together(file: Path) -> None:
+    assert placed(load(file))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (
+            "trainer.ranks", 32,
+            "trainer.ranks = 32 needs 32 GPUs, but trainer.nodes × gpus_per_node = 2 × 8 = 16",
+        ),
+        ("trainer.ranks", 8, "trainer.ranks = 8 leaves 8 GPUs idle: trainer.nodes × gpus_per_node = 2 × 8 = 16"),
+        ("servers.0.tp", 4, "servers[0]: tp × pp × dp = 4 × 1 × 1 needs 4 GPUs, but nodes × gpus_per_node = 1 × 2 = 2"),
+        ("servers.0.tp", 1, "servers[0]: tp × pp × dp = 1 × 1 × 1 uses only 1 GPUs"),
+        ("servers.0.replicas", 5, "host gpu1 has gpus = 8, but its processes need 10 (servers[0]) = 10"),
+        (
+            "config.queue.capacity", 40,
+            "N + W = capacity + window = 40 + 12 = 52 groups idle the trainer: runners hold 256 slots ÷ group_size 8 = 32 groups, and the "
+            "slowest takes load.longest_over_mean = 2 times the mean, so 32 × 2 = 64 are passed meanwhile: set config.queue.capacity to 51",
+        ),
+        ("runners.0.slots", 1, "runners: replicas × slots = 4, but config.queue.group_size = 8"),
+        ("config.queue.capacity", 8, "queue.capacity (8) must be at least queue.batch_groups (32)"),
+        ("shared.path", None, "shared.path is empty, but gateways, rollout servers and trainer run on 4 hosts (cpu1, gpu1, gpu2, gpu3)"),
+        ("shared.path", "weights", "shared.path = 'weights' must be absolute"),
+        ("shared.model", None, "shared.model is empty"),
+        ("kubernetes.sandbox_namespace", "penstock", "kubernetes.sandbox_namespace = 'penstock' is kubernetes.namespace too"),
+        ("kubernetes.api_server", ["10.96.0.1/8"], "kubernetes.api_server[0]: 10.96.0.1/8 has host bits set: write a network, 10.96.0.1/32"),
+        (
+            "gateways.port", 30001,
+            "port 30001 of host gpu1 has two owners: rollout-server-default-1 (servers[0], http) and gateway-1 (gateways, http)",
+        ),
+        ("web.port", 8080, "port 8080 of host cpu1 has two owners: gateway-0 (gateways, http) and web-0 (web, http)"),
+        ("trainer.hosts", ["gpu2"], "trainer: two nodes of trainer would be host gpu2"),
+        ("nats.hosts", ["gpu1", "gpu2"], "nats.nodes = 3, but they are placed on 2 hosts (gpu1, gpu2)"),
+        ("web.hosts", ["cpu9"], "web.hosts: cpu9 is none of the hosts (known: gpu[1-3], cpu1)"),
+        ("hosts.0.name", "gpu[3-1]", "the range 'gpu[3-1]' is empty"),
+        ("secrets.database_url", "postgresql://me:word@db/x", "secrets.database_url: it is a secret, given inline"),
+        ("secrets.gateway_admin", "word", "secrets.gateway_admin: it is a secret, given inline"),
+        ("nats.external", "nats://me:word@nats:4222", "nats.external holds a password, given inline"),
+        ("config.services.database_url", "postgresql://db/x", "config.services.database_url follows from the topology"),
+        ("config.trainer.ranks", 2, "config.trainer.ranks follows from the topology (trainer.ranks)"),
+        ("config.trainer.lr", "fast", "config.trainer.lr: "),
+        ("config.queue.capacitee", 4, "config.queue.capacitee: is not a known key"),
+        ("trainer.rankz", 2, "trainer.rankz: is not a known key"),
+        ("config.servers", {"evaluation": 4}, "config.servers.evaluation = 4 of 4 rollout servers"),
+        ("config.trainer", {"lora_rank": 8}, "config.trainer.lora_rank = 8 trains in one process, but trainer.ranks = 16"),
+        ("images.penstock", "penstock:latest", "images.penstock: 'penstock:latest' is another image tomorrow"),
+        ("images.penstock", "registry:5000/penstock", "is another image tomorrow"),
+        ("images.penstock", "penstock@sha256:12", "has no digest behind the @"),
+        ("runners.0.max_replicas", 1, "max_replicas = 1 is less than replicas = 2"),
+        ("name", "Nodes 4", "name: 'Nodes 4' names objects of a cluster"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_refused_with_its_key_and_the_arithmetic(key: str, value: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(changed(key, value))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_said_to_help_helps() -> None:
+    with pytest.raises(ConfigurationError, match="capacity to 51"):
+        read(changed("config.queue.capacity", 40))
+    read(changed("config.queue.capacity", 51))
+
+
+def test_two_pools_of_one_name_are_refused() -> None:
+    raw = changed("runners.0.name", "a")
+    raw["runners"].append({**raw["runners"][0]})
+    with pytest.raises(ConfigurationError, match=r"runners\[0\] and runners\[1\] are both called 'a'"):
+        read(raw)
+
+
+def test_hosts_are_written_as_slurm_writes_them() -> None:
+    assert hosts_of("gpu[08-10]") == ["gpu08", "gpu09", "gpu10"]
+    assert hosts_of("r[1-2]-n[1-2]") == ["r1-n1", "r1-n2", "r2-n1", "r2-n2"]
+
+
+def test_no_two_processes_of_a_host_share_a_gpu_or_a_port() -> None:
+    for file in FILES:
+        topology = load(file)
+        gpus = [(process.host, gpu) for process in placed(topology) for gpu in process.gpus]
+        ports = [(process.host, port) for process in placed(topology) for port in process.ports.values()]
+        assert len(set(gpus)) == len(gpus) and len(set(ports)) == len(ports)
+        assert all(gpu < topology.machines[host].gpus for host, gpu in gpus)
