@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.pool.draining import own_left
 from orchestrator.pool.presence import present
 from orchestrator.pool.runs import Run
 
@@ -37,7 +38,7 @@ class AtWorkRollout:
 
 @dataclass(frozen=True, slots=True)
 class AtWorkServer:
-    """A rollout server as its gateway sees it; `lease_s`: what is left of the gateway's lease."""
+    """A rollout server as its gateway sees it; `lease_s`: what is left of the gateway's lease; `draining`: it gets no new calls."""
 
     url: str
     state: str
@@ -45,11 +46,13 @@ class AtWorkServer:
     owner: str | None
     lease_s: float | None
     detail: str | None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AtWorkProcess:
-    """A process of the run. `busy`: what its loops work on, longest first; `stuck_s`: of the loop that hangs longest, 0: none."""
+    """A process of the run. `busy`: what its loops work on, longest first; `stuck_s`: of the loop that hangs longest, 0: none.
+    `draining`: it takes no new work; `left`: how much it still holds then, None: it has not said."""
 
     host: str
     name: str
@@ -58,6 +61,8 @@ class AtWorkProcess:
     stopped: bool
     busy: list[str]
     stuck_s: float
+    draining: bool = False
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ _ROLLOUTS = text(
         ORDER BY w.changed"""
 )
 _SERVERS = text(
-    """SELECT url, state, version, owner, extract(epoch FROM lease_until - clock_timestamp())::float8 AS lease_s, detail
+    """SELECT url, state, version, owner, extract(epoch FROM lease_until - clock_timestamp())::float8 AS lease_s, detail, draining IS NOT NULL
          FROM rollout_servers WHERE run_id = :run ORDER BY url LIMIT :n"""
 )
 _VERSION = text(
@@ -140,7 +145,15 @@ async def at_work(connection: AsyncConnection, run: Run, *, curve: int = 40) -> 
         stuck = max((loop.stuck_s for loop in process.loops), default=0.0)
         processes.append(
             AtWorkProcess(
-                process.host, process.process, process.pid, process.silent_s, process.stopped, busy, stuck
+                process.host,
+                process.process,
+                process.pid,
+                process.silent_s,
+                process.stopped,
+                busy,
+                stuck,
+                process.draining,
+                own_left(process),
             )
         )
     return AtWork(states, rollouts, servers, processes, trainer)

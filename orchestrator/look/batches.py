@@ -74,7 +74,8 @@ class BatchTree:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch in the list. reward, merge_ratio and loss are of its first train step."""
+    """A batch in the list, over all of its train steps: means of reward and performance over their rollouts; `merge_ratio`: tokens of their samples
+    to tokens that they forwarded; `action_tokens`: trained by them together. None before its commit."""
 
     batch_no: int
     state: str
@@ -111,10 +112,17 @@ _TRAIN_STEPS = text(
 _LIST = text(
     """SELECT b.batch_no, b.state, b.size, (SELECT count(*) FROM batch_items i WHERE i.batch_id = b.batch_id AND NOT i.voided) AS taken,
               b.version, extract(epoch FROM b.opened)::float8 AS opened, extract(epoch FROM b.committed)::float8 AS committed,
-              (SELECT count(*) FROM train_steps s WHERE s.batch_id = b.batch_id) AS train_steps,
-              (s.metrics ->> 'reward')::float AS reward, (s.metrics ->> 'performance')::float AS performance,
-              (s.metrics ->> 'merge_ratio')::float AS merge_ratio, (s.metrics ->> 'action_tokens')::float::bigint AS action_tokens
-         FROM batches b LEFT JOIN train_steps s ON s.batch_id = b.batch_id AND s.part = 0
+              s.train_steps, s.reward, s.performance, s.merge_ratio, s.action_tokens
+         FROM batches b,
+              LATERAL (SELECT count(*) AS train_steps, sum(reward * rollouts) / nullif(sum(rollouts) FILTER (WHERE reward IS NOT NULL), 0) AS reward,
+                              sum(performance * rollouts) / nullif(sum(rollouts) FILTER (WHERE performance IS NOT NULL), 0) AS performance,
+                              sum(naive) / nullif(sum(merged), 0) AS merge_ratio, sum(action_tokens)::bigint AS action_tokens
+                         FROM train_steps t,
+                              LATERAL (SELECT (t.metrics ->> 'reward')::float8 AS reward, (t.metrics ->> 'performance')::float8 AS performance,
+                                              (t.metrics ->> 'rollouts')::float8 AS rollouts, (t.metrics ->> 'tokens_naive')::float8 AS naive,
+                                              (t.metrics ->> 'tokens_merged')::float8 AS merged,
+                                              (t.metrics ->> 'action_tokens')::float8 AS action_tokens) m
+                        WHERE t.batch_id = b.batch_id) s
         WHERE b.run_id = :run AND b.state <> 'voided' AND b.batch_no < :before ORDER BY b.batch_no DESC LIMIT :n"""
 )
 _WEIGHTS = text(

@@ -6,10 +6,12 @@ again, its newest try alone counts.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.pool.dead import RETRY
@@ -67,15 +69,42 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     )
 
 
-_NEWEST = """
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How far an evaluation is: while this is the same, counting it again finds the same. `newest`: its newest group; `ended`: when the last of
+    the groups that are `done` did."""
+
+    suite: str
+    version: int
+    groups: int
+    done: int
+    rollouts: int
+    newest: int
+    ended: datetime | None
+
+
+# The index groups_eval has all of it.
+_STANDS = text(
+    """select coalesce(label, '') as suite, pinned_version as version, count(*) as groups, count(*) filter (where done) as done,
+              sum(size) as rollouts, max(group_id) as newest, max(ended) as ended
+         from groups where run_id = :run and purpose = 'eval' and pinned_version is not null group by 1, 2 order by 1, 2"""
+)
+
+_CHOSEN = """(cast(:suite as text) is null or coalesce(label, '') = :suite) and (cast(:version as int) is null or pinned_version = :version)"""
+_AMONG = """(coalesce(label, ''), pinned_version) in (select * from unnest(cast(:suites as text[]), cast(:versions as int[])))"""
+
+
+def _newest(which: str) -> str:
+    return f"""
     with newest as (
       select distinct on (coalesce(label, ''), pinned_version, regexp_replace(submission, :retry, '')) *
         from groups
-       where run_id = :run and purpose = 'eval' and pinned_version is not null
-         and (cast(:suite as text) is null or coalesce(label, '') = :suite)
-         and (cast(:version as int) is null or pinned_version = :version)
+       where run_id = :run and purpose = 'eval' and pinned_version is not null and {which}
        order by coalesce(label, ''), pinned_version, regexp_replace(submission, :retry, ''), group_id desc)"""
-_GROUPS = text(f"""{_NEWEST}
+
+
+def _groups(which: str) -> TextClause:
+    return text(f"""{_newest(which)}
     select coalesce(g.label, '') as suite, g.pinned_version as version, count(*) as groups,
            count(*) filter (where g.state = 'scored') as scored,
            count(*) filter (where g.done and g.state <> 'scored') as unscored,
@@ -89,7 +118,10 @@ _GROUPS = text(f"""{_NEWEST}
              where v.run_id = :run and v.version = g.pinned_version) as train_step
       from newest g
      group by 1, 2 order by 1, 2""")
-_RESULTS = text(f"""{_NEWEST}
+
+
+def _results(which: str) -> TextClause:
+    return text(f"""{_newest(which)}
     select coalesce(g.label, '') as suite, g.pinned_version as version, g.domain, count(*) as n,
            count(*) filter (where w.performance >= 1) as successes, avg(w.performance) as mean
       from newest g
@@ -99,17 +131,40 @@ _RESULTS = text(f"""{_NEWEST}
      group by 1, 2, 3 order by 1, 2, 3""")
 
 
+_QUESTIONS = {which: (_groups(which), _results(which)) for which in (_CHOSEN, _AMONG)}
+
+
 async def evaluations(
     connection: AsyncConnection, run_id: int, *, suite: str | None = None, version: int | None = None
 ) -> list[Evaluation]:
-    """Every suite and version that was evaluated, ordered by both; `suite` and `version` choose."""
-    asked = {"run": run_id, "suite": suite, "version": version, "retry": RETRY}
+    """Every suite and version that was evaluated, ordered by both; `suite` and `version` choose. Reads each of their rollouts."""
+    return await _evaluations(connection, run_id, _CHOSEN, {"suite": suite, "version": version})
+
+
+async def some_evaluations(
+    connection: AsyncConnection, run_id: int, among: Sequence[Stand]
+) -> list[Evaluation]:
+    """Those alone, ordered by suite and version: what it costs is bounded by their rollouts."""
+    asked = {"suites": [each.suite for each in among], "versions": [each.version for each in among]}
+    return await _evaluations(connection, run_id, _AMONG, asked)
+
+
+async def stands(connection: AsyncConnection, run_id: int) -> list[Stand]:
+    """How far every evaluation of a run is, ordered by suite and version; reads an index alone."""
+    return [Stand(*row) for row in await connection.execute(_STANDS, {"run": run_id})]
+
+
+async def _evaluations(
+    connection: AsyncConnection, run_id: int, which: str, asked: Mapping[str, Any]
+) -> list[Evaluation]:
+    asked = {**asked, "run": run_id, "retry": RETRY}
+    groups, results = _QUESTIONS[which]
     points: dict[tuple[str, int], list[Point]] = {}
-    for row in await connection.execute(_RESULTS, asked):
+    for row in await connection.execute(results, asked):
         found = points.setdefault((row.suite, row.version), [])
         found.append(point(row.suite, row.version, row.domain, row.n, row.successes, float(row.mean)))
     result = []
-    for row in await connection.execute(_GROUPS, asked):
+    for row in await connection.execute(groups, asked):
         of_domains = points.get((row.suite, row.version), [])
         n = sum(each.n for each in of_domains)
         if n:

@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.look.differences import FileDifference, differences
 from orchestrator.look.missing import NotThereError
+from orchestrator.look.outline import Outline, steps_of
 from orchestrator.look.texts import Cut, cut_maybe
 
 
@@ -20,21 +21,9 @@ class MemberFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One rollout. performance, speed·beta and process·alpha add up to total; None: not rewarded. `action_tokens` and `longest` (state and
-    action of its longest step) are tokens; `v_lo`, `v_hi`: the policy versions that made it."""
+class Member(Outline):
+    """One rollout. performance, speed·beta and process·alpha add up to total; None: not rewarded."""
 
-    rollout_id: int
-    member: int
-    state: str
-    failure_class: str | None
-    reason: str | None
-    attempt: int
-    steps: int
-    action_tokens: int
-    longest: int
-    v_lo: int | None
-    v_hi: int | None
     performance: float | None
     speed_part: float | None
     process_part: float | None
@@ -87,17 +76,14 @@ _HEAD = text(
         WHERE g.run_id = :run AND g.group_id = :group"""
 )
 _MEMBERS = text(
-    """SELECT r.rollout_id, r.member, r.state, r.failure_class, r.reason, r.attempt, s.steps, s.action_tokens, s.longest, s.v_lo, s.v_hi,
+    f"""SELECT r.rollout_id, r.member, r.state, r.failure_class, r.reason, r.attempt, s.steps, s.action_tokens, s.longest, s.v_lo, s.v_hi,
               w.performance, w.beta * w.speed AS speed_part, w.alpha * w.process AS process_part, w.total, w.baseline, w.advantage,
               a.agent_s, a.queued_s, left(a.answer, 2000) AS answer, length(a.answer) AS answer_length, v.tests
          FROM rollouts r
          LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt
          LEFT JOIN LATERAL (SELECT * FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY w.revision DESC LIMIT 1) w ON true
          LEFT JOIN LATERAL (SELECT tests FROM verdicts v WHERE v.rollout_id = r.rollout_id ORDER BY v.revision DESC LIMIT 1) v ON true
-         LEFT JOIN LATERAL (
-              SELECT count(*) AS steps, coalesce(sum(full_len - state_len), 0) AS action_tokens, coalesce(max(full_len), 0) AS longest,
-                     min(v_lo) AS v_lo, max(v_hi) AS v_hi
-                FROM steps s WHERE s.run_id = r.run_id AND s.rollout_id = r.rollout_id AND s.attempt = r.attempt) s ON true
+         {steps_of("r")}
         WHERE r.run_id = :run AND r.group_id = :group ORDER BY r.member"""
 )
 _FILES = text(

@@ -1,10 +1,9 @@
 """One rollout: what it was for, how each attempt went, its steps as a tree with rewards and timings, verdicts, files, and what trained on it.
 
-Texts of steps are in `look.steps`, tokens in `look.tokens`: this is what a page needs first. Times are seconds since the epoch, durations
-seconds.
+Its steps come from `look.step_tree`, their texts from `look.steps`, tokens from `look.tokens`: this is what a page needs first. Times are seconds
+since the epoch, durations seconds.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,74 +15,9 @@ from orchestrator.contracts.states import ROLLOUT_TERMINAL
 from orchestrator.look.files import File, files
 from orchestrator.look.missing import NotThereError
 from orchestrator.look.past import LOG_SHOWN, Change, Resume, Verdict, history, resumes, seconds_of, verdicts
+from orchestrator.look.step_tree import Step, step_tree
 from orchestrator.look.texts import Cut, cut_maybe
 from orchestrator.look.waterfall import Bar, StepTimes, ToolTimes, step_bars, tool_bars
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Action tokens start … end − 1 were made by `version`."""
-
-    version: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepRewards:
-    """What one step was paid, and what its sample was worth; `signals`: process penalties by name. `weight` 0: it does not train."""
-
-    reward: float
-    process: float
-    speed: float
-    performance: float
-    return_to_go: float | None
-    advantage: float | None
-    weight: float
-    signals: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolRun:
-    """One tool execution; seconds since the attempt's start, bytes of output."""
-
-    call: int
-    name: str
-    start: float | None
-    end: float | None
-    exit_code: int | None
-    bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One completion without its texts. `added`: tokens that its request added; `action`: tokens that were sampled; `tools`: names of the
-    calls that it made; `mean_logprob` is not here, `look.tokens` has every one."""
-
-    idx: int
-    parent: int | None
-    kind: str
-    agent: str
-    branch_reason: str | None
-    branch: dict[str, Any] | None
-    keep_len: int
-    state_len: int
-    full_len: int
-    added: int
-    action: int
-    spans: list[Span]
-    finish: str
-    parse: str
-    marks: list[str]
-    tools: list[str]
-    tool_runs: list[ToolRun]
-    t_queue: float
-    t_first: float
-    t_gen: float
-    t_gap: float
-    at: float
-    epoch: int
-    rewards: StepRewards | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,24 +140,6 @@ _ATTEMPTS = text(
                queued_s, resumable, answer, log
           FROM attempts WHERE rollout_id = :rollout ORDER BY attempt"""
 )
-_STEPS = text(
-    f"""SELECT s.idx, s.parent_idx, s.kind, s.agent, s.branch_reason, s.branch, s.keep_len, s.state_len, s.full_len, s.spans, s.finish,
-               s.parse, coalesce(s.t_queue, 0)::float8 AS t_queue, coalesce(s.t_first, 0)::float8 AS t_first,
-               coalesce(s.t_gen, 0)::float8 AS t_gen, coalesce(s.t_gap, 0)::float8 AS t_gap, {seconds_of("s.at")}, s.epoch,
-               ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(
-                       CASE jsonb_typeof(m.reply -> 'tool_calls') WHEN 'array' THEN m.reply -> 'tool_calls' ELSE '[]' END) c) AS tools
-          FROM steps s LEFT JOIN messages m
-            ON m.run_id = s.run_id AND m.rollout_id = s.rollout_id AND m.attempt = s.attempt AND m.idx = s.idx
-         WHERE s.run_id = :run AND s.rollout_id = :rollout AND s.attempt = :attempt ORDER BY s.idx"""
-)
-_MARKS = text(
-    """SELECT idx, array_agg(reason ORDER BY reason) AS reasons FROM step_marks
-        WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt GROUP BY idx"""
-)
-_TOOL_RUNS = text(
-    """SELECT idx, call, name, start_s, end_s, exit_code, bytes FROM tool_calls
-        WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt ORDER BY idx, call"""
-)
 _REWARD = text(
     f"""SELECT revision, attempt, performance, speed, process, alpha, beta, total, t_agent, t_base, baseline, divisor, advantage, per_step,
                {seconds_of("at")}
@@ -236,37 +152,6 @@ _BATCH = text(
          LEFT JOIN policy_versions p ON p.run_id = b.run_id AND p.version = b.version
         WHERE r.rollout_id = :rollout AND r.run_id = :run"""
 )
-
-
-_WHOLE = {
-    "instruction": """SELECT t.body -> 'files' ->> 'instruction.md' FROM rollouts r JOIN groups g ON g.group_id = r.group_id
-                        JOIN tasks t ON t.task_id = g.task_id WHERE r.run_id = :run AND r.rollout_id = :rollout""",
-    "answer": "SELECT answer FROM attempts WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt",
-    "log": "SELECT log FROM attempts WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt",
-    "verdict.log": "SELECT log FROM verdicts WHERE run_id = :run AND rollout_id = :rollout AND revision = :number",
-    "verdict.check": """SELECT tests -> CAST(:check AS int) ->> 'message' FROM verdicts
-                         WHERE run_id = :run AND rollout_id = :rollout AND revision = :number""",
-}
-
-
-async def whole_text(
-    connection: AsyncConnection, run_id: int, rollout_id: int, attempt: int, part: str
-) -> str | None:
-    """A text of a rollout that its page cut. `part`: instruction, answer or log (of that attempt), verdict.R.log or verdict.R.check.N of
-    revision R; None for what names no such part. Raises NotThereError."""
-    words = part.split(".")
-    numbers = words[1::2]
-    name = ".".join(words[::2])
-    if name not in _WHOLE or len(numbers) != name.count(".") + ("check" in name) or not all(
-        number.isascii() and number.isdigit() and len(number) < 5 for number in numbers
-    ):  # fmt: skip
-        return None
-    asked = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
-    asked |= dict(zip(("number", "check"), map(int, numbers), strict=False))
-    found = await connection.scalar(text(_WHOLE[name]), asked)
-    if found is None:
-        raise NotThereError(f"rollout {rollout_id}, attempt {attempt} has no text {part!r} in this run")
-    return str(found)
 
 
 async def rollout(
@@ -286,7 +171,7 @@ async def rollout(
     judged = await verdicts(connection, rollout_id)
     siblings = await connection.execute(_SIBLINGS, {"group": head.group_id})
     changes = await history(connection, run_id, rollout_id)
-    steps = await _steps(connection, {**key, "attempt": shown}, reward)
+    steps = await step_tree(connection, {**key, "attempt": shown}, reward)
     batch = (await connection.execute(_BATCH, key)).first()
     began = next((found.started for found in attempts if found.attempt == shown), None)
     return Rollout(
@@ -321,35 +206,6 @@ async def rollout(
         history=changes,
         pruned=head.pruned,
     )
-
-
-async def _steps(connection: AsyncConnection, key: Mapping[str, Any], reward: Row[Any] | None) -> list[Step]:
-    marks = {row.idx: row.reasons for row in await connection.execute(_MARKS, key)}
-    runs: dict[int, list[ToolRun]] = {}
-    for row in await connection.execute(_TOOL_RUNS, key):
-        run = ToolRun(row.call, row.name, row.start_s, row.end_s, row.exit_code, row.bytes)
-        runs.setdefault(row.idx, []).append(run)
-    paid = reward.per_step if reward is not None and reward.attempt == key["attempt"] else []
-    # The n-th entry belongs to the n-th step: `idx` in it is the commit index over the steps that were rewarded.
-    rows = (await connection.execute(_STEPS, key)).all()
-    return [
-        Step(
-            row.idx, row.parent_idx, row.kind, row.agent, row.branch_reason, row.branch, row.keep_len, row.state_len, row.full_len,
-            row.state_len - row.keep_len, row.full_len - row.state_len,
-            [Span(*span) for span in zip(row.spans[::3], row.spans[1::3], row.spans[2::3], strict=True)],
-            row.finish, row.parse, marks.get(row.idx, []), [name or "" for name in row.tools], runs.get(row.idx, []),
-            row.t_queue, row.t_first, row.t_gen, row.t_gap, row.at, row.epoch,
-            _step_rewards(paid[n]) if n < len(paid) else None,
-        )
-        for n, row in enumerate(rows)
-    ]  # fmt: skip
-
-
-def _step_rewards(paid: Mapping[str, Any]) -> StepRewards:
-    return StepRewards(
-        paid["reward"], paid["process"], paid["speed"], paid["performance"], paid.get("return_to_go"), paid.get("advantage"),
-        paid["weight"], dict(paid.get("signals") or {}),
-    )  # fmt: skip
 
 
 def _attempt(row: Row[Any]) -> Attempt:

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.look.filters import Filters, GroupFilters
+from orchestrator.look.outline import Outline, steps_of
 
 PAGE = 50
 LARGEST_PAGE = 200
@@ -24,26 +25,15 @@ BUDGET_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRow:
+class RolloutRow(Outline):
     """A rollout in a list. `found`: where the searched text stands, with the characters around it."""
 
-    rollout_id: int
     group_id: int
     seq: int | None
-    member: int
     task: str
     domain: str
     scaffold: str
     purpose: str
-    state: str
-    failure_class: str | None
-    reason: str | None
-    attempt: int
-    steps: int
-    action_tokens: int
-    longest: int
-    v_lo: int | None
-    v_hi: int | None
     performance: float | None
     total: float | None
     advantage: float | None
@@ -118,10 +108,7 @@ _BATCH = (
     "JOIN batch_rollouts br ON br.batch_id = i.batch_id AND br.rollout_id = c.rollout_id "
     "LEFT JOIN policy_versions p ON p.run_id = b.run_id AND p.version = b.version WHERE i.group_id = c.group_id AND NOT i.voided) b ON true"
 )
-_STEPS = (
-    "LEFT JOIN LATERAL (SELECT count(*) AS steps, coalesce(sum(full_len - state_len), 0) AS action_tokens, coalesce(max(full_len), 0) AS longest, "
-    "min(v_lo) AS v_lo, max(v_hi) AS v_hi FROM steps s WHERE s.run_id = :run AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt) s ON true"
-)
+_STEPS = steps_of("c")
 _CONDITIONS = {
     "state": "c.state = :state",
     "failure_class": "c.failure_class = :failure_class",
@@ -216,9 +203,9 @@ def _statement(given: Mapping[str, Any]) -> str:
 
 def _row(row: Any) -> RolloutRow:
     return RolloutRow(
-        row.rollout_id, row.group_id, row.seq, row.member, row.task, row.domain, row.scaffold, row.purpose, row.state,
-        row.failure_class, row.reason, row.attempt, row.steps, int(row.action_tokens), row.longest, row.v_lo, row.v_hi,
-        row.performance, row.total, row.advantage, row.agent_s, row.batch_no, row.staleness, row.changed,
+        row.rollout_id, row.member, row.state, row.failure_class, row.reason, row.attempt, row.steps, int(row.action_tokens), row.longest,
+        row.v_lo, row.v_hi, row.group_id, row.seq, row.task, row.domain, row.scaffold, row.purpose, row.performance, row.total,
+        row.advantage, row.agent_s, row.batch_no, row.staleness, row.changed,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What runs: processes with their loops, rollout servers, leases, the outbox, what was counted as refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.config import Config
 from orchestrator.look.standing import Standing, standing
 from orchestrator.pool.culprits import ROOM
+from orchestrator.pool.draining import calls_left, kind_of, living_gateways, own_left
 from orchestrator.pool.history import counts
-from orchestrator.pool.presence import ProcessReport, present
+from orchestrator.pool.presence import LoopReport, ProcessReport, present
 from orchestrator.pool.runs import Run
 from orchestrator.scheduling.admission import QueueSettings
 
@@ -18,34 +19,27 @@ LEASES = 200  # shown, those that run out first
 
 
 @dataclass(frozen=True, slots=True)
-class LoopLine:
-    """A loop by its own word. `age_s` since its last progress, `stuck_s` 0 where all is well, when the process was last heard of."""
-
-    name: str
-    item: str
-    waits_for: str
-    resting: bool
-    age_s: float
-    stuck_s: float
-    ended: str
-    restarts: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessLine:
-    """One process. `state`: lives | silent | stuck | stopped; `silent_s` since it was last heard of."""
+    """One process. `state`: lives | silent | stuck | stopped | draining | drained; `silent_s` since it was last heard of. `drains` is what it
+    is to whoever drains it, runner or gateway, null: it cannot be; `left`: how much it still holds of its own, null: it does not drain, or
+    has not heard yet."""
 
     process: str
     host: str
     pid: int
     state: str
     silent_s: float
-    loops: list[LoopLine]
+    loops: list[LoopReport]
+    drains: str | None
+    draining: bool
+    left: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """A rollout server. `wanted`: the newest version; `leased`: whether a gateway owns it now. Times are seconds since 1970."""
+    """A rollout server. `state`: as its gateway keeps it, or stopped: it does not answer any more, of a run that has ended. `wanted`: the
+    newest version; `leased`: whether a gateway owns it now. Times are seconds since 1970. `left`: calls that it still has while it drains,
+    null: it does not, or not every gateway has heard yet."""
 
     url: str
     state: str
@@ -56,6 +50,8 @@ class ServerLine:
     lease_until: float | None
     detail: str | None
     changed: float
+    draining: bool
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ _SERVERS = text(
     SELECT url, state, version,
            (SELECT max(v.version) FROM policy_versions v WHERE v.run_id = :run AND v.superseded_by IS NULL) AS wanted, owner,
            coalesce(lease_until > clock_timestamp(), false) AS leased, extract(epoch FROM lease_until)::float8 AS lease_until, detail,
-           extract(epoch FROM changed)::float8 AS changed
+           extract(epoch FROM changed)::float8 AS changed, draining IS NOT NULL AS draining
     FROM rollout_servers WHERE run_id = :run ORDER BY url
     """
 )
@@ -151,6 +147,7 @@ async def system(connection: AsyncConnection, run: Run, config: Config, settings
     key = {"run": run.run_id}
     limit = config.watchdog.no_progress_s
     found = await present(connection, run.run_id)
+    gateways = living_gateways(found, limit)
     leased = {row.state: int(row.n) for row in await connection.execute(_LEASED, key)}
     leases = await connection.execute(_LEASES, {**key, "limit": LEASES})
     return System(
@@ -158,7 +155,9 @@ async def system(connection: AsyncConnection, run: Run, config: Config, settings
         standing=await standing(connection, run, config, settings),
         no_progress_s=limit,
         processes=[_process(one, limit) for one in found],
-        servers=[ServerLine(*row) for row in await connection.execute(_SERVERS, key)],
+        servers=[
+            _server(ServerLine(*row), gateways, run.state) for row in await connection.execute(_SERVERS, key)
+        ],
         sandboxes=Sandboxes(leased.get("running", 0), leased.get("verifying", 0), _without_room(found)),
         leases=[LeaseLine(*row) for row in leases],
         leased=sum(leased.values()),
@@ -170,21 +169,27 @@ async def system(connection: AsyncConnection, run: Run, config: Config, settings
 def _process(report: ProcessReport, limit: float) -> ProcessLine:
     silent = not report.stopped and report.silent_s > limit
     hangs = any(loop.stuck_s for loop in report.loops)
-    state = "stopped" if report.stopped else "silent" if silent else "stuck" if hangs else "lives"
-    loops = [
-        LoopLine(
-            loop.name,
-            loop.item,
-            loop.waits_for,
-            loop.resting,
-            loop.age_s,
-            loop.stuck_s,
-            loop.ended,
-            loop.restarts,
-        )
-        for loop in report.loops
-    ]
-    return ProcessLine(report.process, report.host, report.pid, state, report.silent_s, loops)
+    left = own_left(report)
+    well = ("drained" if left == 0 else "draining") if report.draining else "lives"
+    state = "stopped" if report.stopped else "silent" if silent else "stuck" if hangs else well
+    kind = None if report.stopped else kind_of(report.process)
+    return ProcessLine(
+        report.process,
+        report.host,
+        report.pid,
+        state,
+        report.silent_s,
+        list(report.loops),
+        kind,
+        report.draining,
+        left,
+    )
+
+
+def _server(line: ServerLine, gateways: Sequence[ProcessReport], run_state: str) -> ServerLine:
+    if run_state == "ended" and line.state == "failed" and not line.leased:
+        line = replace(line, state="stopped", detail="the run has ended")
+    return replace(line, left=calls_left(gateways, line.url)) if line.draining else line
 
 
 def _without_room(found: Sequence[ProcessReport]) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.config import Config
+from orchestrator.config import Config, as_kept
 from orchestrator.flow.dispatcher import queue_settings
 from orchestrator.look.at_work import AtWork, at_work
 from orchestrator.look.queue import Queue, queue
@@ -20,10 +20,10 @@ class Snapshot:
     work: AtWork
 
 
-async def snapshot(connection: AsyncConnection, name: str) -> Snapshot:
-    """The run called `name` as it is now."""
-    run = await get_run(connection, name)
-    kept = Config.from_json(run.config)
+async def snapshot(connection: AsyncConnection, config: Config) -> Snapshot:
+    """The run of the configuration as it is now."""
+    run = await get_run(connection, config.run.name)
+    kept = as_kept(run.config, config)
     return Snapshot(
-        name, await queue(connection, run, kept, queue_settings(kept)), await at_work(connection, run)
+        run.name, await queue(connection, run, kept, queue_settings(kept)), await at_work(connection, run)
     )

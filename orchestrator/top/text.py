@@ -66,7 +66,8 @@ def servers(found: Snapshot) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for s in found.work.servers:
         late = "its gateway's lease has run out" if s.lease_s is not None and s.lease_s < 0 else ""
-        wrong = "; ".join(part for part in (s.detail or "", late) if part)
+        drains = "drains: no new calls" if s.draining else ""
+        wrong = "; ".join(part for part in (drains, s.detail or "", late) if part)
         rows.append((s.url, s.state, "" if s.version is None else str(s.version), worker(s.owner), wrong))
     return rows
 
@@ -77,7 +78,9 @@ def processes(found: Snapshot) -> list[Sequence[str]]:
     for p in found.work.processes:
         heard = "stopped" if p.stopped else f"{age(p.silent_s)} ago"
         hangs = f"HANGS for {age(p.stuck_s)}; " if p.stuck_s else ""
-        rows.append((p.name, p.host, heard, hangs + ("; ".join(p.busy[:3]) if not p.stopped else "")))
+        left = f"drains, {p.left} left; " if p.left else "drains; " if p.left is None else "drained; "
+        said = hangs + (left if p.draining else "")
+        rows.append((p.name, p.host, heard, said + ("; ".join(p.busy[:3]) if not p.stopped else "")))
     return rows
 
 

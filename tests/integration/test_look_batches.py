@@ -90,3 +90,23 @@ async def test_a_batch_shows_its_groups_and_what_its_train_steps_measured(engine
         for asked in (look.batch(connection, run.run_id, 9), look.batch_tree(connection, run.run_id, 9)):
             with pytest.raises(NotThereError, match="no batch 9"):
                 await asked
+
+
+async def test_a_batch_in_the_list_is_all_of_its_train_steps(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
+    parts = [
+        {"reward": 0.5, "performance": 0.25, "rollouts": 6, "tokens_naive": 300, "tokens_merged": 100, "action_tokens": 40, "merge_ratio": 3.0},
+        {"reward": 0.1, "performance": 0.05, "rollouts": 2, "tokens_naive": 100, "tokens_merged": 60, "action_tokens": 25, "merge_ratio": 5 / 3},
+    ]  # fmt: skip
+    async with engine.begin() as connection:
+        first = NewVersion(0, None, "/v0", "00")
+        await batches.publish(connection, run.run_id, run.name, first, "policy.x", None)
+        taken = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+        assert taken is not None
+        new = NewVersion(1, 0, "/v1", "11")
+        assert await batches.commit(connection, run.run_id, run.name, taken, new, parts, "policy.x")
+    async with engine.connect() as connection:
+        [row] = await look.batch_list(connection, run.run_id)
+    assert (row.train_steps, row.action_tokens) == (2, 65)
+    assert (row.reward, row.performance, row.merge_ratio) == pytest.approx((0.4, 0.2, 2.5))
