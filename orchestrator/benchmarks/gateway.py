@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +38,6 @@ from orchestrator.log import configure
 DELAY_MS = 250.0
 TOKENS_IN, TOKENS_OUT = 100, 50
 TURNS = 8  # of a conversation in the latency and throughput loads; then a new session
-HISTORY = 128 * 1024
 WORDS = ("count", "the", "lines", "of", "every", "file", "below", "this", "folder", "and", "print", "them")
 
 Message = dict[str, Any]
@@ -160,11 +159,11 @@ async def straight(rig: Rig, clients: int, seconds: float, *, spread_s: float = 
     return took
 
 
-async def latency(rig: Rig, seconds: float, table: Report) -> list[Bar]:
-    """Added latency at 1, 32 and 256 sessions."""
+async def latency(rig: Rig, seconds: float, sessions: Sequence[int], table: Report) -> list[Bar]:
+    """Added latency at each number of concurrent `sessions`."""
     bars = []
     await through_gateway(rig, 4, 1.0, 16)  # warm
-    for clients in (1, 32, 256):
+    for clients in sessions:
         bound = await straight(rig, clients, seconds, spread_s=DELAY_MS / 1000)
         expected = clients * seconds / (DELAY_MS / 1000)
         load = await through_gateway(rig, clients, seconds, expected, spread_s=DELAY_MS / 1000)
@@ -270,19 +269,33 @@ async def memory(rig: Rig, sessions: int, table: Report) -> None:
     )
 
 
-async def measure(seconds: float, tokens: int, table: Report) -> list[Bar]:
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    seconds: float  # per load
+    history: int  # tokens
+    sessions: tuple[int, ...]  # at once, where latency is measured
+    opened: int  # where the opening and the memory of a session are
+
+
+FULL = Extent(10.0, 128 * 1024, (1, 32, 256), 200)
+QUICK = Extent(3.0, 32 * 1024, (1, 32), 80)
+
+
+async def measure(extent: Extent, table: Report) -> list[Bar]:
     """Every bar; fills `table`."""
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         Path(folder).chmod(0o711)  # PostgreSQL runs as a user of its own where we are root
         model = make_model(Path(folder) / "model")
         async with open_rig(Path(folder) / "fast", model, 0.0) as rig:
-            bars += await throughput(rig, seconds, table)
-            await opening(rig, 200, table)
-            bars += await history(rig, tokens, table)
-            await memory(rig, 200, table)
+            bars += await throughput(rig, extent.seconds, table)
+            await opening(rig, extent.opened, table)
+            bars += await history(rig, extent.history, table)
+            await memory(rig, extent.opened, table)
         async with open_rig(Path(folder) / "slow", model, DELAY_MS) as rig:
-            bars += await latency(rig, seconds, table)
+            bars += await latency(rig, extent.seconds, extent.sessions, table)
     return bars
 
 
@@ -290,15 +303,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ops/bench gateway", description=__doc__.partition("\n")[0] if __doc__ else None
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="per load")
-    parser.add_argument("--quick", action="store_true", help="4 s per load, histories up to 32k tokens")
+    parser.add_argument("--seconds", type=float, default=FULL.seconds, help="per load")
+    parser.add_argument(
+        "--quick", action="store_true", help="3 s per load, histories up to 32k tokens, not 256 sessions"
+    )
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object with the bars")
     given = parser.parse_args(argv)
     configure("bench", level="error")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # processes of ours end with us
     table = Report()
-    seconds, tokens = (4.0, 32 * 1024) if given.quick else (given.seconds, HISTORY)
-    bars = anyio.run(measure, seconds, tokens, table, backend_options={"use_uvloop": True})
+    extent = QUICK if given.quick else replace(FULL, seconds=given.seconds)
+    bars = anyio.run(measure, extent, table, backend_options={"use_uvloop": True})
     show(bars, table, as_json=given.json)
     return 0
 

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.config import Config
+from orchestrator.config import Config, as_kept
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.ids import is_name
 from orchestrator.contracts.numbers import INT8, whole
@@ -91,8 +91,9 @@ class Asked(_Parameters):
 
     @property
     def config(self) -> Config:
-        """What the run was created with."""
-        return Config.from_json(self.run.config)
+        """What the run goes by; of another run than the dashboard's own, what it was created with."""
+        own = self.run.name == self.site.run
+        return as_kept(self.run.config, self.site.config) if own else Config.from_json(self.run.config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from orchestrator.look import rollouts, steps, tokens
 from orchestrator.look.files import File
 from orchestrator.look.past import Verdict
 from orchestrator.look.pieces import spelling
-from orchestrator.look.rollouts import Rollout, Step
+from orchestrator.look.rollouts import Rollout
+from orchestrator.look.step_tree import Step
 from orchestrator.look.steps import Call, Message, Spoken
 from orchestrator.look.texts import Cut, visible
 from orchestrator.look.tokens import ActionTokens

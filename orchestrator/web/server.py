@@ -15,7 +15,7 @@ from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.embedded.layout import RunLayout
 from orchestrator.log import get
-from orchestrator.metrics import measured
+from orchestrator.metrics import measured, ready
 from orchestrator.progress import restartable
 from orchestrator.web.app import Site, application
 from orchestrator.web.database import Database
@@ -77,7 +77,8 @@ async def serve(settings: WebSettings) -> None:
                 settings.said(f"{address}/?token={keys.token}")
             tasks.start_soon(restartable, "pulse", pulse.run)
             keep_loaded(seldom=True)
-            await anyio.sleep_forever()
+            with ready():
+                await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):  # bounded: `shutdown_timeout`
                 await runner.cleanup()

@@ -79,7 +79,7 @@ async def test_hostile_tokens_logs_and_files_are_text_in_every_view_of_the_traje
 async def test_hostile_text_is_found_by_a_search_for_it_and_is_text_in_the_list(
     world: World, visitor: Visitor, wanted: str
 ) -> None:
-    await visitor.open("/rollouts")
+    await visitor.open("/rollouts?purpose=any")
     await visitor.main.locator("input[type=search]").fill(wanted)
     await expect(visitor.main.locator("mark").first).to_have_text(wanted)
     keys = [await row.get_attribute("data-key") for row in await visitor.main.locator("tbody tr").all()]

@@ -64,7 +64,7 @@ async def test_a_slash_goes_to_the_search_where_letters_are_letters(visitor: Vis
         assert await visitor.visible_focus()
         await visitor.press("g", "q", "?")
         await expect(field).to_have_value("gq?")
-        await expect(visitor.page).to_have_url(re.compile(rf"{path}\?(task|text)=gq%3F$"))
+        await expect(visitor.page).to_have_url(re.compile(rf"{path}\?purpose=train&(task|text)=gq%3F$"))
         await visitor.press("Escape")
         await expect(field).not_to_be_focused()
 

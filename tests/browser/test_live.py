@@ -9,6 +9,8 @@ from tests.browser.world import World, a_task
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
 
 MARK = "() => { window.sameDocument = true; }"
+HOLD = "() => { window.held = document.activeElement; }"
+HELD = "window.held !== document.body && window.held === document.activeElement"
 
 
 async def test_a_task_that_is_published_appears_and_trains_on_pages_that_are_open(
@@ -87,3 +89,37 @@ async def test_a_trajectory_shows_a_step_as_soon_as_it_is_recorded(world: World,
     await expect(visitor.heading).to_contain_text("verified")
     await expect(visitor.main.locator(".formula")).to_be_visible()
     assert await visitor.page.evaluate("window.sameDocument")
+
+
+async def test_what_has_the_focus_keeps_it_while_the_page_is_drawn_again(
+    world: World, visitor: Visitor
+) -> None:
+    await visitor.open("/queue")
+    await visitor.main.get_by_role("button", name="Pause admission").focus()
+    await visitor.page.evaluate(HOLD)
+    for group in await world.submit(a_task("Say it and look."), a_task("Say it and look again.")):
+        await world.until_group(group, "trained")
+        seq = await world.value(
+            "select seq from groups where run_id = :run and group_id = :group", group=group
+        )
+        title = visitor.main.locator(f'.strip-hit[data-seq="{seq}"] title')
+        await expect(title).to_contain_text("trained")
+    assert await visitor.page.evaluate(HELD)
+
+
+async def test_a_click_holds_over_five_seconds_of_live_updates(world: World, visitor: Visitor) -> None:
+    await visitor.open("/system")
+    row = visitor.main.locator("tr", has_text="runner").filter(has=visitor.page.get_by_role("button")).first
+    button = row.get_by_role("button", name="Drain")
+    await button.focus()
+    await visitor.page.evaluate(HOLD)
+    await button.hover()
+    await visitor.page.mouse.down()
+    for _ in range(5):  # what is told may read the same: heartbeats can come in step with the looks
+        await visitor.page.wait_for_event("response", lambda answer: "/api/system" in answer.url)
+    await visitor.page.mouse.up()
+    dialog = visitor.page.locator("dialog.order[open]")
+    await expect(dialog).to_be_visible()
+    await visitor.press("Escape")
+    await expect(dialog).to_be_hidden()
+    assert await visitor.page.evaluate(HELD)

@@ -51,6 +51,38 @@ async def test_admission_is_paused_and_resumed(world: World, visitor: Visitor) -
     )
 
 
+async def test_a_runner_and_a_server_are_drained_and_work_again(world: World, visitor: Visitor) -> None:
+    since = await newest(world)
+    await visitor.open("/system")
+    runner = (
+        visitor.main.locator("tr", has_text="runner").filter(has=visitor.page.get_by_role("button")).first
+    )
+    await runner.get_by_role("button", name="Drain").click()
+    await ordered(visitor, "Drain", "an upgrade")
+    await expect(runner).to_contain_text("drain", timeout=30_000)
+    await runner.get_by_role("button", name="Work again").click()
+    await ordered(visitor, "Work again", "upgraded")
+    await expect(runner.get_by_role("button", name="Drain")).to_be_visible(timeout=30_000)
+    url = await world.value(
+        "select url from rollout_servers where run_id = :run and lease_until > now() limit 1"
+    )
+    server = (
+        visitor.main.locator("tr", has_text=str(url)).filter(has=visitor.page.get_by_role("button")).first
+    )
+    await server.get_by_role("button", name="Drain").click()
+    await ordered(visitor, "Drain", "a new driver")
+    await expect(server).to_contain_text("drained", timeout=30_000)
+    await server.get_by_role("button", name="Work again").click()
+    await ordered(visitor, "Work again", "done")
+    done = await world.seen.rows(ACTIONS, since=since)
+    assert [(row.what, row.reason) for row in done] == [
+        ("drain", "an upgrade"),
+        ("undrain", "upgraded"),
+        ("drain", "a new driver"),
+        ("undrain", "done"),
+    ]
+
+
 async def test_an_order_that_is_not_confirmed_is_none(world: World, visitor: Visitor) -> None:
     since = await newest(world)
     await visitor.open("/queue")

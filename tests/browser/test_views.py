@@ -44,6 +44,31 @@ OWN = """(main) => {
 BATCH = "select b.batch_no from batch_items i join batches b using (batch_id) where i.group_id = :group and not i.voided"
 
 
+async def test_on_a_narrow_screen_every_page_of_the_navigation_can_be_seen(visitor: Visitor) -> None:
+    await visitor.open("/run")
+    await visitor.resized(NARROW, "light")
+    for link in await visitor.page.locator("nav[aria-label=Pages] a").all():
+        box = await link.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= NARROW[0], await link.inner_text()
+
+
+async def test_lists_begin_with_training_and_show_the_rest_at_one_click(
+    world: World, visitor: Visitor
+) -> None:
+    await visitor.open("/groups")
+    hostile = visitor.main.locator(f'tr[data-key="{world.ids["hostile"]}"]')
+    await expect(visitor.main.locator(f'tr[data-key="{world.ids["group"]}"]')).to_be_visible()
+    await expect(hostile).to_have_count(0)
+    await visitor.main.get_by_role("button", name="recordings").click()
+    await expect(hostile).to_be_visible()
+    await visitor.main.get_by_role("button", name="all", exact=True).click()
+    await expect(hostile).to_be_visible()
+    await expect(visitor.main.get_by_role("button", name="all", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    await expect(visitor.main.locator(f'tr[data-key="{world.ids["group"]}"]')).to_be_visible()
+
+
 @pytest.mark.parametrize("view", VIEWS)
 async def test_every_view_opens_by_its_address_and_fits_wide_and_narrow_screens_by_day_and_by_night(
     world: World, visitor: Visitor, pictures: Path | None, view: str

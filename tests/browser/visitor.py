@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, expect
-
-from tests.browser.world import World
 
 WIDE, NARROW = (1280, 900), (360, 740)
 PATIENCE_MS = 30_000
@@ -29,12 +28,26 @@ FOCUS = """() => {
 expect.set_options(timeout=PATIENCE_MS)
 
 
+class Shown(Protocol):
+    """What has a dashboard."""
+
+    @property
+    def url(self) -> str:
+        """The dashboard's, with its token."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The dashboard's, without a slash at its end."""
+        ...
+
+
 @dataclass  # playwright keeps a mark on whoever listens
 class Visitor:
     """One window. `complaints`: errors and warnings of the console, of scripts, of the policy, requests to anybody else."""
 
     page: Page
-    world: World
+    world: Shown
     complaints: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = ()
     """Parts of what the console may say: whoever asks for what is refused or away sees it there."""
@@ -132,7 +145,7 @@ class Visitor:
 
 
 @asynccontextmanager
-async def visiting(world: World, browser: Browser, theme: str = "light") -> AsyncIterator[Visitor]:
+async def visiting(world: Shown, browser: Browser, theme: str = "light") -> AsyncIterator[Visitor]:
     """A window with nothing kept from others: no cookie yet."""
     width, height = WIDE
     context = await browser.new_context(

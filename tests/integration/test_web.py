@@ -190,7 +190,7 @@ async def test_a_cookie_alone_does_not_steer(engine: AsyncEngine, database_url: 
         ("/api/queue?run=nowhere", 404, "there is no run 'nowhere'"),
         ("/api/queue?run=No%20Name", 400, "cannot name a run"),
         ("/api/series?points=many", 400, "points must be a whole number from 10 to 1000, not 'many'"),
-        ("/api/series?first=-1", 400, "first must be a whole number"),
+        ("/api/curves?first=-1", 400, "first must be a whole number"),
         ("/api/series?points=²", 400, "points must be a whole number"),
         ("/api/letters?limit=99999999999999999999999", 400, "limit must be a whole number"),
         ("/api/letters/m999", 404, "there is no dead letter 'm999'"),

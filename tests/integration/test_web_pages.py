@@ -1,5 +1,6 @@
 """What the pages Run, Queue and System are told: true to the rows, whatever the run has been through."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.home import Home, write_template
 from orchestrator.look import curves, spending
-from orchestrator.look.evaluations import Evaluation, evaluations
+from orchestrator.look.evaluations import Evaluation, Stand, evaluations, some_evaluations
 from orchestrator.pool import batches, tables
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.rewind import rewind
 from orchestrator.pool.runs import Run
 from orchestrator.scheduling.policies import queue_policy
-from orchestrator.web.evaluated import Evaluated
+from orchestrator.web.evaluated import Evaluated, Known
 from tests import builders
 from tests.integration.evaluations_rig import evaluated
 from tests.integration.pool_rig import engine, rollouts_of, small, take
@@ -101,8 +102,8 @@ async def test_the_curves_are_what_the_trainer_reported(
         (everything,) = [one for one in found["spending"]["success"] if one["domain"] == "all"]
         assert sum(everything["n"]) == 24 and all(0 <= low <= mean <= high <= 1 for low, mean, high in zip(
             everything["low"], everything["mean"], everything["high"], strict=True))  # fmt: skip
-        _, part = await web.get("/api/series?first=3&last=4")
-        assert part["curves"]["steps"] == [3, 4] and part["curves"]["last"] == 6
+        _, part = await web.get("/api/curves?first=3&last=4")
+        assert part["steps"] == [3, 4] and part["last"] == 6
 
 
 async def test_batches_that_a_rewind_undid_are_in_no_curve(
@@ -120,26 +121,55 @@ async def test_batches_that_a_rewind_undid_are_in_no_curve(
         assert (heads["batches"], heads["train_steps"]) == (1, 2)
 
 
-async def test_evaluations_are_counted_again_only_when_one_of_their_groups_came_or_ended(
+async def test_an_evaluation_is_counted_again_only_when_one_of_its_groups_came_or_ended(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await builders.make_run(engine, small())
-    counted = 0
-
-    async def counting(connection: AsyncConnection, run_id: int) -> list[Evaluation]:
-        nonlocal counted
-        counted += 1
-        return await evaluations(connection, run_id)
-
-    monkeypatch.setattr("orchestrator.web.evaluated.evaluations", counting)
-    monkeypatch.setattr("orchestrator.web.evaluated.REST", 0.0)
+    counted = count_looks(monkeypatch)
     known = Evaluated()
     for version, values in ((0, (1.0, 0.0)), (1, (1.0,))):
         await evaluated(engine, run, "held", version, {"coding": values})
         for _ in range(3):
             async with engine.connect() as connection:
                 found = await known.of(connection, run.run_id)
-        assert counted == version + 1 and [each.version for each in found] == list(range(version + 1))
+                assert found == Known(await evaluations(connection, run.run_id), 0)
+        assert counted == [[each] for each in range(version + 1)]
+    await builders.accepted(
+        engine, run, ["late"], size=1, purpose=Purpose.EVAL, pinned_version=0, label="held"
+    )
+    async with engine.connect() as connection:
+        assert [each.open for each in (await known.of(connection, run.run_id)).evaluations] == [1, 0]
+    assert counted == [[0], [1], [0]]
+
+
+async def test_one_look_counts_a_bounded_number_of_evaluations_the_newest_first(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await builders.make_run(engine, small())
+    for version in range(5):
+        await evaluated(engine, run, "held", version, {"coding": (1.0, 0.0)})
+    await evaluated(engine, run, "large", 2, {"coding": (1.0, 0.0, 1.0, 0.0, 0.5)})
+    counted = count_looks(monkeypatch)
+    monkeypatch.setattr("orchestrator.web.evaluated.ROLLOUTS", 4)
+    known = Evaluated()
+    for left, versions in ((4, [3, 4]), (3, [2]), (2, [2]), (0, [0, 1])):
+        async with engine.connect() as connection:
+            found = await known.of(connection, run.run_id)
+        assert (found.uncounted, counted[-1]) == (left, versions)
+    async with engine.connect() as connection:
+        assert found.evaluations == await evaluations(connection, run.run_id)
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The versions that each count of evaluations is about, from now on."""
+    counted: list[list[int]] = []
+
+    async def counting(connection: AsyncConnection, run_id: int, among: Sequence[Stand]) -> list[Evaluation]:
+        counted.append([each.version for each in among])
+        return await some_evaluations(connection, run_id, among)
+
+    monkeypatch.setattr("orchestrator.web.evaluated.some_evaluations", counting)
+    return counted
 
 
 async def test_a_long_run_is_read_as_a_sample_and_binned_between_its_extremes(
@@ -148,15 +178,15 @@ async def test_a_long_run_is_read_as_a_sample_and_binned_between_its_extremes(
     run = await begun(engine)
     await trained(engine, run, 0, 4)
     monkeypatch.setattr(curves, "SAMPLE", 4)
-    monkeypatch.setattr(spending, "SAMPLE", 4)
+    monkeypatch.setattr(spending, "SAMPLE", 16)  # rollouts: four try each task
     async with engine.connect() as connection:
         found = await curves.curves(connection, run.run_id, points=2)
-        assert (found.stride, found.first, found.last, found.steps) == (2, 1, 8, [2.0, 6.0])
+        assert (found.stride, found.first, found.last, found.steps) == (2, 1, 8, [4.0, 7.0])  # 3, 5; 6, 8
         (loss,) = [one for one in found.lines if one.key == "loss"]
-        assert loss.mean == pytest.approx([0.2, 0.6]) and loss.low == pytest.approx([0.1, 0.5])
-        assert loss.high == pytest.approx([0.3, 0.7])
+        assert loss.mean == pytest.approx([0.4, 0.7]) and loss.low == pytest.approx([0.3, 0.6])
+        assert loss.high == pytest.approx([0.5, 0.8])
         spent = await spending.spending(connection, run.run_id)
-        assert (spent.stride, spent.rollouts) == (2, 32)
+        assert (spent.stride, spent.rollouts, spent.sampled) == (2, 32, 16)
 
 
 async def test_the_queue_is_drawn_as_the_scheduler_sees_it(
@@ -238,6 +268,27 @@ async def test_the_system_names_who_hangs_who_is_silent_and_what_is_owed(
             system["sandboxes"] == {"attempts": 0, "verifications": 0, "no_room": 0}
             and page["supervised"] == []
         )
+
+
+async def test_a_rollout_server_that_went_with_its_run_has_not_failed(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    run = await begun(engine)
+    server = {
+        "run_id": run.run_id,
+        "url": "http://127.0.0.1:1",
+        "state": "failed",
+        "detail": "it does not answer",
+    }
+    async with engine.begin() as connection:
+        await connection.execute(insert(tables.rollout_servers).values(**server))
+    async with dashboard(configured("run", database_url), tmp_path) as web:
+        (line,) = (await web.get("/api/system"))[1]["system"]["servers"]
+        assert (line["state"], line["detail"]) == ("failed", "it does not answer")
+        async with engine.begin() as connection:
+            await connection.execute(tables.runs.update().values(state="ended"))
+        (line,) = (await web.get("/api/system"))[1]["system"]["servers"]
+        assert (line["state"], line["detail"]) == ("stopped", "the run has ended")
 
 
 async def test_another_run_of_the_database_is_shown_when_it_is_named(

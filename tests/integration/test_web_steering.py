@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.audit import audit
@@ -330,3 +330,61 @@ async def test_two_people_who_pause_at_once_leave_one_action(
                 tasks.start_soon(ask)
         assert sorted(answers) == [200, 409, 409, 409, 409]
         assert len((await web.get("/api/actions"))[1]) == 1
+
+
+async def test_what_drains_is_ordered_shown_recorded_and_taken_back(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    run = await builders.make_run(engine, small())
+    url = "http://127.0.0.1:9"
+    async with engine.begin() as connection:
+        process = {"run_id": run.run_id, "host": "here", "pid": 7, "loops": []}
+        for name in ("runner", "gateway", "trainer"):
+            await connection.execute(tables.processes.insert().values(**process, process=name))
+        later = text("now() + interval '1 hour'")
+        await connection.execute(
+            tables.rollout_servers.insert().values(run_id=run.run_id, url=url, lease_until=later)
+        )
+    async with dashboard(configured("run", database_url), tmp_path) as web:
+
+        async def shown(what: str, name: str) -> tuple[object, object]:
+            lines = (await web.get("/api/system"))[1]["system"][what]
+            (line,) = [one for one in lines if name in (one.get("process"), one.get("url"))]
+            return line["state"], line["left"]
+
+        runner = {"kind": "runner", "id": "runner@here", "reason": "an upgrade"}
+        status, said = await web.post("/api/steer/drain", runner)
+        assert (status, said) == (200, {"done": "The runner runner takes nothing new; what it has ends."})
+        assert await last_action(web) == {
+            "what": "drain", "target": "runner runner", "before": {"draining": False}, "after": {"draining": True},
+            "reason": "an upgrade",
+        }  # fmt: skip
+        assert await shown("processes", "runner") == ("draining", None)
+        async with engine.begin() as connection:
+            told = tables.processes.c.process
+            await connection.execute(
+                tables.processes.update().where(told == "runner").values(holds={"self": 0})
+            )
+            await connection.execute(
+                tables.processes.update().where(told == "gateway").values(holds={url: 2})
+            )
+        assert await shown("processes", "runner") == ("drained", 0)
+        assert (await web.post("/api/steer/undrain", runner))[0] == 200
+        assert await shown("processes", "runner") == ("lives", None)
+        assert (await web.post("/api/steer/undrain", runner))[0] == 409
+        for body, status, why in (
+            ({"kind": "runner", "id": "runner-2"}, 409, "known: runner"),
+            ({"kind": "trainer", "id": "trainer"}, 400, "kind must be one of runner, gateway, server"),
+            ({"kind": "runner"}, 400, "id the name of one"),
+            ({"kind": "server", "id": url}, 409, "no server is left"),
+            ({"kind": "server", "id": url, "last": "yes"}, 400, "last must be"),
+        ):
+            found, said = await web.post("/api/steer/drain", body)
+            assert found == status and why in said["error"], said
+        assert (await web.post("/api/steer/drain", {"kind": "server", "id": url, "last": True}))[0] == 200
+        assert (await shown("servers", url))[1] is None  # its gateway has not heard of this order yet
+        async with engine.begin() as connection:
+            await connection.execute(
+                tables.processes.update().where(told == "gateway").values(holds={url: 2})
+            )
+        assert (await shown("servers", url))[1] == 2

@@ -33,11 +33,13 @@ from orchestrator.log import configure
 
 GROUPS, SMALL_GROUPS = 50_000, 5_000
 ASKED = 40
+ZOOMED = 100  # train steps
 PAGE_MS, PAINT_MS = 300.0, 1000.0
 START_S = 60.0
-# A page's questions; {group}, {rollout}, {batch}, {words} are drawn anew each time.
+# A page's questions; {group}, {rollout}, {batch} (and {until}), {words} are drawn anew each time.
 PAGES: Mapping[str, Sequence[str]] = {
     "run": ("/api/run", "/api/series"),
+    "run, zoomed": ("/api/curves?first={batch}&last={until}",),
     "queue": ("/api/queue",),
     "system": ("/api/system",),
     "groups": ("/api/groups",),
@@ -88,9 +90,10 @@ async def pages(url: str, known: Mapping[str, int], table: Report) -> list[Bar]:
     biggest: dict[str, int] = dict.fromkeys(PAGES, 0)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http:
         for name in dice.sample(list(PAGES) * (ASKED + 1), len(PAGES) * (ASKED + 1)):
+            batch = dice.randrange(known["trained"] // known["batch"])
             drawn = {
                 "group": dice.randint(1, known["groups"]), "rollout": dice.randint(1, known["trained"]),
-                "batch": dice.randrange(known["trained"] // known["batch"]), "long": known["long"], "words": f"lake-{dice.randint(1, 10**5)}.txt",
+                "batch": batch, "until": batch + ZOOMED, "long": known["long"], "words": f"lake-{dice.randint(1, 10**5)}.txt",
             }  # fmt: skip
             size, began = 0, time.perf_counter()
             for question in PAGES[name]:

@@ -1,5 +1,6 @@
-"""Rows of a long run (run.sql): groups in four domains, conversations with tools, rewards, batches with their train steps, and one rollout
-whose last state holds 200,000 tokens. Digests are not real; nothing here audits."""
+"""Rows of a long run. run.sql: groups in four domains, conversations with tools, rewards, batches with their train steps, and one rollout whose
+last state holds 200,000 tokens; evaluations.sql: a suite of held-out tasks on every 20th version, beside them. Digests are not real; nothing
+here audits."""
 
 import time
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ from orchestrator.benchmarks.bars import Report
 from orchestrator.benchmarks.pool.rig import Rig
 
 RUN = "history"
-SQL = Path(__file__).with_name("run.sql")
+SQL = [Path(__file__).with_name(name) for name in ("run.sql", "evaluations.sql")]
 BATCH_GROUPS, MEMBERS, STEPS = 32, 2, 4
 OPEN = 40  # groups in the queue: some ready, some under way
 LONG_STEPS, LONG_DELTA, LONG_ACTION = 100, 1_800, 200  # tokens
 DELTA, ACTION = 64, 48
+EVERY, SUITE = 20, 128  # versions from one evaluation to the next, held-out tasks
 QUEUE: dict[str, object] = {
     "batch_groups": BATCH_GROUPS,
     "group_size": MEMBERS,
@@ -28,16 +30,17 @@ _COUNTED = {"tasks": "task_id", "groups": "group_id", "rollouts": "rollout_id", 
 
 
 async def fill(rig: Rig, groups: int, model: str, table: Report) -> Mapping[str, int]:
-    """Write a run of `groups` groups; returns its numbers: run, groups, trained (groups), rollouts, long (a rollout's id)."""
+    """Write a run of `groups` groups; returns its numbers: run, groups, trained (groups), rollouts, evaluated (rollouts beside them), long (a
+    rollout's id)."""
     began = time.perf_counter()
     run, _ = await rig.make_run(RUN, queue=QUEUE, policy={"model": model})
     trained = (groups - OPEN) // BATCH_GROUPS * BATCH_GROUPS
     known = {
         "run": run.run_id, "groups": groups, "trained": trained, "members": MEMBERS, "per": STEPS, "batch": BATCH_GROUPS, "delta": DELTA,
         "action": ACTION, "turn": DELTA + ACTION, "long": trained * MEMBERS, "long_steps": LONG_STEPS, "long_delta": LONG_DELTA,
-        "long_action": LONG_ACTION,
+        "long_action": LONG_ACTION, "every": EVERY, "suite": SUITE, "evaluated": (trained // BATCH_GROUPS // EVERY + 1) * SUITE,
     }  # fmt: skip
-    for statement in SQL.read_text(encoding="utf-8").split("\n--;\n"):
+    for statement in (each for file in SQL for each in file.read_text(encoding="utf-8").split("\n--;\n")):
         async with rig.engine.begin() as connection:
             await connection.execute(text("SET LOCAL session_replication_role = replica"))
             await connection.execute(text("SET LOCAL synchronous_commit = off"))
@@ -51,7 +54,7 @@ async def fill(rig: Rig, groups: int, model: str, table: Report) -> Mapping[str,
     size = await rig.value("SELECT pg_database_size(current_database())")
     table.add_row(
         "the run",
-        f"{groups * MEMBERS:,} rollouts, {groups * MEMBERS * STEPS:,} steps, {size / 2**30:.2f} GiB",
+        f"{groups * MEMBERS:,} rollouts, {groups * MEMBERS * STEPS:,} steps, {known['evaluated']:,} evaluated rollouts, {size / 2**30:.2f} GiB",
         f"written in {time.perf_counter() - began:.0f} s",
     )
     return known | {"rollouts": groups * MEMBERS}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.look import files, pieces, rollouts, search, steps, tokens
+from orchestrator.look import files, pieces, rollouts, search, steps, tokens, whole_texts
 from orchestrator.look.filters import Filters
 from orchestrator.look.texts import SHOWN
 from orchestrator.web.app import Site
@@ -66,7 +66,7 @@ async def _steps(asked: Asked) -> steps.StepPage:
 async def _text(asked: Asked) -> Text:
     part = asked.text("part", "content")
     key = _step(asked)
-    said = await rollouts.whole_text(asked.connection, *key[:3], part)
+    said = await whole_texts.whole_text(asked.connection, *key[:3], part)
     return Text(await steps.whole_text(asked.connection, *key, part) if said is None else said)
 
 

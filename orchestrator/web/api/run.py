@@ -1,4 +1,4 @@
-"""/api/run: how the run stands; /api/series: what it learned and where its time went."""
+"""/api/run: how the run stands; /api/series: what it learned and where its time went; /api/curves: its train steps from one to another."""
 
 from dataclasses import dataclass
 
@@ -34,11 +34,12 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """All that is drawn over the run."""
+    """All that is drawn over the run. `uncounted`: evaluations that the next look has too."""
 
     curves: Curves
     spending: Spending
     evaluations: list[Evaluation]
+    uncounted: int
 
 
 _HEADS = text(
@@ -77,13 +78,24 @@ async def _run(asked: Asked) -> RunPage:
 
 async def _series(asked: Asked) -> Series:
     run_id = asked.run.run_id
-    first, last = asked.number("first", 0, most=2**31 - 1), asked.number("last", 0, most=2**31 - 1)
-    points = asked.number("points", 300, least=10, most=1000)
+    known = await asked.site.evaluated.of(asked.connection, run_id)
     return Series(
-        await curves(asked.connection, run_id, points=points, first=first or None, last=last or None),
+        await curves(asked.connection, run_id, points=_points(asked)),
         await spending(asked.connection, run_id),
-        await asked.site.evaluated.of(asked.connection, run_id),
+        known.evaluations,
+        known.uncounted,
     )
 
 
-ROUTES = [look("/api/run", _run), look("/api/series", _series)]
+async def _curves(asked: Asked) -> Curves:
+    first, last = asked.number("first", 0, most=2**31 - 1), asked.number("last", 0, most=2**31 - 1)
+    return await curves(
+        asked.connection, asked.run.run_id, points=_points(asked), first=first or None, last=last or None
+    )
+
+
+def _points(asked: Asked) -> int:
+    return asked.number("points", 300, least=10, most=1000)
+
+
+ROUTES = [look("/api/run", _run), look("/api/series", _series), look("/api/curves", _curves)]

@@ -8,6 +8,8 @@ which is recorded once the bus has it.
 | weights | domains {name: weight} or null (as configured), reason |
 | retry | letter (m7 or g7), reason |
 | drop | letter (m7), reason |
+| drain | kind (runner, gateway, server), id, last (also the last rollout server), reason |
+| undrain | kind, id, reason |
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +23,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.contracts.numbers import INT8
-from orchestrator.pool import steer
+from orchestrator.pool import draining, steer
 from orchestrator.pool.dead import DeadGroup, DeadMessage, dead_groups, dead_messages, next_retry
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.retry import publish_again, submit_again
@@ -82,6 +84,41 @@ async def _weights(order: Order) -> Done:
         if weights is None
         else "The new weights hold while this stage is on."
     )
+
+
+async def _drain(order: Order) -> Done:
+    kind, name = _drainable(order)
+    config, last = order.site.config, order.body.get("last", False)
+    if not isinstance(last, bool):
+        raise Refused(400, "last must be true or false")
+    found = await _told(
+        order,
+        lambda connection, run: draining.drain(
+            connection, run.run_id, kind, name, order.who, order.reason,
+            no_progress_s=config.watchdog.no_progress_s, reserved=config.servers.evaluation, last=last,
+        ),
+    )  # fmt: skip
+    return Done(f"{found.called[:1].upper()}{found.called[1:]} takes nothing new; what it has ends.")
+
+
+async def _undrain(order: Order) -> Done:
+    kind, name = _drainable(order)
+    limit = order.site.config.watchdog.no_progress_s
+    found = await _told(
+        order,
+        lambda connection, run: draining.undrain(
+            connection, run.run_id, kind, name, order.who, order.reason, no_progress_s=limit
+        ),
+    )
+    return Done(f"{found.called[:1].upper()}{found.called[1:]} works again.")
+
+
+def _drainable(order: Order) -> tuple[draining.Kind, str]:
+    kind, name = order.body.get("kind"), order.body.get("id")
+    for known in draining.KINDS:
+        if kind == known and isinstance(name, str) and name and "\0" not in name:
+            return known, name
+    raise Refused(400, f"kind must be one of {', '.join(draining.KINDS)}, and id the name of one")
 
 
 async def _drop(order: Order) -> Done:
@@ -187,4 +224,6 @@ ROUTES = [
     steered("/api/steer/weights", _weights),
     steered("/api/steer/drop", _drop),
     steered("/api/steer/retry", _retry),
+    steered("/api/steer/drain", _drain),
+    steered("/api/steer/undrain", _undrain),
 ]

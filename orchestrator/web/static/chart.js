@@ -10,8 +10,11 @@ export class Sync {
   range = null;
   cursor = null;
   #charts = new Set();
+  #zoomed;
+  /** `zoomed` is told every new range, null: the whole. */
+  constructor(zoomed = () => {}) { this.#zoomed = zoomed; }
   join(chart) { this.#charts.add(chart); }
-  zoom(range) { this.range = range; for (const chart of this.#charts) chart.draw(); }
+  zoom(range) { this.range = range; for (const chart of this.#charts) chart.draw(); this.#zoomed(range); }
   point(x) { this.cursor = x; for (const chart of this.#charts) chart.point(); }
 }
 
@@ -38,8 +41,9 @@ const nearest = (xs, x) => {
 };
 
 /**
- * options: title, note?, format(y)?, sync, log? (begins so), from? (a number that y always reaches), empty?. Returns { element, update(series, axis) }:
- * series [{ name, color 1–8, x, y, low?, high?, dashed?, thin?, marks? }], axis { label, format(x) }; y may hold null.
+ * options: title, note?, format(y)?, sync, log? (begins so), from? (a number that y always reaches), empty?. Returns { element, update(series, axis, note?) }:
+ * series [{ name, color 1–8, x, y, low?, high?, dashed?, thin?, marks? }], axis { label, format(x), whole? } (`whole`: the ends of
+ * what can be shown, where the series hold a part of it); y may hold null.
  */
 export function chart(options) {
   const format = options.format ?? number, sync = options.sync ?? new Sync();
@@ -49,8 +53,9 @@ export function chart(options) {
   const resetButton = h("button", { class: "quiet tiny", type: "button", hidden: true, on: { click: () => sync.zoom(null) } }, "reset zoom");
   const legend = h("div", { class: "legend" });
   const picture = s("svg", { class: "chart-picture", tabindex: 0, role: "img", height: HEIGHT });
+  const note = h("p", { class: "small faint" }, options.note ?? "");
   const element = h("figure", { class: "panel chart" },
-    h("figcaption", { class: "panel-head" }, h("div", null, h("h2", null, options.title), options.note ? h("p", { class: "small faint" }, options.note) : null), h("div", { class: "tools" }, resetButton, logButton)),
+    h("figcaption", { class: "panel-head" }, h("div", null, h("h2", null, options.title), options.note ? note : null), h("div", { class: "tools" }, resetButton, logButton)),
     picture, legend);
 
   const shown = () => all.filter((line) => !off.has(line.name));
@@ -197,14 +202,15 @@ export function chart(options) {
     } else if (event.key === "Escape" && sync.range) sync.zoom(null);
     else if (event.key === "+" || event.key === "-") {
       const middle = sync.cursor ?? (frame.x0 + frame.x1) / 2, half = ((frame.x1 - frame.x0) / 2) * (event.key === "+" ? .5 : 2);
-      sync.zoom(event.key === "-" && half > (line.x.at(-1) - line.x[0]) / 2 ? null : [middle - half, middle + half]);
+      const [least, most] = axis.whole ?? [line.x[0], line.x.at(-1)];
+      sync.zoom(event.key === "-" && half > (most - least) / 2 ? null : [middle - half, middle + half]);
     } else return;
     event.preventDefault();
     event.stopPropagation();
   });
 
   new ResizeObserver(draw).observe(picture);
-  const own = { element, draw, point, update(series, along) { all = series; loaded = true; axis = along ?? axis; draw(); } };
+  const own = { element, draw, point, update(series, along, said) { all = series; loaded = true; axis = along ?? axis; if (said !== undefined) note.textContent = said; draw(); } };
   sync.join(own);
   return own;
 }

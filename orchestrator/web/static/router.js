@@ -7,6 +7,7 @@ import { HOME, pages } from "./pages.js";
 
 const RETRY_MS = 3000;
 const TICK_MS = 1000;
+const NOW = "now"; // what was asked for by hand waits for nothing
 let leaving = new AbortController();
 let root = null;
 let changed = () => {};
@@ -79,10 +80,10 @@ function pageOf(found, signal) {
      * `every`: at least so many milliseconds lie between two questions that nobody asked for by hand.
      */
     live(path, params, shown, { every = TICK_MS } = {}) {
-      let last = null, busy = false, again = false, asked = 0, later = 0;
+      let last = null, busy = false, again = null, asked = 0, later = 0;
       const load = async (tick) => {
         if (signal.aborted || tick?.away) return;
-        if (busy) { again = true; return; }
+        if (busy) { again = tick && again !== NOW ? tick : NOW; return; }
         clearTimeout(later);
         const wait = tick ? asked + every - Date.now() : 0;
         if (wait > 0) { later = setTimeout(load, wait); return; }
@@ -99,7 +100,9 @@ function pageOf(found, signal) {
         } finally {
           busy = false;
         }
-        if (again) { again = false; load(null); }
+        const next = again;
+        again = null;
+        if (next) load(next === NOW ? null : next);
       };
       follow(load, signal);
       signal.addEventListener("abort", () => clearTimeout(later));

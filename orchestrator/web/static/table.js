@@ -1,6 +1,6 @@
 // Tables: sortable by their heads, walked with the arrow keys, updated in place.
 
-import { h, show } from "./dom.js";
+import { h, redraw } from "./dom.js";
 
 /**
  * columns: [{ name, title?, value(row) → sortable, cell?(row) → node or text, numeric?, wide? }]; options: { key(row), href?(row), empty, sort: [name, "down"|"up"]?, caption }.
@@ -50,10 +50,10 @@ export function table(columns, options) {
       if (columns[i].name === sorted) head.setAttribute("aria-sort", direction === "down" ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    show(body, ordered().map(line));
+    redraw(body, ordered().map(line));
     none.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
-    if (focused) [...body.rows].find((each) => each.dataset.key === focused)?.querySelector("a, button")?.focus();
+    if (focused && !body.contains(document.activeElement)) [...body.rows].find((each) => each.dataset.key === focused)?.querySelector("a, button")?.focus();
   }
 
   element.addEventListener("keydown", (event) => {

@@ -1,9 +1,10 @@
 // One batch: its groups, what its train steps measured, and its prefix tree.
 
 import { ask } from "../api.js";
-import { h, show } from "../dom.js";
+import { h, redraw, show } from "../dom.js";
 import { clock, compact, number, percent, plural, seconds, visible, words } from "../format.js";
 import { keys } from "../keys.js";
+import { scaffoldName } from "../scaffold.js";
 import { table } from "../table.js";
 import { icicle } from "../trajectory/icicle.js";
 import { BATCH_STATES } from "./batches.js";
@@ -29,7 +30,7 @@ export function mount(root, page) {
   const groups = table([
     { name: "group", value: (row) => row.group_id, cell: (row) => String(row.group_id) },
     { name: "position", value: (row) => row.seq, cell: (row) => row.seq ?? "–", numeric: true },
-    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("span", { class: "small soft" }, ` ${visible(row.domain)} · ${visible(row.scaffold)}`)] },
+    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("span", { class: "small soft" }, ` ${visible(row.domain)} · `, scaffoldName(row.scaffold))] },
     { name: "state", value: (row) => row.state, cell: (row) => groupState(row.state) },
     { name: "rollouts", value: (row) => row.rollouts, cell: (row) => number(row.rollouts), numeric: true },
     { name: "reward", value: (row) => row.reward, cell: (row) => number(row.reward), numeric: true },
@@ -69,9 +70,9 @@ export function mount(root, page) {
     const steps = batch.train_steps, of = steps.length;
     if (drawn === null) { drawn = ""; show(root, all); }
     const sum = (name) => (of ? steps.reduce((total, step) => total + (step.metrics[name] ?? 0), 0) : null);
-    show(head, h("h1", null, `Batch ${batch.batch_no}`, " ", h("span", { class: `state ${BATCH_STATES[batch.state]}` }, words(batch.state))),
+    redraw(head, h("h1", null, `Batch ${batch.batch_no}`, " ", h("span", { class: `state ${BATCH_STATES[batch.state]}` }, words(batch.state))),
       h("p", { class: "lead" }, batch.version !== null ? `Trained on version ${batch.trainer_version ?? "–"}, published version ${batch.version}` : batch.state === "open" ? "Takes ready groups until it is full" : "Waits for its commit"));
-    show(figures,
+    redraw(figures,
       figure("groups", [number(batch.groups.length), h("small", null, ` of ${batch.size}`)], batch.closed ? `closed ${clock(batch.closed)}` : "open"),
       figure("train steps", number(of), batch.committed ? `committed ${clock(batch.committed)}` : "not committed"),
       figure("mean reward", number(batch.groups.length ? batch.groups.reduce((total, row) => total + (row.reward ?? 0) * row.rollouts, 0) / Math.max(1, batch.groups.reduce((total, row) => total + row.rollouts, 0)) : null), "of the rollouts that train"),

@@ -1,9 +1,10 @@
 // One group: its rollouts side by side, and how the files that two of them left differ.
 
 import { ask } from "../api.js";
-import { h, show } from "../dom.js";
+import { h, redraw, show } from "../dom.js";
 import { bytes, clock, compact, number, plural, seconds, visible, words } from "../format.js";
 import { keys } from "../keys.js";
+import { scaffoldName } from "../scaffold.js";
 import { cancelButton } from "../steer.js";
 import { table } from "../table.js";
 import { advantage, rewardBar, rewardLegend, scaleOf } from "../trajectory/reward.js";
@@ -28,7 +29,10 @@ function difference(one) {
 
 /** The files of two members against each other, chosen by two lists. */
 function differences(group, page) {
-  const left = Number(page.query.get("left") ?? group.members[0]?.member ?? 0), right = Number(page.query.get("right") ?? group.members[1]?.member ?? 0);
+  // The best against the worst, where rewards differ.
+  const ranked = group.members.filter((one) => one.total !== null).sort((one, other) => other.total - one.total || one.member - other.member);
+  const [best, worst] = ranked.length > 1 ? [ranked[0], ranked.at(-1)] : group.members;
+  const left = Number(page.query.get("left") ?? best?.member ?? 0), right = Number(page.query.get("right") ?? worst?.member ?? 0);
   const shown = h("div");
   const choice = (name, value) => h("select", { "aria-label": `${name} member`, on: { change: () => load() } }, group.members.map((one) =>
     h("option", { value: one.member, selected: one.member === value }, `member ${one.member}${one.total === null ? "" : ` (${number(one.total)})`}`)));
@@ -83,18 +87,18 @@ export function mount(root, page) {
 
   const again = page.live(`/api/groups/${id}`, {}, (next) => {
     group = next;
-    show(steering, ["accepted", "dispatched", "ready"].includes(next.state) ? cancelButton(next.group_id, () => again()) : null);
+    redraw(steering, ["accepted", "dispatched", "ready"].includes(next.state) ? cancelButton(next.group_id, () => again()) : null);
     if (!built) show(root, all);
     scale = scaleOf(next.members);
     const rewarded = next.members.filter((one) => one.total !== null);
     const mean = rewarded.length ? rewarded.reduce((sum, one) => sum + one.total, 0) / rewarded.length : null;
     const spread = rewarded.length ? Math.max(...rewarded.map((one) => one.total)) - Math.min(...rewarded.map((one) => one.total)) : null;
-    show(head, h("h1", null, `Group ${next.group_id}`, " ", groupState(next.state)),
-      h("p", { class: "lead" }, h("span", { class: "said" }, visible(next.task)), ` · ${visible(next.domain)} · ${visible(next.scaffold)}${next.difficulty ? ` · ${visible(next.difficulty)}` : ""}`),
+    redraw(head, h("h1", null, `Group ${next.group_id}`, " ", groupState(next.state)),
+      h("p", { class: "lead" }, h("span", { class: "said" }, visible(next.task)), ` · ${visible(next.domain)} · `, scaffoldName(next.scaffold), `${next.difficulty ? ` · ${visible(next.difficulty)}` : ""}`),
       h("p", { class: "small soft" }, next.seq !== null ? ["queue position ", next.seq] : `${words(next.purpose)}${next.label ? ` ${visible(next.label)}` : ""}${next.pinned_version !== null ? `, version ${next.pinned_version}` : ""}`,
         next.batch_no !== null ? [" · ", h("a", { href: page.href(`/batches/${next.batch_no}`) }, `batch ${next.batch_no}`), ` (${next.batch_state})`] : "",
         next.reason ? h("span", { class: "said" }, ` · ${words(visible(next.reason))}`) : null));
-    show(figures,
+    redraw(figures,
       figure("mean reward", number(mean), `of ${plural(rewarded.length, "rewarded rollout")}`),
       figure("spread", number(spread), spread === 0 ? "nothing to learn from" : "highest minus lowest"),
       figure("members", number(next.size), `${next.members.filter((one) => one.state === "verified").length} verified, ${next.members.filter((one) => one.state === "lost").length} lost`),

@@ -2,8 +2,9 @@
 
 import { h, show } from "../dom.js";
 import { clock, number, visible, words } from "../format.js";
+import { scaffoldName } from "../scaffold.js";
 import { table } from "../table.js";
-import { field, searched } from "../trajectory/search.js";
+import { field, purposeField, searched } from "../trajectory/search.js";
 import { groupState } from "./group.js";
 
 const range = (row) => (row.reward === null ? "–" : row.lowest === row.highest ? `all ${number(row.lowest)}` : `${number(row.lowest)} to ${number(row.highest)}`);
@@ -13,7 +14,7 @@ export function mount(root, page) {
   const list = table([
     { name: "group", value: (row) => row.group_id, cell: (row) => String(row.group_id) },
     { name: "position", value: (row) => row.seq, cell: (row) => row.seq ?? "–", numeric: true },
-    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("div", { class: "small soft" }, `${visible(row.domain)} · ${visible(row.scaffold)}${row.purpose === "train" ? "" : ` · ${row.purpose}`}`)] },
+    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("div", { class: "small soft" }, `${visible(row.domain)} · `, scaffoldName(row.scaffold), `${row.purpose === "train" ? "" : ` · ${row.purpose}`}`)] },
     { name: "state", value: (row) => row.state, cell: (row) => [groupState(row.state), row.reason ? h("div", { class: "small soft said" }, words(visible(row.reason))) : null] },
     { name: "members", value: (row) => row.done, cell: (row) => `${row.done} of ${row.size}`, numeric: true },
     { name: "reward", title: "mean reward", value: (row) => row.reward, cell: (row) => number(row.reward), numeric: true },
@@ -26,7 +27,7 @@ export function mount(root, page) {
     fields: [
       field("task", "Task", { type: "search", placeholder: "part of its name" }),
       field("state", "State", { choices: ["accepted", "dispatched", "ready", "taken", "trained", "scored", "filtered", "dead"] }),
-      field("purpose", "Purpose", { choices: ["train", "eval", "record"] }), field("domain", "Domain"), field("scaffold", "Scaffold"), field("reason", "Reason"),
+      purposeField(), field("domain", "Domain"), field("scaffold", "Scaffold"), field("reason", "Reason"),
     ],
   });
   show(root, h("header", { class: "page-head" }, h("div", null, h("h1", null, "Groups"))), h("section", { class: "panel" }, found.element));

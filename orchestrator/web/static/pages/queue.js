@@ -1,9 +1,10 @@
 // The queue: why it waits, positions with the window drawn over them, the mix of domains, the stages with open work.
 
-import { h, s, show } from "../dom.js";
+import { h, redraw, s, show } from "../dom.js";
 import { ago, number, percent, plural, seconds, visible, words } from "../format.js";
 import { keys } from "../keys.js";
 import { href } from "../router.js";
+import { scaffoldName } from "../scaffold.js";
 import { cancelButton, confirmed, orderButton } from "../steer.js";
 import { table } from "../table.js";
 
@@ -41,11 +42,11 @@ function strip(onPick) {
         const done = ((position.over + position.lost) / position.size) * CELL;
         picture.append(s("rect", { class: "strip-done", x, y: y + CELL - done, width: CELL, height: done, rx: done > 5 ? 3 : 1 }));
       }
-      const cell = s("rect", { class: "strip-hit", x: x - GAP / 2, y: y - GAP, width: CELL + GAP, height: CELL + 2 * GAP, data: { seq: position.seq } }, s("title", null, said(position)));
+      const cell = s("rect", { class: "strip-hit", x: x - GAP / 2, y: y - GAP, width: CELL + GAP, height: CELL + 2 * GAP, data: { key: position.seq, seq: position.seq } }, s("title", null, said(position)));
       if (position.seq === picked) picture.append(s("rect", { class: "strip-picked", x: x - 2, y: y - 2, width: CELL + 4, height: CELL + 4, rx: 5 }));
       picture.append(cell);
     });
-    show(element, picture);
+    redraw(element, picture);
   }
 
   function select(seq) {
@@ -110,14 +111,14 @@ export function mount(root, page) {
     const culprit = queue.standing.stages.find((stage) => stage.culprit && ["lease", "run", "settle", "verify", "grade", "conclude", "take"].includes(stage.name));
     return [h("span", { class: "soft" }, "The head: "), h("a", { href: href(`/groups/${head.group_id}`) }, `group ${head.group_id}`), ` at ${head.seq}, `,
       head.state === "ready" ? "is ready: the window is free to move." : `${head.over} of ${head.size} rollouts over, ${head.running} under way, ${head.waiting} waiting, dispatched ${ago(head.dispatched)}.`,
-      culprit ? h("span", { class: "behind" }, ` Held up by ${visible(culprit.culprit)}.`) : null];
+      culprit ? h("span", { class: "behind" }, ` Held up: ${visible(culprit.culprit)}.`) : null];
   }
   let last = null, data = null;
   const positions = strip((position) => {
     last = position;
-    show(detail, position
+    redraw(detail, position
       ? [h("span", { class: `state ${color(position)}` }, words(position.state)), " ",
-         h("a", { href: href(`/groups/${position.group_id}`) }, `group ${position.group_id}`), ` at ${position.seq} · `, h("span", { class: "said" }, visible(position.task)), ` · ${visible(position.domain)} · ${visible(position.scaffold)}`,
+         h("a", { href: href(`/groups/${position.group_id}`) }, `group ${position.group_id}`), ` at ${position.seq} · `, h("span", { class: "said" }, visible(position.task)), ` · ${visible(position.domain)} · `, scaffoldName(position.scaffold),
          h("span", { class: "soft" }, position.state === "dispatched"
            ? ` · ${position.over} of ${position.size} rollouts over, ${position.running} under way, ${position.waiting} waiting${position.lost ? `, ${position.lost} lost` : ""} · dispatched ${ago(position.dispatched)}`
            : position.reason ? ` · ${words(visible(position.reason))}` : position.batch_no !== null ? ` · batch ${position.batch_no}` : ""),
@@ -161,25 +162,25 @@ export function mount(root, page) {
 
   const again = page.live("/api/queue", {}, (queue) => {
     data = queue;
-    show(steering, queue.standing.state !== "active" ? null : [
+    redraw(steering, queue.standing.state !== "active" ? null : [
       queue.standing.admission_open
         ? orderButton("Pause admission", { title: "Pause admission?", what: "No further training group is dispatched; what is dispatched runs to its end, which drains the run. Evaluations go on.", path: "/api/steer/pause", verb: "Pause" }, () => again())
         : orderButton("Resume admission", { title: "Resume admission?", what: "Accepted groups are dispatched again.", path: "/api/steer/resume", verb: "Resume" }, () => again()),
       queue.mix.length ? h("button", { type: "button", class: "small", on: { click: reweigh } }, "Change the mix") : null,
     ]);
-    show(why, visible(queue.standing.why));
+    redraw(why, visible(queue.standing.why));
     why.classList.toggle("bad", queue.standing.bad);
     positions.update(queue);
-    show(figures,
+    redraw(figures,
       figure("dispatched", number(queue.next_seq), "positions given out"),
       figure("in flight", [number(queue.outstanding), h("small", null, ` of ${queue.capacity}`)], "groups, ready ones included"),
       figure("room now", number(queue.room), "groups could be dispatched"),
       figure("head", queue.head === null ? "–" : number(queue.head), `window of ${plural(queue.window, "position")}`),
       figure("batch", queue.open_batch === null ? "–" : number(queue.open_batch), queue.open_batch === null ? "none is open" : `${queue.open_batch_taken} of ${queue.open_batch_size} groups taken`),
       figure("rollouts busy", number(queue.running_rollouts), `stage ${queue.stage}, policy ${queue.policy}`));
-    show(blame, !queue.standing.admission_open ? h("p", { class: "note busy" }, `Admission is closed: ${visible(queue.standing.admission_reason ?? "no reason is recorded")}`) : null,
+    redraw(blame, !queue.standing.admission_open ? h("p", { class: "note busy" }, `Admission is closed: ${visible(queue.standing.admission_reason ?? "no reason is recorded")}`) : null,
       !queue.intake_open ? h("p", { class: "note" }, "Intake is closed: no further task is accepted.") : null);
-    show(mix, mixBars(queue), queue.served_within ? h("p", { class: "small faint" }, `Of the latest ${plural(queue.served_within, "position")}; the mark is the share that stage ${visible(queue.stage)} offers.`) : null);
+    redraw(mix, mixBars(queue), queue.served_within ? h("p", { class: "small faint" }, `Of the latest ${plural(queue.served_within, "position")}; the mark is the share that stage ${visible(queue.stage)} offers.`) : null);
     stages.update(queue.standing.stages);
   });
 }

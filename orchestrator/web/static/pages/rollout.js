@@ -1,11 +1,12 @@
 // One rollout: conversation, tokens, timings, verdict, files; its steps as a tree beside them.
 
 import { ask, url } from "../api.js";
-import { h, show } from "../dom.js";
+import { h, redraw, show } from "../dom.js";
 import { bytes, clock, number, plural, seconds, visible, words } from "../format.js";
 import { keys } from "../keys.js";
+import { scaffoldName } from "../scaffold.js";
 import { table } from "../table.js";
-import { conversation, versions } from "../trajectory/conversation.js";
+import { FIRST, conversation, versions } from "../trajectory/conversation.js";
 import { rail } from "../trajectory/rail.js";
 import { advantage, rewardBar, scaleOf, signed } from "../trajectory/reward.js";
 import { cutText, wholeOf } from "../trajectory/texts.js";
@@ -99,6 +100,8 @@ export function mount(root, page) {
   const asked = { attempt: page.query.get("attempt"), step: page.query.has("step") ? Number(page.query.get("step")) : null };
   let view = VIEWS[page.query.get("view")] ? page.query.get("view") : "conversation";
   let rollout = null, talk = null, tokens = null, step = asked.step, built = false;
+  const first = { attempt: Number(asked.attempt ?? 1), step: asked.step ?? 0 };
+  const early = view === "conversation" ? { ...first, page: ask(`/api/rollouts/${id}/steps`, { ...first, n: FIRST }, page.signal).catch(() => null) } : null;
 
   const head = h("div"), aside = h("div", { class: "page-tools tools" }), figures = h("dl", { class: "figures" }), parts = h("div"), task = h("div"), body = h("div", { class: "views" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" }, Object.entries(VIEWS).map(([name, title]) =>
@@ -139,7 +142,7 @@ export function mount(root, page) {
     beside.hidden = view !== "conversation" && view !== "tokens";
     beside.parentElement.classList.toggle("single", beside.hidden);
     if (view === "conversation") {
-      talk ??= conversation(rollout, { signal: page.signal, actions: stepTools, onSeen: (idx) => { step = idx; tree.select(idx); } });
+      talk ??= conversation(rollout, { signal: page.signal, early, actions: stepTools, onSeen: (idx) => { step = idx; tree.select(idx); } });
       talk.update(rollout);
       show(body, rollout.steps.length ? talk.element : h("p", { class: "empty" }, rollout.live ? "No step is recorded yet: they appear here as they come." : "No step was recorded."));
       if (step !== null) { tree.select(step); talk.select(step); }
@@ -157,17 +160,17 @@ export function mount(root, page) {
     const last = rollout.steps.at(-1);
     const sampled = rollout.steps.reduce((sum, one) => sum + one.action, 0), longest = Math.max(0, ...rollout.steps.map((one) => one.full_len));
     const state = h("span", { class: `state ${STATES[rollout.state] ?? ""}` }, words(rollout.state));
-    show(head,
+    redraw(head,
       h("h1", null, `Rollout ${rollout.rollout_id}`, " ", state, rollout.failure_class && rollout.failure_class !== "completed" ? [" ", h("span", { class: "state failed" }, words(rollout.failure_class))] : null),
-      h("p", { class: "lead" }, h("span", { class: "said" }, visible(rollout.task)), ` · ${visible(rollout.domain)} · ${visible(rollout.scaffold)}`, rollout.purpose !== "train" ? ` · ${rollout.purpose}${rollout.label ? ` ${visible(rollout.label)}` : ""}` : ""),
+      h("p", { class: "lead" }, h("span", { class: "said" }, visible(rollout.task)), ` · ${visible(rollout.domain)} · `, scaffoldName(rollout.scaffold), rollout.purpose !== "train" ? ` · ${rollout.purpose}${rollout.label ? ` ${visible(rollout.label)}` : ""}` : ""),
       h("p", { class: "small soft" }, h("a", { href: page.href(`/groups/${rollout.group_id}`) }, `Group ${rollout.group_id}`), `, member ${rollout.member}`, rollout.seq !== null ? ` · queue position ${rollout.seq}` : "",
         rollout.batch ? [" · ", h("a", { href: page.href(`/batches/${rollout.batch.batch_no}`) }, `batch ${rollout.batch.batch_no}`), ` (${rollout.batch.state})`] : "", rollout.reason ? h("span", { class: "said" }, ` · ${visible(rollout.reason)}`) : null));
-    show(aside,
+    redraw(aside,
       siblings(rollout, page),
       rollout.attempts.length > 1 ? h("label", null, "attempt ", h("select", { value: rollout.shown, on: { change: (event) => page.go(`/rollouts/${id}`, { attempt: event.target.value, view: view === "conversation" ? null : view }) } },
         rollout.attempts.map((one) => h("option", { value: one.attempt, selected: one.attempt === rollout.shown }, `${one.attempt}${one.attempt === rollout.attempt ? " (counts)" : ""}`)))) : null,
       h("a", { class: "button", href: url(`/api/rollouts/${id}.html`, { attempt: rollout.shown }), download: true }, "Save as HTML"));
-    show(figures,
+    redraw(figures,
       figure("reward", rollout.reward ? number(rollout.reward.total) : "–", rollout.reward ? `revision ${rollout.reward.revision}` : rollout.live ? "not verified yet" : "none"),
       figure("advantage", rollout.reward?.advantage !== null && rollout.reward ? advantage(rollout.reward.advantage) : "–", rollout.batch ? `pinned ${signed(rollout.batch.advantage)}` : "first step"),
       figure("steps", number(rollout.steps.length), `${number(sampled)} tokens sampled`),

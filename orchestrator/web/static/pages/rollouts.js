@@ -2,9 +2,10 @@
 
 import { h, show } from "../dom.js";
 import { clock, compact, number, seconds, visible, words } from "../format.js";
+import { scaffoldName } from "../scaffold.js";
 import { table } from "../table.js";
 import { advantage } from "../trajectory/reward.js";
-import { field, searched } from "../trajectory/search.js";
+import { field, purposeField, searched } from "../trajectory/search.js";
 import { STATES } from "./rollout.js";
 
 const CLASSES = ["completed", "policy_failure", "timeout", "infra_failure", "verifier_failure", "poison", "cancelled"];
@@ -16,7 +17,7 @@ export function mount(root, page) {
   page.title("Rollouts");
   const list = table([
     { name: "rollout", value: (row) => row.rollout_id, cell: (row) => String(row.rollout_id) },
-    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("div", { class: "small soft" }, `${visible(row.domain)} · ${visible(row.scaffold)}${row.purpose === "train" ? "" : ` · ${row.purpose}`}`), row.found ? place(row, page) : null] },
+    { name: "task", wide: true, value: (row) => row.task, cell: (row) => [h("span", { class: "said" }, visible(row.task)), h("div", { class: "small soft" }, `${visible(row.domain)} · `, scaffoldName(row.scaffold), `${row.purpose === "train" ? "" : ` · ${row.purpose}`}`), row.found ? place(row, page) : null] },
     { name: "state", value: (row) => row.state, cell: (row) => [h("span", { class: `state ${STATES[row.state] ?? ""}` }, words(row.state)), row.failure_class && row.failure_class !== "completed" ? h("div", { class: "small down" }, words(row.failure_class)) : null] },
     { name: "reward", value: (row) => row.total, cell: (row) => number(row.total), numeric: true },
     { name: "advantage", value: (row) => row.advantage, cell: (row) => (row.advantage === null ? "–" : advantage(row.advantage)), numeric: true },
@@ -35,7 +36,7 @@ export function mount(root, page) {
       field("text", "Text of messages and answers", { type: "search", placeholder: "any words, as they were written" }),
       field("state", "State", { choices: ["waiting", "queued", "running", "reported", "finished", "verifying", "verified", "lost"] }),
       field("failure_class", "How it ended", { choices: CLASSES }),
-      field("purpose", "Purpose", { choices: ["train", "eval", "record"] }),
+      purposeField(),
     ],
     more: [
       field("task", "Task"), field("domain", "Domain"), field("scaffold", "Scaffold"), field("tool", "Tool called"),

@@ -1,9 +1,10 @@
 // The system: processes and their loops, rollout servers, sandboxes and leases, the outbox, what was refused, dead letters, what people did.
 
 import { ask } from "../api.js";
-import { h, show } from "../dom.js";
+import { h, redraw, show } from "../dom.js";
 import { ago, bytes, clock, number, plural, seconds, visible, words } from "../format.js";
 import { href } from "../router.js";
+import { scaffoldName } from "../scaffold.js";
 import { orderButton } from "../steer.js";
 import { table } from "../table.js";
 
@@ -32,12 +33,21 @@ function loops(process) {
 
 const json = (value) => (value === null || value === undefined ? "" : Object.entries(value).map(([name, item]) => `${name} ${typeof item === "object" && item !== null ? Object.entries(item).map(([key, each]) => `${key} ${each}`).join(", ") : item}`).join(", "));
 
+/** A mix without weights is that of a stage that takes every domain. */
+const mixed = (value) => (value?.domains && !Object.keys(value.domains).length ? { ...value, domains: "every one alike" } : value);
+
 export function mount(root, page) {
   page.title("System");
   const lead = h("p", { class: "lead" }), stuck = h("div");
   const opened = new Set();
   root.addEventListener("toggle", (event) => { const name = event.target.dataset?.process; if (name) (event.target.open ? opened.add(name) : opened.delete(name)); }, { capture: true, signal: page.signal });
 
+  const drainButton = (row, kind, id, name) => (row.draining
+    ? orderButton("Work again", { title: `Let ${name} work again?`, what: "It takes new work from now on.", path: "/api/steer/undrain", body: () => ({ kind, id }), verb: "Work again" })
+    : orderButton("Drain", { title: `Drain ${name}?`, what: kind === "server"
+      ? "It gets no new calls, and those that it has end; its weights follow. Where no other server is left, calls are held until it works again."
+      : "It takes no new work, and what it has ends. Drained, it may be stopped and nothing is lost.", path: "/api/steer/drain", body: () => ({ kind, id, last: true }), verb: "Drain" }));
+  const drains = (row) => (row.draining ? h("span", { class: "soft" }, row.left === null ? " drains" : row.left ? ` drains: ${row.left} left` : " drained") : null);
   const processes = table([
     { name: "process", value: (row) => row.process, cell: (row) => h("b", null, visible(row.process)) },
     { name: "state", value: (row) => row.state, cell: (row) => badge(row.state) },
@@ -45,6 +55,7 @@ export function mount(root, page) {
     { name: "heard", title: "last heard of", value: (row) => row.silent_s, cell: (row) => `${seconds(row.silent_s)} ago`, numeric: true },
     { name: "pid", value: (row) => row.pid, cell: (row) => String(row.pid), numeric: true },
     { name: "host", value: (row) => row.host, cell: (row) => visible(row.host) },
+    { name: "", cell: (row) => (row.drains === null ? "" : h("span", { class: "tools nowrap" }, row.left ? h("span", { class: "soft" }, `${row.left} left`) : null, drainButton(row, row.drains, `${row.process}@${row.host}`, `the ${row.process}`))) },
   ], { key: (row) => `${row.host} ${row.process}`, caption: "Processes", empty: "No process of this run was heard of within a day." });
   const supervised = table([
     { name: "process", value: (row) => row.name },
@@ -60,6 +71,7 @@ export function mount(root, page) {
     { name: "lease", value: (row) => row.lease_until, cell: (row) => (row.leased ? "held by a gateway" : "nobody's") },
     { name: "detail", wide: true, value: (row) => row.detail, cell: (row) => visible(row.detail ?? "–") },
     { name: "changed", value: (row) => row.changed, cell: (row) => ago(row.changed), numeric: true },
+    { name: "", cell: (row) => h("span", { class: "tools nowrap" }, drains(row), row.leased || row.draining ? drainButton(row, "server", row.url, row.url) : null) },
   ], { key: (row) => row.url, caption: "Rollout servers", empty: "No rollout server belongs to this run yet." });
   const leases = table([
     { name: "rollout", value: (row) => row.rollout_id },
@@ -68,7 +80,7 @@ export function mount(root, page) {
     { name: "since", value: (row) => row.since, cell: (row) => ago(row.since), numeric: true },
     { name: "lease ends", value: (row) => row.until, cell: (row) => (row.until === null ? "–" : row.until < Date.now() / 1000 ? h("span", { class: "behind" }, `${ago(row.until)}`) : `in ${seconds(row.until - Date.now() / 1000)}`), numeric: true },
     { name: "attempt", value: (row) => row.attempt, numeric: true },
-    { name: "domain", value: (row) => row.domain, cell: (row) => `${visible(row.domain)} · ${visible(row.scaffold)}` },
+    { name: "domain", value: (row) => row.domain, cell: (row) => [`${visible(row.domain)} · `, scaffoldName(row.scaffold)] },
     { name: "owner", value: (row) => row.owner, cell: (row) => visible((row.owner ?? "").split(":").at(-1)) },
   ], { key: (row) => String(row.rollout_id), href: (row) => href(`/rollouts/${row.rollout_id}`), caption: "Leases", empty: "Nobody holds a lease." });
   const outbox = table([
@@ -94,7 +106,7 @@ export function mount(root, page) {
     { name: "at", value: (row) => row.at, cell: (row) => clock(row.at) },
     { name: "who", value: (row) => row.who, cell: (row) => visible(row.who) },
     { name: "what", value: (row) => row.what, cell: (row) => h("span", null, h("b", null, row.what), " ", visible(row.target)) },
-    { name: "change", wide: true, cell: (row) => h("span", { class: "soft" }, visible(json(row.before)), row.after ? ` → ${visible(json(row.after))}` : "") },
+    { name: "change", wide: true, cell: (row) => h("span", { class: "soft" }, visible(json(mixed(row.before))), row.after ? ` → ${visible(json(mixed(row.after)))}` : "") },
     { name: "reason", wide: true, value: (row) => row.reason, cell: (row) => h("span", { class: "said" }, visible(row.reason)) },
   ], { key: (row) => String(row.action_id), caption: "Actions", empty: "Nobody has steered this run." });
 
@@ -127,18 +139,18 @@ export function mount(root, page) {
     h("section", { class: "panel" }, h("h2", null, "What people did"), actions.element), detail);
 
   page.live("/api/system", {}, ({ system, supervised: kept }) => {
-    show(lead, visible(system.standing.why));
+    redraw(lead, visible(system.standing.why));
     lead.classList.toggle("bad", system.standing.bad);
-    show(stuck, system.standing.stuck.length ? h("section", { class: "panel" }, h("h2", null, "Stuck"), system.standing.stuck.map((sentence) => h("p", { class: "note bad" }, visible(sentence)))) : null);
+    redraw(stuck, system.standing.stuck.length ? h("section", { class: "panel" }, h("h2", null, "Stuck"), system.standing.stuck.map((sentence) => h("p", { class: "note bad" }, visible(sentence)))) : null);
     processes.update(system.processes);
     for (const name of opened) root.querySelector(`details[data-process="${CSS.escape(name)}"]`)?.setAttribute("open", "");
     supervised.update(kept);
     up.hidden = !kept.length;
     servers.update(system.servers);
     const figure = (name, value, note) => h("div", { class: "figure" }, h("dt", null, name), h("dd", null, value), h("p", null, note));
-    show(sandboxes, figure("agents", number(system.sandboxes.attempts), "attempts under way"), figure("verifiers", number(system.sandboxes.verifications), "verifications under way"),
+    redraw(sandboxes, figure("agents", number(system.sandboxes.attempts), "attempts under way"), figure("verifiers", number(system.sandboxes.verifications), "verifications under way"),
       figure("no room", number(system.sandboxes.no_room), "slots that wait for their disk"));
-    show(leaseHead, "Leases ", h("small", { class: "faint" }, system.leased > system.leases.length ? `the ${system.leases.length} that end first of ${number(system.leased)}` : ""));
+    redraw(leaseHead, "Leases ", h("small", { class: "faint" }, system.leased > system.leases.length ? `the ${system.leases.length} that end first of ${number(system.leased)}` : ""));
     leases.update(system.leases);
     outbox.update(system.outbox);
     counters.update(Object.entries(system.counters));

@@ -6,7 +6,8 @@ import { number, seconds, visible, words } from "../format.js";
 import { advantage } from "./reward.js";
 import { cutText, toolCall, wholeOf } from "./texts.js";
 
-const FIRST = 12, PAGE = 20;
+export const FIRST = 12;
+const PAGE = 20;
 const ROLES = { system: "system", user: "user", assistant: "assistant", tool: "observation", developer: "developer" };
 
 const turn = (role, label, ...body) => h("div", { class: `turn ${role}` }, h("div", { class: "turn-role" }, label), h("div", { class: "turn-body" }, body));
@@ -42,8 +43,11 @@ export const versions = (step) => {
   return made.length === 0 ? "no version" : made.length === 1 ? `v${made[0]}` : `v${Math.min(...made)} to v${Math.max(...made)}`;
 };
 
-/** Returns { element, update(rollout), select(idx, scroll) }. `onSeen(idx)`: the step that is read now; `actions(step)`: buttons of its head. */
-export function conversation(rollout, { onSeen, actions, signal }) {
+/**
+ * Returns { element, update(rollout), select(idx, scroll) }. `onSeen(idx)`: the step that is read now; `actions(step)`: buttons of its head.
+ * `early` { attempt, step, page }: the steps from `step` on, asked for before it was known which attempt counts.
+ */
+export function conversation(rollout, { onSeen, actions, signal, early = null }) {
   const element = h("div", { class: "conversation" });
   const shown = new Map(); // idx → { article, body, step, loaded }
   const waiting = new Set();
@@ -73,7 +77,7 @@ export function conversation(rollout, { onSeen, actions, signal }) {
     busy = true;
     try {
       const first = wanted.includes(pinned?.step.idx) ? pinned.step.idx : wanted[0];
-      const page = await ask(`/api/rollouts/${rollout.rollout_id}/steps`, { attempt: rollout.shown, step: first, n: shown.size > FIRST ? PAGE : FIRST }, signal);
+      const page = (await asked(first)) ?? await ask(`/api/rollouts/${rollout.rollout_id}/steps`, { attempt: rollout.shown, step: first, n: shown.size > FIRST ? PAGE : FIRST }, signal);
       for (const spoken of page.steps) fill(spoken);
       if (pinned) pinned.article.scrollIntoView({ block: "start" });
       for (const idx of wanted) if (!shown.get(idx)?.loaded) waiting.add(idx);
@@ -84,6 +88,13 @@ export function conversation(rollout, { onSeen, actions, signal }) {
       busy = false;
     }
     if (waiting.size && !signal.aborted) load();
+  }
+
+  /** What `early` has of these steps, once. */
+  async function asked(first) {
+    const known = early;
+    early = null;
+    return known && known.attempt === rollout.shown && known.step === first ? known.page : null;
   }
 
   function fail(idx, error) {
@@ -144,7 +155,10 @@ export function conversation(rollout, { onSeen, actions, signal }) {
       rollout = next;
       for (const step of next.steps) {
         const one = shown.get(step.idx);
-        if (!one) add(step);
+        if (!one) {
+          add(step);
+          if (step.idx === early?.step) { waiting.add(step.idx); load(); }
+        }
         else if (JSON.stringify(one.step) !== JSON.stringify(step)) {
           one.step = step;
           one.article.querySelector(".step-head")?.replaceWith(head(step));

@@ -7,16 +7,23 @@ import { follow } from "../live.js";
 
 const ENOUGH = 50;
 const AGAIN_MS = 3000;
+const ANY = "any"; // of a field whose first choice is another one
 
-/** A field of a filter: text, number or a choice. */
+/** A field of a filter: text, number or a choice. `first`: what is chosen where the address says nothing at all; `chips`: { value: what a button says }. */
 export function field(name, title, options = {}) {
-  const { choices, type = "text", placeholder = "", step } = options;
+  const { choices, type = "text", placeholder = "", step, first, chips } = options;
   const id = `filter-${name}`;
   const input = choices
-    ? h("select", { id, name }, h("option", { value: "" }, "any"), choices.map((one) => h("option", { value: one }, one.replaceAll("_", " "))))
+    ? h("select", { id, name, data: first ? { first } : {} }, h("option", { value: first ? ANY : "" }, "any"), choices.map((one) => h("option", { value: one }, one.replaceAll("_", " "))))
     : h("input", { id, name, type, placeholder, step, autocomplete: "off", spellcheck: "false", inputmode: type === "number" ? "decimal" : null });
-  return h("div", { class: `field field-${name}` }, h("label", { for: id }, title), input);
+  const chip = ([value, said]) => h("button", { type: "button", class: "tiny", data: { value }, on: { click: () => { input.value = value; input.dispatchEvent(new Event("change")); } } }, said);
+  return h("div", { class: `field field-${name}` }, h("label", { for: id }, title), input, chips ? h("div", { class: "tools", data: { of: name } }, Object.entries(chips).map(chip)) : null);
 }
+
+/** Which groups or rollouts by their purpose: those of training, unless somebody asks for others. */
+export const purposeField = () => field("purpose", "Purpose", {
+  choices: ["train", "eval", "record"], first: "train", chips: { train: "training", eval: "evaluations", record: "recordings", [ANY]: "all" },
+});
 
 /**
  * A form of fields over a table. options: { page, path, fields, more, rows(answer), table, unit }.
@@ -28,11 +35,14 @@ export function searched({ page, path, fields, more, rows, list, unit }) {
   const rest = more?.length ? h("details", { class: "more-filters" }, h("summary", null, "More filters"), h("div", { class: "fields" }, more)) : null;
   const form = h("form", { class: "search", role: "search", on: { submit: (event) => { event.preventDefault(); start(); } } },
     h("div", { class: "fields" }, fields, h("button", { class: "strong" }, "Search"), h("button", { type: "button", class: "quiet", on: { click: clear } }, "Clear")), rest);
+  const chips = form.querySelector(".field .tools"); // a row of their own
+  if (chips) form.append(chips);
   const names = [...form.querySelectorAll("input, select")].map((input) => input.name);
   let found = [], before = null, searchedSoFar = 0, run = 0, timer = 0, idle = false, newest = "";
 
+  const bare = !names.some((name) => page.query.get(name));
   for (const input of form.querySelectorAll("input, select")) {
-    const wanted = page.query.get(input.name) ?? "";
+    const wanted = page.query.get(input.name) ?? (input.dataset.first ? (bare ? input.dataset.first : ANY) : "");
     input.value = wanted;
     if (input.value !== wanted) { // what the field cannot hold is asked for all the same: the answer says what is wrong with it
       if (input.tagName === "SELECT") input.append(h("option", { value: wanted }, visible(wanted)));
@@ -44,10 +54,11 @@ export function searched({ page, path, fields, more, rows, list, unit }) {
   if (rest && more.some((one) => one.querySelector("input, select").value)) rest.open = true;
   page.signal.addEventListener("abort", () => clearTimeout(timer));
 
-  const given = () => Object.fromEntries(names.map((name) => [name, form.elements[name].value.trim()]));
+  const told = () => Object.fromEntries(names.map((name) => [name, form.elements[name].value.trim()]));
+  const given = () => Object.fromEntries(Object.entries(told()).map(([name, value]) => [name, value === ANY && form.elements[name].dataset.first ? "" : value]));
 
   function clear() {
-    for (const input of form.querySelectorAll("input, select")) input.value = "";
+    for (const input of form.querySelectorAll("input, select")) input.value = input.dataset.first ?? "";
     start();
   }
 
@@ -87,7 +98,8 @@ export function searched({ page, path, fields, more, rows, list, unit }) {
 
   function start() {
     clearTimeout(timer);
-    page.filter(given());
+    page.filter(told());
+    for (const chip of chips?.children ?? []) chip.setAttribute("aria-pressed", String(form.elements[chips.dataset.of].value === chip.dataset.value));
     run += 1;
     found = [];
     before = null;
@@ -102,9 +114,9 @@ export function searched({ page, path, fields, more, rows, list, unit }) {
     const mine = run;
     idle = false;
     try {
-      const answer = await ask(path, { ...given(), n: ENOUGH }, page.signal), told = JSON.stringify(answer);
-      if (mine !== run || told === newest) return;
-      newest = told;
+      const answer = await ask(path, { ...given(), n: ENOUGH }, page.signal), said = JSON.stringify(answer);
+      if (mine !== run || said === newest) return;
+      newest = said;
       found = rows(answer);
       searchedSoFar = answer.searched;
       before = answer.next;

@@ -85,7 +85,7 @@ export function tokenView(rollout, signal) {
 
   const note = h("p", { class: "note", hidden: true });
   const inspector = h("div", { class: "inspector", "aria-live": "off" });
-  const rest = () => show(inspector, h("span", { class: "soft" }, "Point at a token, or click one to keep it here; arrow keys walk from there."));
+  const rest = () => { inspector.classList.add("resting"); show(inspector, h("span", { class: "soft" }, "Point at a token, or click one to keep it here; arrow keys walk from there.")); };
   let kept = false;
 
   function inspect(target) {
@@ -104,6 +104,7 @@ export function tokenView(rollout, signal) {
       page.ratios?.[i] !== null && page.ratios?.[i] !== undefined ? ["ratio", [number(page.ratios[i], 4), page.clipped?.[i] ? h("b", { class: "down" }, " clipped") : null]] : null,
       action ? ["trains", told.weight === null ? "not rewarded yet" : trains(position) ? ["yes", told.advantage !== null ? `, advantage ${signed(told.advantage)}` : ""] : `no${told.marks.length ? `: ${told.marks.map(words).join(", ")}` : ""}`] : ["trains", "not in this step's sample"],
     ];
+    inspector.classList.remove("resting"); // at rest it would only cover lines
     show(inspector, h("dl", null, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
     element.querySelector(".k.kept")?.classList.remove("kept");
     if (kept) token.classList.add("kept");

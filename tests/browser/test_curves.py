@@ -1,0 +1,126 @@
+"""Curves of the run: each is what its train steps measured, runs stand beside one another, and a run without any says so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, expect
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.pool import batches
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.runs import Run
+from orchestrator.scheduling.policies import queue_policy
+from tests import builders
+from tests.browser.alone import looking
+from tests.browser.visitor import Visitor
+from tests.integration.evaluations_rig import evaluated
+from tests.integration.pool_rig import engine, small
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+MEASURED = {
+    "applied": True, "reward": 0.75, "loss": 0.5, "gradient_norm": 2.5, "kl_k1": 0.01, "kl_k3": 0.02, "clip_fraction": 0.03, "cut_fraction": 0.04,
+    "entropy": 0.6, "merge_ratio": 4.0, "action_tokens": 100, "tokens_naive": 400, "tokens_merged": 100, "wall_s": 2.0, "cpu_s": 1.5,
+    "staleness": {"0": 75, "2": 25}, "seconds": {"forward": 1.25, "backward": 0.5},
+    "domains": {"coding": {"reward": 0.75, "performance": 0.25, "token_share": 1.0, "rollouts": 4}},
+}  # fmt: skip
+# Chart → what it says of its last train step.
+SAID = {
+    "Success while training": "all: 25%",
+    "Held-out success": "held: 50%",
+    "Reward of trained groups": "all: 0.75",
+    "Staleness": "mean: 0.5, oldest token: 2",
+    "Rollouts at once": "slots: ",
+    "KL to the behavior policy": "k3: 0.02, k1: 0.01",
+    "Clip fraction": "clipped: 3.00%, masked or truncated: 4.00%",
+    "Entropy": "0.6",
+    "Merge ratio": "4",
+    "Tokens per second": "in a train step: 200, over the run: ",
+    "Loss and gradient norm": "loss: 0.5, gradient norm: 2.5",
+    "Seconds of a train step": "forward: 1.3 s, backward: 500 ms",
+}
+PAGES = {
+    "/run": "curves come with the first ones",
+    "/queue": "Nothing is open",
+    "/groups": "No group fits",
+    "/rollouts": "No rollout fits",
+    "/batches": "No batch",
+    "/system": "No process of this run was heard of",
+}
+
+
+async def trained(engine: AsyncEngine, name: str, **changes: Any) -> Run:
+    """A run with three committed batches of one train step each."""
+    run = await builders.make_run(engine, small(name))
+    async with engine.begin() as connection:
+        first = NewVersion(0, None, "/v0", "00")
+        await batches.publish(connection, run.run_id, name, first, "policy.x", None)
+    for n in range(3):
+        await builders.ready_groups(engine, run, [f"{n}-{each}" for each in "ab"], builders.Author())
+        async with engine.begin() as connection:
+            batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+            assert batch is not None
+            new = NewVersion(n + 1, n, f"/v{n + 1}", "11")
+            steps = [{**MEASURED, **changes}]
+            assert await batches.commit(connection, run.run_id, name, batch, new, steps, "policy.x")
+    return run
+
+
+async def said(visitor: Visitor, chart: str) -> str:
+    """What a chart says to who cannot see it: each line's name and last value."""
+    picture = visitor.main.locator(f"figure.chart:has(h2:text-is('{chart}')) svg")
+    return str(await picture.get_attribute("aria-label")).removeprefix(f"{chart}. ")
+
+
+async def test_every_chart_is_drawn_of_what_the_train_steps_measured(
+    engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
+) -> None:
+    run = await trained(engine, "one")
+    await evaluated(engine, run, "held", 3, {"coding": (1.0, 0.0)})
+    async with looking("one", database_url, browser, tmp_path) as visitor:
+        await visitor.open("/run")
+        await expect(visitor.main.locator(".chart-mark").first).to_be_attached()
+        assert await visitor.texts("figure.chart h2") == list(SAID)
+        for chart, told in SAID.items():
+            figure = visitor.main.locator(f"figure.chart:has(h2:text-is('{chart}'))")
+            assert await figure.locator(".chart-line").count() > 0, f"{chart} is empty"
+            assert told in await said(visitor, chart), chart
+        costs = visitor.main.locator(".spent")
+        await expect(costs).to_have_count(2)
+        await expect(costs.nth(1)).to_contain_text("forward")
+        await expect(costs.nth(1)).to_contain_text("1.5 s of CPU time each")
+
+
+async def test_runs_of_one_database_are_compared_and_the_address_keeps_the_comparison(
+    engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
+) -> None:
+    await trained(engine, "one")
+    await trained(engine, "two", loss=0.25)
+    async with looking("one", database_url, browser, tmp_path) as visitor:
+        await visitor.open("/run")
+        await expect(visitor.main.locator(".chart-line").first).to_be_attached()
+        assert "one" not in await said(visitor, "Loss and gradient norm")
+        await visitor.main.get_by_label("two", exact=True).check()
+        lines = visitor.main.locator("figure.chart:has(h2:text-is('Loss and gradient norm')) .chart-line")
+        await expect(lines).to_have_count(4)
+        both = await said(visitor, "Loss and gradient norm")
+        assert "one: loss: 0.5" in both and "two: loss: 0.25" in both
+        address = visitor.page.url
+        assert "compare=two" in address
+        await visitor.open(address.removeprefix(visitor.world.address))
+        await expect(lines).to_have_count(4)
+        await visitor.main.get_by_label("two", exact=True).uncheck()
+        await expect(lines).to_have_count(2)
+
+
+async def test_an_empty_run_has_pages_that_say_so(
+    engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
+) -> None:
+    await builders.make_run(engine, small("fresh"))
+    async with looking("fresh", database_url, browser, tmp_path) as visitor:
+        for path, sentence in PAGES.items():
+            await visitor.open(path)
+            await expect(visitor.main).to_contain_text(sentence)
+            assert await visitor.overflow() == []

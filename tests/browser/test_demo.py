@@ -1,0 +1,131 @@
+"""Every view on the database that a demo run left: the demo's own code takes a short course, ends, and leaves its dashboard running, as
+`./ops/demo --keep` does."""
+
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+from playwright.async_api import Browser, expect
+from rich.console import Console
+from sqlalchemy import text
+
+from orchestrator.demo import policy
+from orchestrator.demo.course import Course
+from orchestrator.demo.keep import keep
+from orchestrator.demo.main import VAR, running_stack
+from orchestrator.demo.outcome import Results
+from orchestrator.demo.prepare import SCAFFOLDS, write_run
+from orchestrator.demo.suite import Suite, draw_suite
+from orchestrator.embedded.supervisor import stop_running
+from orchestrator.home import Home
+from orchestrator.plugins import names
+from orchestrator.pool.engine import Role, open_engine
+from tests.browser.visitor import NARROW, WIDE, visiting
+from tests.e2e.stack_rig import REPOSITORY, place
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.services,
+    pytest.mark.timeout(600),
+    # What a demo leaves outlives the process that left it, here too: it is stopped by its own layout.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SECONDS, HELDOUT = (
+    300.0,
+    4,
+)  # the loop ends with its second batch, long before; held-out tasks, one of each domain
+VIEWS = {
+    "/run": ".chart-line",
+    "/run?x=time": ".chart-mark",
+    "/queue": ".strip-cell, .empty",
+    "/groups": "tbody tr",
+    "/groups/{group}": ".answers, .difference",
+    "/rollouts": "tbody tr",
+    "/rollouts?domain=agent&purpose=eval": "tbody tr",
+    "/rollouts/{rollout}": ".turn.policy",
+    "/rollouts/{rollout}?view=tokens": ".k.first",
+    "/rollouts/{rollout}?view=timings": ".bar.generation",
+    "/rollouts/{rollout}?view=verdict": ".checks",
+    "/rollouts/{rollout}?view=files": ".panel",
+    "/batches": "tbody tr",
+    "/batches/0": ".tree-node",
+    "/system": "tbody tr",
+}
+TRAINED = """select r.rollout_id, r.group_id from batch_rollouts b join rollouts r using (rollout_id) order by b.batch_id, b.rollout_id limit 1"""
+UNFIT = re.compile(r"\[object |undefined|NaN")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a demo left. `ids` are of a trained rollout."""
+
+    url: str
+    found: Results
+    ids: dict[str, int]
+
+    @property
+    def address(self) -> str:
+        return self.url.partition("/?")[0]
+
+
+@asynccontextmanager
+async def demonstrated() -> AsyncIterator[Left]:
+    """A demo that has ended, and its dashboard."""
+    drawn = draw_suite(0)
+    suite = Suite(drawn.train[:200], drawn.heldout[:HELDOUT])
+    with place() as root:
+        start = await anyio.to_thread.run_sync(
+            policy.make, REPOSITORY / VAR / "policy", 0, Console(file=sys.stderr)
+        )
+        scaffolds = {name: share for name, share in SCAFFOLDS.items() if name in names("scaffolds")}
+        directory = write_run(
+            root / "demo",
+            seed=0,
+            model=start,
+            seconds=SECONDS,
+            scaffolds=scaffolds,
+            sandbox="bubblewrap",
+            control=False,
+        )
+        file = directory / "penstock.toml"
+        file.write_text(re.sub(r"^end_seconds = .*$", "end_batches = 2", file.read_text(), flags=re.M))
+        with running_stack(directory) as stack:
+            found = await Course(Console(file=sys.stderr), directory, stack, suite, SECONDS, rollouts=1).run()
+        try:
+            url = await anyio.to_thread.run_sync(keep, directory)
+            services = Home.at(directory).reading().services
+            async with (
+                open_engine(services.database_url, Role.READER, size=1) as engine,
+                engine.connect() as connection,
+            ):
+                rollout, group = (await connection.execute(text(TRAINED))).one()
+            yield Left(url, found, {"rollout": rollout, "group": group})
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stop_running(Home.at(directory).layout)
+
+
+async def test_every_view_opens_on_what_a_demo_left(browser: Browser, pictures: Path | None) -> None:
+    async with demonstrated() as left, visiting(left, browser) as visitor:
+        assert left.found.audit.violations == 0 and left.found.run.lost == 0
+        await visitor.enter()
+        for path, there in VIEWS.items():
+            await visitor.open(path.format(**left.ids))
+            await expect(visitor.main.locator(there).first).to_be_attached()
+            assert await visitor.main.locator(".message").count() == 0, await visitor.main.inner_text()
+            assert len(await visitor.main.inner_text()) > 100, f"{path} is blank"
+            for size in (WIDE, NARROW):
+                await visitor.resized(size, "light")
+                await visitor.picture(pictures, f"demo{re.sub('[^a-z]+', '-', path)}-{size[0]}")
+                assert await visitor.overflow() == [], f"{path} is wider than {size[0]} px"
+        await visitor.open("/run")
+        figures = await visitor.figures()
+        assert figures["policy version"] == str(left.found.after.version)
+        assert not UNFIT.findall(await visitor.main.inner_text())
+        assert visitor.complaints == []
