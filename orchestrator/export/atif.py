@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.contracts.states import StepKind
+from orchestrator.export.about import about
 from orchestrator.export.conversation import Chain, Said, added, before, chains, reply, tools_of
 from orchestrator.export.drive import Done
 from orchestrator.export.records import Attempt, Step
@@ -249,29 +250,10 @@ def _about(attempt: Attempt) -> dict[str, Any]:
     if verdict is not None:
         verdict["at"] = verdict["at"].isoformat()
     return {
-        "run": attempt.run,
-        "rollout": attempt.rollout_id,
-        "attempt": attempt.attempt,
-        "counts": attempt.counts,
-        "group": attempt.group_id,
-        "member": attempt.member,
-        "submission": attempt.submission,
-        "task": attempt.task,
-        "domain": attempt.domain,
-        "purpose": attempt.purpose,
-        "label": attempt.label,
-        "queue_position": attempt.seq,
-        "pinned_version": attempt.pinned_version,
+        **about(attempt),
         "policy_versions": list(attempt.versions) if attempt.versions else None,
-        "group_state": attempt.group_state,
-        "group_reason": attempt.group_reason,
-        "failure_class": attempt.failure_class,
-        "reason": attempt.reason,
-        "answer": attempt.answer,
         "started": attempt.started.isoformat(),
         "ended": attempt.ended.isoformat(),
-        "agent_s": attempt.agent_s,
-        "queued_s": attempt.queued_s,
         "reward": asdict(attempt.reward) if attempt.reward else None,
         "verdict": verdict,
         "batch": asdict(attempt.batch) if attempt.batch else None,

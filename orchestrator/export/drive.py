@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio.to_thread
-from sqlalchemy import select, text
+from sqlalchemy import exists, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -126,6 +126,14 @@ async def _new(connection: AsyncConnection, run: Run, form: Format, wanted: Filt
     if run.pruned is not None:
         raise ConfigurationError(
             f"run {run.name!r} was pruned at {run.pruned:%Y-%m-%d %H:%M}: its steps are gone, so there is nothing to export"
+        )
+    of = groups.c.run_id == run.run_id
+    if wanted.domain is not None and not await connection.scalar(
+        select(exists().where(of, groups.c.domain == wanted.domain))
+    ):
+        there = sorted((await connection.scalars(select(groups.c.domain).where(of).distinct())).all())
+        raise ConfigurationError(
+            f"--domain {wanted.domain!r}: run {run.name!r} has none of that name; known: {', '.join(there) or 'none'}"
         )
     sections: list[dict[str, Any]] = [{}]
     if columns := form.split():

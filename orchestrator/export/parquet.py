@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.export.about import about
 from orchestrator.export.card import card
 from orchestrator.export.conversation import TOOLS, Said, before, reply
 from orchestrator.export.drive import Done
@@ -276,29 +277,12 @@ def _trajectory(attempt: Attempt) -> dict[str, Any]:
     low, high = attempt.versions or (None, None)
     pinned = batch or reward  # what was trained with, else the newest
     return {
-        "run": attempt.run,
-        "rollout": attempt.rollout_id,
-        "attempt": attempt.attempt,
-        "counts": attempt.counts,
-        "group": attempt.group_id,
-        "member": attempt.member,
-        "submission": attempt.submission,
-        "task": attempt.task,
+        **about(attempt),
         "instruction": attempt.instruction,
-        "domain": attempt.domain,
-        "purpose": attempt.purpose,
-        "label": attempt.label,
         "scaffold": attempt.scaffold,
         "scaffold_version": attempt.scaffold_version,
-        "queue_position": attempt.seq,
-        "pinned_version": attempt.pinned_version,
         "version_low": low,
         "version_high": high,
-        "group_state": attempt.group_state,
-        "group_reason": attempt.group_reason,
-        "failure_class": attempt.failure_class,
-        "reason": attempt.reason,
-        "answer": attempt.answer,
         "steps": len(attempt.steps),
         "action_tokens": sum(len(step.stored.action) for step in attempt.steps),
         **{
@@ -309,8 +293,6 @@ def _trajectory(attempt: Attempt) -> dict[str, Any]:
         "advantage": pinned.advantage if pinned else None,
         "batch": batch.batch_no if batch else None,
         "tests": json.dumps(verdict.tests, ensure_ascii=False) if verdict else None,
-        "agent_s": attempt.agent_s,
-        "queued_s": attempt.queued_s,
         "verify_s": verdict.seconds if verdict else None,
         "started": attempt.started,
         "ended": attempt.ended,

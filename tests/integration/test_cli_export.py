@@ -77,9 +77,7 @@ async def test_what_was_written_is_told_as_a_sentence_or_as_json(told: Told, tmp
     said = await penstock(
         told, "export", "atif", "-c", str(place), "--out", str(tmp_path / "out"), "--domain", "general"
     )
-    assert (
-        said.stdout.decode() == f"4 attempts with 24 steps of run 'told' in 1 parts in {tmp_path / 'out'}\n"
-    )
+    assert said.stdout.decode() == f"4 attempts with 24 steps of run 'told' in 1 part in {tmp_path / 'out'}\n"
     again = await penstock(
         told,
         "export",
@@ -97,6 +95,17 @@ async def test_what_was_written_is_told_as_a_sentence_or_as_json(told: Told, tmp
     other = await penstock(told, "export", "atif", "-c", str(place), "--out", str(tmp_path / "out"))
     assert other.returncode == 1
     assert other.stderr.decode().startswith("penstock: ") and other.stderr.count(b"\n") == 1
+
+
+async def test_what_fits_nothing_is_refused_or_said(told: Told, tmp_path: Path) -> None:
+    place, out = home(tmp_path / "run"), tmp_path / "out"
+    asked = ("export", "atif", "-c", str(place), "--out", str(out))
+    refused = await penstock(told, *asked, "--domain", "codign")
+    assert refused.returncode == 1 and not out.exists()
+    assert b"--domain 'codign': run 'told' has none of that name; known: coding, general\n" in refused.stderr
+    none = await penstock(told, *asked, "--versions", "900..")
+    assert none.returncode == 0
+    assert none.stdout.decode().endswith(f"in {out}: no attempt that has ended fits what was asked for\n")
 
 
 def test_the_guide_names_what_there_is() -> None:

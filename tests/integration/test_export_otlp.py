@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from sqlalchemy import text, update
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.export import otlp, post
+from orchestrator.export import otlp, otlp_messages, post
 from orchestrator.export.otlp import SCHEMA_URL, Otlp
 from orchestrator.pool import tables
 from tests.integration.export_rig import Told, told
@@ -241,4 +241,4 @@ async def test_a_huge_conversation_is_cut_to_its_newest_messages_and_says_so(
     for about in map(told_of, spans):
         for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
             if name in about:
-                assert json.loads(about[name]) and len(about[name].encode()) <= otlp.ATTRIBUTE_BYTES
+                assert json.loads(about[name]) and len(about[name].encode()) <= otlp_messages.ATTRIBUTE_BYTES
