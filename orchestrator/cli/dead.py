@@ -48,7 +48,7 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]")
     return anyio.run(run)
 
 
-def _whoever() -> str:
+def whoever() -> str:
     """Who is at the keyboard, as far as this machine knows."""
     try:
         name = getpass.getuser()
@@ -161,7 +161,7 @@ def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOpti
 
     async def work(connection: "AsyncConnection", run_id: int) -> None:
         await _find(connection, run_id, identifier)
-        await drop_message(connection, run_id, number, _whoever(), reason)
+        await drop_message(connection, run_id, number, whoever(), reason)
 
     _ask(Home.at(config).connected(), work)
     typer.echo(f"{identifier} is dropped")
@@ -179,7 +179,7 @@ async def _publish_again(config: Config, message: "DeadMessage", run_id: int, re
     async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
         await once(
             engine,
-            lambda connection: retried(connection, run_id, message.number, _whoever(), reason),
+            lambda connection: retried(connection, run_id, message.number, whoever(), reason),
             at="person.commit",
         )
     return f"m{message.number} is published again to {message.subject}"
@@ -197,9 +197,7 @@ async def _submit_again(config: Config, group: "DeadGroup", submission: str, run
     async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
         await once(
             engine,
-            lambda connection: resubmitted(
-                connection, run_id, group.group_id, submission, _whoever(), reason
-            ),
+            lambda connection: resubmitted(connection, run_id, group.group_id, submission, whoever(), reason),
             at="person.commit",
         )
     return f"g{group.group_id} is submitted again as {submission}"

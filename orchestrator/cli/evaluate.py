@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import cell, plain
@@ -101,7 +101,7 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
             cell(each.suite), str(each.version), str(each.groups), str(each.scored), str(each.unscored), str(each.open),
             _percent(whole) if whole else "-",
         )  # fmt: skip
-    Console().print(table)
+    tables.print_table(table)
 
 
 @app.command()
@@ -114,7 +114,8 @@ def show(
     """Success per domain over policy versions: penstock eval show heldout -c runs/first"""
     found = anyio.run(partial(_read, Home.at(config), suite, _version(policy) if policy else None))
     if not found:
-        raise ConfigurationError(f"no evaluation {suite!r} of that version is there: see penstock eval list")
+        of = f" of version {policy}" if policy else ""
+        raise ConfigurationError(f"no evaluation {suite!r}{of} is there: see penstock eval list")
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in found]))
         return
@@ -133,8 +134,11 @@ async def _evaluate(
 ) -> "Evaluation":
     from orchestrator.evaluation import connected
 
+    def waits(sentence: str) -> None:
+        typer.echo(plain(sentence), err=True)
+
     async with connected(home) as bench:
-        return await bench.evaluate(tasks, asked, tick, resolved)
+        return await bench.evaluate(tasks, asked, tick, resolved, waits)
 
 
 async def _read(home: Home, suite: str | None, version: int | None) -> "list[Evaluation]":
@@ -172,20 +176,18 @@ def _percent(point: "Point") -> str:
 
 
 def _show(found: "Evaluation") -> None:
-    console = Console()
     table = Table("domain", "success, 95 % interval", "mean performance", title_justify="left")
     table.title = cell(f"{found.suite} on policy version {found.version}")
     for point in found.points:
         if point.domain == "all":
             table.add_section()
         table.add_row(cell(point.domain), _percent(point), f"{point.mean:.3f}")
-    console.print(table)
+    tables.print_table(table)
     if found.open:
-        console.print(f"{found.open} of {found.groups} groups are open", highlight=False)
+        typer.echo(f"{found.open} of {found.groups} groups are open")
     if found.unscored:
-        console.print(
-            f"{found.unscored} of {found.groups} groups gave no result; `penstock sql` says why: groups.reason",
-            highlight=False,
+        typer.echo(
+            f"{found.unscored} of {found.groups} groups gave no result; `penstock sql` says why: groups.reason"
         )
 
 
@@ -199,4 +201,4 @@ def _curves(found: "Sequence[Evaluation]") -> None:
         of = [point.success for each in found for point in each.points if point.domain == domain]
         line = "".join(BARS[round(8 * share)] for share in of)
         table.add_row(cell(domain), line, " ".join(f"{share:.2f}" for share in of))
-    Console().print(table)
+    tables.print_table(table)

@@ -13,7 +13,13 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "penstock up -c runs/first --set rollout.slots=16 --only runner,verifier",
     ],
     "down": ["penstock down -c runs/first"],
-    "doctor": ["penstock doctor", "penstock doctor --sandbox --provider bubblewrap --json"],
+    "doctor": [
+        "penstock doctor",
+        "penstock doctor --sandbox --provider bubblewrap --json",
+        "penstock doctor --sandbox -c runs/first",
+        "penstock doctor --cluster ops/cluster/topology.toml -c runs/first --monitor http://10.0.0.2:8222",
+        "penstock doctor --cluster -c runs/first --write-probe",
+    ],
     "reconcile": ["penstock reconcile -c runs/first"],
     "status": ["penstock status -c runs/first", "penstock status -c runs/first --json"],
     "run end": ['penstock run end -c runs/first --reason "good enough"'],
@@ -49,6 +55,21 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "show group": ["penstock show group 201 -c runs/first", "penstock show group 201 -c runs/first --json"],
     "show batch": ["penstock show batch 3 -c runs/first --full"],
     "audit": ["penstock audit -c runs/first --ledger submitted.txt --sample 100"],
+    "size": [
+        "penstock size ops/cluster/topology.toml --from-run runs/first --set tool_s=4 --set runners.0.slots=64",
+        "penstock size --from-run runs/first --check --save workload.toml",
+        "penstock size ops/cluster/topology.toml --workload workload.toml --json",
+    ],
+    "scale": [
+        "penstock scale ops/cluster/topology.toml runners=1..4 servers=1",
+        "penstock scale mine.toml gateways=3 --target systemd --out hosts -c runs/first --write > scale.sh && sh scale.sh",
+        "penstock scale mine.toml runners=2 -t kubernetes -o cluster -c runs/first --json",
+    ],
+    "drain": [
+        "penstock drain runner runner-2 -c runs/first --wait",
+        'penstock drain server http://10.0.0.5:30000 -c runs/first --reason "a new driver"',
+        "penstock drain gateway gateway@host-b -c runs/first --undo",
+    ],
     "rewind": ['penstock rewind -c runs/first --to-batch 7 --reason "reward hacking since batch 8"'],
     "rescore": [
         'penstock rescore -c runs/first --tests suite/mended --reason "test_3 failed on every answer"'
@@ -94,6 +115,16 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ],
     "eval list": ["penstock eval list -c runs/first"],
     "eval show": ["penstock eval show heldout -c runs/first", "penstock eval show heldout --policy 7 --json"],
+    "cluster render": [
+        "penstock cluster render ops/cluster/topology.toml --target kubernetes --out cluster",
+        "penstock cluster render ops/cluster/examples/nodes4.toml --target slurm --out job",
+        "penstock cluster render mine.toml -t systemd -o hosts --force",
+    ],
+    "cluster check": [
+        "penstock cluster check ops/cluster/topology.toml",
+        "penstock cluster check cluster --kubernetes 1.34",
+    ],
+    "cluster wait": ["penstock cluster wait -c runs/first --run --timeout 60"],
     "metrics targets": ["penstock metrics targets -c runs/first"],
 }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
@@ -188,8 +189,11 @@ def _export(home: Home, form: "Format", wanted: "Filters", out: Path, as_json: b
         typer.echo(json.dumps(asdict(done)))
         return
     already = " (it was complete before)" if done.already else ""
+    if not done.attempts:
+        already += ": no attempt that has ended fits what was asked for"
     typer.echo(
-        f"{done.attempts} attempts with {done.steps} steps of run {done.run!r} in {done.parts} parts in {out}{already}"
+        f"{tables.counted(done.attempts, 'attempt')} with {tables.counted(done.steps, 'step')} of run {done.run!r}"
+        f" in {tables.counted(done.parts, 'part')} in {out}{already}"
     )
 
 
@@ -204,7 +208,9 @@ def _draw(home: Home, drawer: "Drawer", out: Path, as_json: bool) -> None:
         typer.echo(json.dumps(asdict(done)))
         return
     already = " (it was complete before)" if done.already else ""
-    typer.echo(f"{done.rows} rows of {done.curves} curves of run {done.run!r} in {out}{already}")
+    typer.echo(
+        f"{tables.counted(done.rows, 'row')} of {tables.counted(done.curves, 'curve')} of run {done.run!r} in {out}{already}"
+    )
 
 
 async def _with_engine(home: Home, work: Callable[[Any, str], Any]) -> Any:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.cli import log_lines
+from orchestrator.cli import interrupt, log_lines
 from orchestrator.cli.complete import processes
 from orchestrator.cli.log_lines import LEVELS, Line, Wanted
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
@@ -46,6 +46,8 @@ def logs(
     began = log_lines.since(since, time.time()) if since else 0.0
     wanted = Wanted(frozenset(process or ()), level, rollout, group, began, text)
     directory = Home.at(config).layout.logs
+    if follow:
+        interrupt.heed()
     following = log_lines.Following(directory, wanted) if follow else None
     show(log_lines.newest(log_lines.files(directory, wanted), wanted, lines), as_json=as_json)
     while following is not None:

@@ -8,7 +8,9 @@ import typer
 from orchestrator.bus.base import BusError
 from orchestrator.cli import (
     audit,
+    cluster,
     dead,
+    drain,
     evaluate,
     export,
     logs,
@@ -20,8 +22,10 @@ from orchestrator.cli import (
     rewind,
     runs,
     scaffold,
+    scale,
     sft,
     show,
+    size,
     status,
     tail,
     tasks,
@@ -51,6 +55,9 @@ logs.register(app)
 tail.register(app)
 top.register(app)
 audit.register(app)
+drain.register(app)
+scale.register(app)
+size.register(app)
 rewind.register(app)
 rescore.register(app)
 prune.register(app)
@@ -63,6 +70,7 @@ app.add_typer(
 app.add_typer(metrics.app, name="metrics")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(export.app, name="export", help="What a run recorded, in the formats of other tools.")
+app.add_typer(cluster.app, name="cluster", help="A run on more than one machine, from one topology.")
 app.add_typer(trainer.app, name="trainer")
 app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
 attach(app)

@@ -4,6 +4,7 @@ import csv
 import re
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import anyio
@@ -12,22 +13,28 @@ import typer
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import plain
+from orchestrator.clock import ticking
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.home import Home
 
 TIMEOUT_S, LIMIT = 30.0, 1_000
 READS = ("select", "with", "values", "table", "explain", "show")
+WRITES = ("delete", "insert", "update", "set")  # known words, however close to one that reads
 _FIRST = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|\()*([^\s(;]*)", re.S)
 _TOO_LONG = "57014"  # SQLSTATE query_canceled: its statement_timeout
+_NO_TABLE = re.compile(r'relation "([^"]+)" does not exist')
+_TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm')"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a statement gave; `more`: there are rows behind the limit."""
+    """What a statement gave; `more`: there are rows behind the limit. `leaves`: what a statement could do besides reading, as one sentence;
+    empty: nothing."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
     more: bool = False
+    leaves: str = ""
 
 
 def check_reads(statement: str) -> None:
@@ -40,6 +47,8 @@ def check_reads(statement: str) -> None:
     if not first:
         raise PenstockError('there is no statement: penstock sql "select count(*) from groups"')
     if first.lower() not in READS:
+        if (meant := get_close_matches(first.lower(), READS, 1)) and first.lower() not in WRITES:
+            raise PenstockError(f"{first[:40]} begins no statement: did you mean {meant[0]}?")
         known = f"{', '.join(READS[:-1]).upper()} or {READS[-1].upper()}"
         raise PenstockError(
             f"penstock sql only reads: a statement begins with {known}, not with {first[:40].upper()}"
@@ -47,22 +56,22 @@ def check_reads(statement: str) -> None:
 
 
 async def query(url: str, statement: str, *, timeout_s: float = TIMEOUT_S, limit: int = LIMIT) -> Answer:
-    """Run one statement as penstock_reader in a read-only transaction. At most `limit` rows (0: all).
+    """Run one statement as penstock_reader in a read-only transaction, if it can as a login that is only that. At most `limit` rows (0: all).
 
     PenstockError, one sentence, when it does not read, Postgres refuses it, or it takes longer than `timeout_s` seconds (0: for ever).
     """
     import asyncpg
 
     from orchestrator.pool.engine import Role, open_engine
-    from orchestrator.pool.reader_login import reader_url
+    from orchestrator.pool.reader_login import ReaderLogin, reader_login
 
     check_reads(statement)
     try:
-        login = await reader_url(url)
+        login = await reader_login(url)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        login = url  # away, or it takes no such login: opening says what is wrong
+        login = ReaderLogin(url)  # away: opening says what is wrong
     async with (
-        open_engine(login, Role.READER, size=1, name="penstock-sql") as engine,
+        open_engine(login.url, Role.READER, size=1, name="penstock-sql") as engine,
         engine.connect() as connection,
     ):
         raw: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
@@ -74,10 +83,18 @@ async def query(url: str, statement: str, *, timeout_s: float = TIMEOUT_S, limit
                 cursor = await prepared.cursor()
                 rows = await cursor.fetch(limit + 1 if limit else sys.maxsize >> 32)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise PenstockError(_sentence(error, statement, timeout_s)) from None
+            said = _sentence(error, statement, timeout_s)
+            if missing := _NO_TABLE.search(said):
+                tables_ = [str(row["relname"]) for row in await raw.fetch(_TABLES)]
+                if meant := get_close_matches(missing[1].rpartition(".")[2].lower(), tables_, 1):
+                    said += f"; did you mean {meant[0]}?"
+            raise PenstockError(said) from None
         columns = [each.name for each in prepared.get_attributes()]
         return Answer(
-            columns, [tuple(row) for row in rows[: limit or None]], bool(limit) and len(rows) > limit
+            columns,
+            [tuple(row) for row in rows[: limit or None]],
+            bool(limit) and len(rows) > limit,
+            login.leaves,
         )
 
 
@@ -86,6 +103,8 @@ def _sentence(error: Exception, statement: str, timeout_s: float) -> str:
     if getattr(error, "sqlstate", None) == _TOO_LONG:
         return f"the statement took longer than {timeout_s:g} s: ask for less, or give it more time with --timeout-s"
     said = str(getattr(error, "message", None) or error).partition("\n")[0]
+    if "multiple commands" in said:
+        return "there are several statements: penstock sql takes one at a time"
     position = getattr(error, "position", None)
     if position is not None:
         before = statement[: int(position) - 1]
@@ -111,8 +130,12 @@ def sql(
         raise ValueError("give --json or --csv, not both")
     if statement == "-":
         statement = sys.stdin.read()
-    url = Home.at(config).reading().services.database_url
-    answer = anyio.run(lambda: query(url, statement, timeout_s=timeout_s, limit=limit))
+    settings = Home.at(config).reading()
+    with ticking(settings.clock):
+        url = settings.services.database_url
+        answer = anyio.run(lambda: query(url, statement, timeout_s=timeout_s, limit=limit))
+    if answer.leaves:
+        typer.echo(plain(answer.leaves), err=True)
     if as_json:
         for row in answer.rows:
             typer.echo(tables.line(dict(zip(answer.columns, row, strict=True))))

@@ -58,12 +58,32 @@ def _by_clock(home: Home, work: Callable[[], Awaitable[None]]) -> Callable[[], A
     return timed
 
 
-def orchestrator(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
+def _of_kind(kind: str) -> Callable[[str], str]:
+    """How `--name` is read: what a process is follows from how its name begins."""
+
+    def read(name: str) -> str:
+        if name.partition("-")[0] != kind:
+            raise typer.BadParameter(f"{name!r} is no name of a process of this kind: {kind}, or {kind}-2")
+        return name
+
+    return read
+
+
+def orchestrator(
+    config: ConfigOption = HERE,
+    overrides: SetOption = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            help="This orchestrator's name, unique per host and run.", parser=_of_kind("orchestrator")
+        ),
+    ] = "orchestrator",
+) -> None:
     """The orchestrator: intake, admission, ingest, rewards, relay, reaper."""
     from orchestrator.app import orchestrate
 
     home = Home.at(config, tuple(overrides or ()))
-    _serve("orchestrator", home, _by_clock(home, lambda: orchestrate(home.connected())))
+    _serve(name, home, _by_clock(home, lambda: orchestrate(home.connected())))
 
 
 def gateway(
@@ -71,6 +91,9 @@ def gateway(
     overrides: SetOption = None,
     server: Annotated[list[str] | None, typer.Option(help="A rollout server's URL. Repeatable.")] = None,
     port: Annotated[int, typer.Option(help="TCP port (default: gateway.port).")] = 0,
+    name: Annotated[
+        str, typer.Option(help="This gateway's name, unique per host and run.", parser=_of_kind("gateway"))
+    ] = "gateway",
 ) -> None:
     """The gateway: sessions, exact tokens, weight syncs."""
     from orchestrator.gateway.server import GatewaySettings, serve
@@ -91,15 +114,23 @@ def gateway(
         url_file=home.gateway_url_file,
         config=resolved,
     )
-    _serve("gateway", home, _by_clock(home, lambda: serve(settings)))
+    _serve(name, home, _by_clock(home, lambda: serve(settings)))
 
 
 def runner(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
-    gateway: Annotated[str, typer.Option(help="The gateway's URL (default: the one that runs here).")] = "",
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A gateway's URL (default: gateway.urls, else the one that runs here). Repeatable, for those of other hosts."
+        ),
+    ] = None,
     gateway_socket: Annotated[
-        Path | None, typer.Option(help="The Unix socket that sandboxes see (default: the gateway's own).")
+        Path | None,
+        typer.Option(
+            help="The Unix socket that sandboxes see, of a gateway on this host (default: that of the one that runs here)."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="This runner's name, unique per host and run.")] = "runner",
 ) -> None:
@@ -107,11 +138,20 @@ def runner(
     from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
 
     home = Home.at(config, tuple(overrides or ()))
+    named = tuple(gateway or home.config().gateway.urls)
+    if home.gateway_url_file.exists() and named == (_read(home.gateway_url_file),):
+        named = ()  # the one beside us, by its name
+    if gateway_socket is not None and len(named) > 1:
+        raise ConfigurationError(
+            f"--gateway-socket belongs to one gateway on this host, and {len(named)} are named: leave it out"
+        )
+    first, *others = named or (_read(home.gateway_url_file),)
     settings = RunnerSettings(
         worker=_worker(home, name, lambda resolved: resolved.rollout.slots),
-        gateway_url=gateway or _read(home.gateway_url_file),
+        gateway_url=first,
         gateway_secret=home.gateway_secret,
-        gateway_socket=gateway_socket or home.gateway_socket,
+        gateway_socket=gateway_socket if named else gateway_socket or home.gateway_socket,
+        others=tuple(others),
     )
     _serve(name, home, _by_clock(home, lambda: serve_rollouts(settings)))
 

@@ -29,12 +29,25 @@ def init(
     model: Annotated[str, typer.Option(help="Hugging Face directory of the first policy.")] = "",
 ) -> None:
     """Write a penstock.toml: penstock init runs/first --model models/qwen3"""
-    typer.echo(str(write_template(directory, name, model)))
+    from orchestrator.preflight import check_model
+
+    if model:
+        check_model(Path(model))
+    file = write_template(directory, name, model)
+    typer.echo(str(file))
+    at = "" if file.parent.resolve() == Path.cwd() else f" -c {shlex.quote(str(file.parent))}"
+    first = "" if model else "name a policy in it (policy.model), then: "
+    typer.echo(f"a run of {file.parent.resolve()}; next: {first}penstock up{at}", err=True)
 
 
 def config(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
     """Print the resolved configuration as JSON."""
-    typer.echo(json.dumps(Home.at(config, tuple(overrides or ())).config().to_json(), indent=2))
+    from orchestrator.plugins import names
+    from orchestrator.preflight import check_config
+
+    resolved = Home.at(config, tuple(overrides or ())).config()
+    check_config(resolved, names("scaffolds"))
+    typer.echo(json.dumps(resolved.to_json(), indent=2))
 
 
 def up(
@@ -81,17 +94,51 @@ def down(config: ConfigOption = HERE) -> None:
 
 
 def doctor(
+    topology: Annotated[
+        Path | None, typer.Argument(help="With --cluster: the topology that the run was rendered from.")
+    ] = None,
     as_json: JsonOption = False,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Look at a run on several machines: its services, directory, reach."),
+    ] = False,
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Show the isolation that is really in force in a sandbox.")
     ] = False,
-    provider: Annotated[str, typer.Option(help="The sandbox provider to look at.")] = "bubblewrap",
+    provider: Annotated[
+        str, typer.Option(help="The sandbox provider to look at (default: bubblewrap, or that of --config).")
+    ] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="With --sandbox or --cluster: the run (default of --cluster: here)."
+        ),
+    ] = None,
+    monitor: Annotated[
+        list[str] | None,
+        typer.Option(help="With --cluster: a monitoring address of NATS, http://HOST:8222. Repeatable."),
+    ] = None,
+    write_probe: Annotated[
+        bool, typer.Option("--write-probe", help="With --cluster: only leave a file in the shared directory.")
+    ] = False,
+    read_probe: Annotated[
+        str, typer.Option(help="With --cluster: only look for the file that another host left.")
+    ] = "",
 ) -> None:
     """Check what Penstock needs on this machine; each problem with the command that mends it."""
+    from orchestrator.cli import doctor_cluster
     from orchestrator.embedded.doctor import checks
 
+    if not cluster and (topology or monitor or write_probe or read_probe):
+        raise ValueError("a topology, --monitor and the probes belong to penstock doctor --cluster")
+    if write_probe or read_probe:
+        doctor_cluster.probe(config or HERE, read_probe)
+        return
+    if cluster:
+        doctor_cluster.look(config or HERE, topology, tuple(monitor or ()), provider, as_json)
+        return
     if sandbox:
-        _isolation(provider, as_json)
+        _isolation(provider, config, as_json)
         return
     found = checks()
     if as_json:
@@ -111,13 +158,17 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _isolation(provider: str, as_json: bool) -> None:
+def _isolation(provider: str, config: Path | None, as_json: bool) -> None:
     from orchestrator import plugins
+    from orchestrator.config import SandboxSection
+    from orchestrator.providers import tables
     from sandboxes.base import SandboxError
     from sandboxes.effective import observe
 
+    section = SandboxSection() if config is None else Home.at(config).config().sandbox
+    provider = provider or section.provider
     try:
-        found = anyio.run(observe, plugins.load("sandboxes", provider)())
+        found = anyio.run(observe, plugins.provider(provider, tables(section)))
     except SandboxError as error:
         raise ValueError(f"the sandbox {provider} cannot be looked into: {error}") from error
     if as_json:

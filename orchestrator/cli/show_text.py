@@ -9,7 +9,8 @@ from orchestrator.cli.tables import shown
 if TYPE_CHECKING:
     from orchestrator.look.batches import Batch
     from orchestrator.look.groups import Group
-    from orchestrator.look.rollouts import Attempt, Rollout, Step
+    from orchestrator.look.rollouts import Attempt, Rollout
+    from orchestrator.look.step_tree import Step
     from orchestrator.look.steps import Message, Spoken
     from orchestrator.look.texts import Cut
     from orchestrator.look.tokens import TokenMap, TokenPage

@@ -11,13 +11,14 @@ from rich.table import Table
 
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
-from orchestrator.config import Config
+from orchestrator.config import Config, as_kept
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.embedded.process_spec import ProcessState, SupervisorStatus
 from orchestrator.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.pool.culprits import Culprit
+    from orchestrator.pool.draining import Drainable
     from orchestrator.pool.stages import Stage
 
 NOTHING, STUCK = 3, 4  # exit statuses
@@ -26,7 +27,8 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What the data pool says about a run. `culprits` are by stage; `stuck` are sentences about loops and processes."""
+    """What the data pool says about a run. `culprits` are by stage; `stuck` are sentences about loops and processes; `drains`: what is asked to
+    take nothing new."""
 
     run: str
     state: str
@@ -35,6 +37,7 @@ class RunStatus:
     stages: "list[Stage]"
     culprits: "dict[str, Culprit]"
     stuck: list[str]
+    drains: "list[Drainable]"
 
     def plain(self) -> dict[str, Any]:
         """For machines."""
@@ -52,7 +55,10 @@ class RunStatus:
                     "sentence": culprit.sentence,
                 }
             stages.append(shown)
-        return {**asdict(self), "stages": stages, "culprits": sorted(self.culprits)}
+        drains = [
+            {"kind": one.kind, "id": one.id, "state": one.state, "left": one.left} for one in self.drains
+        ]
+        return {**asdict(self), "stages": stages, "culprits": sorted(self.culprits), "drains": drains}
 
 
 async def read_run(config: Config) -> RunStatus:
@@ -61,6 +67,7 @@ async def read_run(config: Config) -> RunStatus:
 
     from orchestrator.flow.dispatcher import queue_settings
     from orchestrator.pool.culprits import culprits, eased, stuck
+    from orchestrator.pool.draining import drainables
     from orchestrator.pool.engine import Role, check_revision, open_engine
     from orchestrator.pool.presence import present
     from orchestrator.pool.runs import get_run
@@ -75,7 +82,7 @@ async def read_run(config: Config) -> RunStatus:
         ):
             await check_revision(connection)
             run = await get_run(connection, config.run.name)
-            kept = Config.from_json(run.config)
+            kept = as_kept(run.config, config)
             processes = await present(connection, run.run_id)
             found = eased(await stages(connection, run.run_id, kept, queue_settings(kept)), processes)
             letters = select(func.count()).where(dead_letters.c.run_id == run.run_id)
@@ -87,6 +94,7 @@ async def read_run(config: Config) -> RunStatus:
                 found,
                 culprits(found, processes, limit),
                 stuck(processes, limit),
+                [one for one in await drainables(connection, run.run_id, limit) if one.draining],
             )
     raise PenstockError(f"PostgreSQL has not answered within {PATIENCE_S:g} s")
 
@@ -153,6 +161,8 @@ def _show(supervised: SupervisorStatus | None, run: RunStatus | None, problem: s
         tables.print_table(table)
     elif run.state == "active":
         typer.echo("nothing is unfinished: the run waits for tasks (penstock tasks publish)")
+    for one in run.drains:
+        typer.echo(one.sentence)
     named = {culprit.sentence for culprit in run.culprits.values()}
     for sentence in run.stuck:
         if sentence not in named:

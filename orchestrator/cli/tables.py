@@ -43,6 +43,14 @@ def shown(value: Any) -> str:
             return str(value)
 
 
+def counted(n: int, word: str) -> str:
+    """
+    >>> counted(1, "part"), counted(0, "part")
+    ('1 part', '0 parts')
+    """
+    return f"{n} {word}{'s' * (n != 1)}"
+
+
 def as_json(value: Any) -> Any:
     """What `json.dumps` does not know: numbers stay numbers, times are ISO 8601, intervals seconds, bytes hex, all else its text."""
     match value:

@@ -7,7 +7,7 @@ import anyio
 import msgspec
 import typer
 
-from orchestrator.cli import tables
+from orchestrator.cli import interrupt, tables
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.cli.reading import reading
 from orchestrator.cli.terminal import plain
@@ -34,7 +34,7 @@ def tail(
     if group is not None and rollout is not None:
         raise ValueError("give --group or --rollout, not both")
     resolved = Home.at(config).reading()
-    anyio.run(lambda: _tail(resolved, group, rollout, lines, steps=steps, follow=follow, as_json=as_json))
+    interrupt.run(lambda: _tail(resolved, group, rollout, lines, steps=steps, follow=follow, as_json=as_json))
 
 
 async def _tail(

@@ -1,14 +1,14 @@
 """penstock tasks: publish, check, generate."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
-from orchestrator.cli import complete
+from orchestrator.cli import complete, tables
 from orchestrator.cli.bar import busy, progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.cli.terminal import plain
@@ -30,6 +30,10 @@ def read(sources: list[Path]) -> "Iterator[Task]":
         if not source.exists():
             raise ValueError(f"{source} does not exist")
         if source.is_file():
+            if source.suffix != ".jsonl":
+                raise ValueError(
+                    f"{source} is no task: give a task directory, a folder of them, or a .jsonl file"
+                )
             yield from iter_jsonl(source)
         elif (source / "task.toml").exists() or (source / "instruction.md").exists():
             yield load(source)
@@ -41,6 +45,29 @@ def read(sources: list[Path]) -> "Iterator[Task]":
                 )
             for directory in found:
                 yield load(directory)
+
+
+def offered(scaffold: str, shares: Mapping[str, float], file: Path) -> str:
+    """The name under which the run of `file` knows `scaffold`: registered, or in its shares; a path is looked for here, then beside the file.
+
+    ValueError, one sentence, when it knows none.
+    """
+    from scaffolds.find import is_path, known
+
+    known_here = dict.fromkeys((*known(), *shares))
+    found = [scaffold]
+    if is_path(scaffold):
+        found += [str(Path(scaffold).resolve()), str((file.parent / scaffold).resolve())]
+    for name in found:
+        if name in known_here:
+            return name
+    lies = Path(scaffold.rpartition(":")[0] if ".py:" in scaffold else scaffold)
+    if is_path(scaffold) and lies.exists():
+        raise ValueError(
+            f"--scaffold {scaffold}: the run does not have it; add {json.dumps(str(Path(scaffold).resolve()))} = 0.0"
+            f" to rollout.scaffolds of {file} and start the run again"
+        )
+    raise ValueError(f"--scaffold: unknown scaffold {scaffold!r}; the run knows: {', '.join(known_here)}")
 
 
 @app.command()
@@ -65,8 +92,6 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
-    from scaffolds.find import is_path
-
     from orchestrator.bus.nats import NatsBus
     from orchestrator.contracts.events import TaskSubmitted
     from orchestrator.publish import publish_tasks
@@ -76,6 +101,7 @@ def publish(
         raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
+    named = offered(scaffold, resolved.rollout.scaffolds, home.file) if scaffold else None
     with busy("read tasks"):
         tasks = list(read(sources))
         for task in tasks:
@@ -87,7 +113,7 @@ def publish(
                 task=task.to_message(),
                 submission=":".join(part for part in (label, purpose, task.content_hash[:24]) if part),
                 purpose=purpose,
-                scaffold=str(Path(scaffold).resolve()) if is_path(scaffold) else scaffold or None,
+                scaffold=named,
                 group_size=group_size or None,
                 label=label or None,
             ),
@@ -95,9 +121,11 @@ def publish(
         for task in tasks
     ]
 
+    stays: set[str] = set()
+
     async def work() -> dict[str, tuple[str, str]]:
         async with NatsBus.connect(resolved.services.nats_url, name="penstock-tasks") as bus:
-            return await publish_tasks(bus, resolved.run.name, prepared, timeout_s, tick)
+            return await publish_tasks(bus, resolved.run.name, prepared, timeout_s, tick, stays.add)
 
     with progress(f"publish {len(prepared)} tasks") as tick:
         answers = anyio.run(work)
@@ -115,8 +143,13 @@ def publish(
         typer.echo(
             f"{len(answers) - len(rejected)} accepted, {len(rejected)} rejected, {unanswered} unanswered"
         )
+        alike: dict[tuple[str, bool], list[str]] = {}
         for submission, reason in rejected.items():
-            typer.echo(plain(f"  {submission}: {reason}"), err=True)
+            alike.setdefault((reason, submission in stays), []).append(submission)
+        for (reason, old), which in alike.items():
+            who = which[0] if len(which) == 1 else f"{len(which)} tasks"
+            again = " (answered earlier, and that stays: use another --label)" if old else ""
+            typer.echo(plain(f"  {who}: {reason}{again}"), err=True)
     if rejected or unanswered:
         raise typer.Exit(1)
 
@@ -140,7 +173,7 @@ def check(
     section = SandboxSection() if config is None else Home.at(config, tuple(overrides or ())).config().sandbox
     for task in tasks:
         check_admissible(task, section)
-    typer.echo(f"{len(tasks)} tasks are well-formed")
+    typer.echo(f"{tables.counted(len(tasks), 'task')} {'is' if len(tasks) == 1 else 'are'} well-formed")
 
 
 @app.command()

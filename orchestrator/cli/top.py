@@ -40,7 +40,7 @@ async def _top(config: Config, live: bool, as_json: bool) -> None:
     async with reading(config, "top") as reader:
 
         async def read(reader: Reader = reader) -> Snapshot:
-            return await reader.ask(lambda connection: snapshot(connection, config.run.name))
+            return await reader.ask(lambda connection: snapshot(connection, config))
 
         if live:
             from orchestrator.top.app import Top

@@ -1,26 +1,34 @@
 """`penstock sql` and `penstock tasks publish` against real services."""
 
 import json
+import re
 import secrets
+import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+import asyncpg
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.main import app
 from orchestrator.cli.pool import Answer, query
+from orchestrator.cli.tasks import offered
+from orchestrator.clock import Clock, ticking
 from orchestrator.config import Config, load
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.flow.context import Flow
 from orchestrator.flow.intake import Intake
 from orchestrator.home import write_template
+from orchestrator.pool import reader_login as reader_login_module
 from orchestrator.pool.engine import open_engine
+from orchestrator.pool.reader_login import LOGIN, ReaderLogin, reader_login
 from orchestrator.tasks.suite import generate
 from tests import builders
 
@@ -66,9 +74,10 @@ def test_rows_and_time_have_a_limit(database_url: str) -> None:
     ("statement", "said"),
     [
         ("SELECT 1 FRO groups g", r'syntax error at or near "groups" \(line 1, column 14\)'),
-        ("SELECT *\n  FROM nowhere", r'relation "nowhere" does not exist \(line 2, column 8\)'),
+        ("SELECT *\n  FROM nowhere", r'relation "nowhere" does not exist \(line 2, column 8\)$'),
+        ("SELECT * FROM rolouts", r'relation "rolouts" does not exist .*; did you mean rollouts\?$'),
         ("SELECT stat FROM groups", 'column "stat" does not exist .*; Perhaps you meant'),
-        ("SELEC 1", "penstock sql only reads: .* not with SELEC$"),
+        ("SELEC 1", r"SELEC begins no statement: did you mean select\?$"),
         ("DELETE FROM groups", "penstock sql only reads: .* not with DELETE$"),
         ("COPY groups TO PROGRAM 'cat'", "penstock sql only reads"),
         ("SET ROLE penstock", "penstock sql only reads"),
@@ -79,7 +88,7 @@ def test_rows_and_time_have_a_limit(database_url: str) -> None:
         ),
         ("EXPLAIN ANALYZE DELETE FROM groups", "permission denied|read-only transaction"),
         ("SELECT open_partition(9)", "permission denied|read-only transaction"),
-        ("SELECT 1; SELECT 2", "cannot insert multiple commands"),
+        ("SELECT 1; SELECT 2", "there are several statements: penstock sql takes one at a time$"),
         ("SELECT $1::int", "."),
         ("SELECT 1/0", "division by zero"),
     ],
@@ -105,6 +114,84 @@ def test_no_statement_leaves_the_reader(database_url: str, setting: str) -> None
             database_url,
             f"WITH a AS MATERIALIZED (SELECT {left} AS x) SELECT ({FILE} WHERE a.x IS NOT NULL LIMIT 1) FROM a",
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "leaves"),
+    [
+        ("IN ROLE penstock_reader", None),
+        (
+            "IN ROLE penstock_reader, penstock_trainer",
+            "may do more than read: .* stops a mistake .* only a reader",
+        ),
+    ],
+)
+def test_what_a_statement_could_do_besides_reading_is_said_where_no_reader_can_log_in(
+    home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, options: str, leaves: str | None
+) -> None:
+    name = f"login_{secrets.token_hex(6)}"
+    parts = urlsplit(database_url)
+    monkeypatch.setenv(
+        "DATABASE_URL", parts._replace(netloc=f"{name}:pw@{parts.netloc.rpartition('@')[2]}").geturl()
+    )
+    owned(database_url, f"CREATE ROLE {name} LOGIN PASSWORD 'pw' {options}")
+    try:
+        asked = invoke("sql", "-c", str(home), "--json", "SELECT session_user AS login, current_user AS role")
+    finally:
+        owned(database_url, f"DROP ROLE {name}")
+    assert asked.exit_code == 0 and json.loads(asked.stdout) == {"login": name, "role": "penstock_reader"}
+    assert re.fullmatch(f"login {name} {leaves}.*\n", asked.stderr) if leaves else not asked.stderr
+
+
+def test_a_superuser_asks_as_a_login_that_is_a_reader_alone(home: Path) -> None:
+    asked = invoke("sql", "-c", str(home), "--json", "SELECT session_user AS login")
+    assert (json.loads(asked.stdout), asked.stderr) == ({"login": LOGIN}, "")
+
+
+def test_what_is_wrong_with_a_statement_is_no_line_of_the_servers_log(home: Path) -> None:
+    asked = invoke("sql", "-c", str(home), "--json", "SHOW log_min_messages")
+    assert json.loads(asked.stdout) == {"log_min_messages": "fatal"}
+
+
+@pytest.mark.anyio
+async def test_a_login_that_nobody_made_is_not_tried(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, name = [], f"login_{secrets.token_hex(6)}"
+    connect = reader_login_module._connect
+
+    async def noted(url: str) -> asyncpg.Connection:
+        tried.append(urlsplit(url).username)
+        return await connect(url)
+
+    monkeypatch.setattr(reader_login_module, "_connect", noted)
+    own = urlsplit(database_url)
+    url = own._replace(netloc=f"{name}:pw@{own.netloc.rpartition('@')[2]}").geturl()
+    async with open_engine(database_url) as engine:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"CREATE ROLE {name} LOGIN PASSWORD 'pw' IN ROLE penstock_reader"))
+        assert await reader_login(url) == ReaderLogin(url) and tried == [name]
+        async with engine.begin() as connection:
+            await connection.execute(text(f"DROP ROLE {name}"))
+
+
+@pytest.mark.anyio
+async def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ticking(Clock(pool_connect_s=0.1)),
+        anyio.fail_after(10),
+    ):
+        with pytest.raises(TimeoutError):
+            await reader_login(f"postgresql://a:b@127.0.0.1:{silent.getsockname()[1]}/c?sslmode=disable")
+
+
+def owned(url: str, statement: str) -> None:
+    async def work() -> None:
+        async with open_engine(url) as engine, engine.begin() as connection:
+            await connection.execute(text(statement))
+
+    anyio.run(work)
 
 
 @pytest.mark.parametrize("call", ["pg_read_file('PG_VERSION')", "lo_import('/etc/hostname')", "lo_create(0)"])
@@ -159,6 +246,26 @@ def test_what_a_policy_wrote_is_shown_as_it_is_and_moves_no_cursor(home: Path) -
     assert json.loads(invoke("sql", "-c", str(home), "--json", statement).stdout) == {"said": said}
 
 
+def test_a_scaffold_that_the_run_does_not_have_is_refused_before_anything_is_sent(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")  # where nobody is
+    publish = partial(invoke, "tasks", "publish", "nowhere", "-c", str(home), "--scaffold")
+    typo = str(publish("shel").exception)
+    assert typo.startswith("--scaffold: unknown scaffold 'shel'; the run knows: ")
+    assert typo.partition("knows: ")[2].split(", ").count("shell") == 1
+    (home / "my-black").mkdir()
+    beside = publish(str(home / "my-black")).exception
+    assert f'add "{home / "my-black"}" = 0.0 to rollout.scaffolds of {home / "penstock.toml"}' in str(beside)
+
+
+def test_a_scaffold_beside_the_configuration_is_found_from_any_directory(tmp_path: Path) -> None:
+    beside, file = str(tmp_path / "my-black"), tmp_path / "penstock.toml"
+    assert offered("./my-black", {beside: 0.0}, file) == beside
+    assert offered("my-black/", {beside: 0.0}, file) == beside
+    assert offered(beside, {beside: 0.0}, file) == beside
+
+
 @pytest.mark.anyio
 async def test_published_tasks_are_accepted_once_and_rejections_are_told(
     home: Path, database_url: str, nats_server: EmbeddedNats
@@ -182,8 +289,16 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_told(
                 {"accepted": 3, "rejected": {}, "unanswered": 0},
             )
         assert (await query(database_url, "SELECT count(*)::int FROM groups")).rows == [(3,)]
-        unknown = await anyio.to_thread.run_sync(partial(publish, "--scaffold", "none", "--label", "x"))
-        told = json.loads(unknown.stdout.splitlines()[-1])
-        assert unknown.exit_code == 1 and len(told["rejected"]) == 3
-        assert set(told["rejected"].values()) == {"unknown scaffold 'none'; known: shell"}
+        alone = ("--group-size", "1", "--label", "x")
+        refused = await anyio.to_thread.run_sync(partial(publish, *alone))
+        told = json.loads(refused.stdout.splitlines()[-1])
+        assert refused.exit_code == 1 and len(told["rejected"]) == 3
+        (reason,) = set(told["rejected"].values())
+        assert reason.startswith("group_size is 1: a training group")
+        publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home))
+        again = await anyio.to_thread.run_sync(partial(publish, *alone))
+        assert again.stdout == "0 accepted, 3 rejected, 0 unanswered\n"
+        assert (
+            f"  3 tasks: {reason} (answered earlier, and that stays: use another --label)\n" == again.stderr
+        )
         group.cancel_scope.cancel()

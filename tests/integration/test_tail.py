@@ -129,14 +129,17 @@ async def test_one_group_or_rollout_is_followed_alone(engine: AsyncEngine) -> No
         await more(engine, Changes(run.run_id, Only(rollout=999)))
 
 
+# A script without job control starts what ends with `&` with SIGINT ignored, and so do those whom it starts.
+@pytest.mark.parametrize("begun", ["", "trap '' INT; "], ids=["in front", "by a script, behind"])
 async def test_the_command_goes_on_until_it_is_interrupted(
-    engine: AsyncEngine, database_url: str, tmp_path: Path
+    engine: AsyncEngine, database_url: str, tmp_path: Path, begun: str
 ) -> None:
     name = f"r{secrets.token_hex(4)}"
     write_template(tmp_path, name, "")
     run = await builders.make_run(engine, small(name))
     environment = {**os.environ, "DATABASE_URL": database_url, "NATS_URL": "nats://127.0.0.1:1"}
-    command = [sys.executable, "-m", "orchestrator.cli", "tail", "-c", str(tmp_path), "--json"]
+    penstock = [sys.executable, "-m", "orchestrator.cli", "tail", "-c", str(tmp_path), "--json"]
+    command = ["sh", "-c", f'{begun}exec "$@"', "sh", *penstock]
     with anyio.fail_after(60):
         async with await anyio.open_process(command, env=environment, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.cli.pool import Answer
+from orchestrator.home import write_template
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = {
@@ -85,6 +86,15 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
     here = str(directory)
     for arguments, said in (
         (("init", here), "penstock.toml exists already"),
+        (
+            ("init", str(tmp_path / "second"), "--model", str(tmp_path / "nosuch")),
+            f"policy.model: there is no directory {tmp_path / 'nosuch'}",
+        ),
+        (("config", "-c", here, "--set", "rollout.scaffolds={shel=1.0}"), "unknown scaffold 'shel'; known: "),
+        (
+            ("tasks", "check", str(directory / "penstock.toml")),
+            "penstock.toml is no task: give a task directory",
+        ),
         (("config", "-c", str(tmp_path)), "does not exist; write one with: penstock init"),
         (("config", "-c", here, "--set", "queue.size=3"), "queue.size is not a known key"),
         (("sql", "-c", here, "select 1"), "run `penstock up`, or set DATABASE_URL"),
@@ -99,6 +109,18 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
         ),
     ):
         assert said in refused(penstock(*arguments))
+
+
+def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_model_that_is_not_there(
+    tmp_path: Path, penstock: Penstock
+) -> None:
+    done = penstock("init", str(tmp_path / "a run"))
+    assert done.out == f"{tmp_path / 'a run' / 'penstock.toml'}\n"
+    assert done.err == (
+        f"a run of {tmp_path / 'a run'}; next: name a policy in it (policy.model), then: penstock up -c '{tmp_path / 'a run'}'\n"
+    )
+    assert penstock("init", str(tmp_path / "other"), "--model", str(tmp_path / "nosuch")).code == 1
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Path) -> None:
@@ -121,7 +143,7 @@ def test_the_resolved_configuration_is_printed_without_services(
     monkeypatch.setenv("DATABASE_URL", "postgresql://u:secret@h/x")
     done = penstock("config", "-c", str(directory), "--set", "queue.capacity=40")
     assert done.code == 0 and '"capacity": 40' in done.out and '"window": 12' in done.out
-    assert "secret" not in done.out
+    assert "u:secret" not in done.out
 
 
 def test_generated_tasks_are_well_formed(penstock: Penstock, tmp_path: Path) -> None:
@@ -160,7 +182,7 @@ def test_a_dockerfile_that_cannot_be_stood_for_is_named_before_anything_is_publi
 
 def test_a_run_is_called_as_its_directory_where_that_can_be(penstock: Penstock, tmp_path: Path) -> None:
     for directory, named in (("first", "first"), ("My run", "default")):
-        assert penstock("init", str(tmp_path / directory), "--model", 'a "b" \\ c').code == 0
+        write_template(tmp_path / directory, "", 'a "b" \\ c')
         kept = json.loads(penstock("config", "-c", str(tmp_path / directory)).out)
         assert (kept["run"]["name"], kept["policy"]["model"]) == (named, 'a "b" \\ c')
     said = refused(penstock("init", str(tmp_path / "second"), "--name", "Second"))
