@@ -33,7 +33,7 @@ import anyio
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.clock import clock
-from orchestrator.config import Config, differences
+from orchestrator.config import Config, as_kept, differences
 from orchestrator.flow.context import Flow
 from orchestrator.flow.dispatcher import dispatcher
 from orchestrator.flow.ender import ender
@@ -72,7 +72,7 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
             lambda connection: ensure_run(connection, config.run.name, config.to_json()),
             at="run.create",
         )
-        kept = Config.from_json({**run.config, "services": config.services.model_dump()})
+        kept = as_kept(run.config, config)
         if changed := differences(kept, config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
         config = kept
@@ -96,7 +96,9 @@ async def orchestrate(config: Config) -> None:
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         roles: dict[str, Callable[[], Awaitable[None]]] = {
-            "intake": Intake(flow, [*known_scaffolds, *flow.config.rollout.scaffolds]).run,
+            "intake": Intake(
+                flow, list(dict.fromkeys((*known_scaffolds, *flow.config.rollout.scaffolds)))
+            ).run,
             "dispatcher": partial(dispatcher, flow),
             "steps": partial(ingest_steps, flow),
             "results": partial(ingest_results, flow),

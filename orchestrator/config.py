@@ -5,7 +5,6 @@
 
 import ipaddress
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,9 @@ from orchestrator.clock import SCALED, Clock, Seconds, Wait
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.course import DomainLimits, NextStage, Positive, Section, StageSection
+from orchestrator.environment import named
+from orchestrator.explain import explain
+from orchestrator.providers import ContainerSection, KubernetesSection
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -37,16 +39,19 @@ class RunSection(Section):
 
 
 class ServicesSection(Section):
-    """Services to use instead of the embedded ones. Empty: $DATABASE_URL / $NATS_URL, else started by `penstock up`."""
+    """Services to use instead of the embedded ones. Empty: $DATABASE_URL / $NATS_URL, else started by `penstock up`. Servers of one NATS cluster
+    are named with commas between them; from three on, streams have three replicas."""
 
     database_url: str = ""
     nats_url: str = ""
 
 
 class PolicySection(Section):
-    """The first policy: a Hugging Face directory with weights, config and tokenizer."""
+    """The first policy: a Hugging Face directory with weights, config and tokenizer. `directory`: where the weights of all versions are kept;
+    gateways, rollout servers and trainer see it at the same path. Empty: .penstock/policies beside penstock.toml."""
 
     model: str = ""
+    directory: str = ""
 
 
 class QueueSection(Section):
@@ -189,6 +194,8 @@ class SandboxSection(Section):
     processes: Positive = 64
     cpu_s: Positive = 60
     disk_mb: Positive = 64
+    container: ContainerSection = ContainerSection()
+    kubernetes: KubernetesSection = KubernetesSection()
 
 
 class GatewaySection(Section):
@@ -200,10 +207,16 @@ class GatewaySection(Section):
     `routes_mb`: with trainer.routing_replay, a step whose message would be larger is recorded without routes, or with fewer. Where the bus
     takes less (an external NATS as it comes: 1 MiB), that holds.
     `replay_hold_s`: how long a resumed program's request that is not on record waits for those that are, before it counts as diverged.
+    For runners on other hosts (ops/guides/hosts.md): `sandbox_port` is a second port with what sandboxes may reach and nothing else, 0: none;
+    `secret_file` the admin secret that all gateways of a run and their runners read, empty: beside the run, made by the gateway; `urls` the
+    gateways that runners use, none: the one beside them.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    sandbox_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    secret_file: str = ""
+    urls: tuple[str, ...] = ()
     body_limit_mb: Positive = 64
     spool_mb: Annotated[float, Field(gt=0)] = 512.0
     routes_mb: Annotated[float, Field(gt=0)] = 6.0
@@ -211,6 +224,14 @@ class GatewaySection(Section):
     replay_hold_s: Seconds = 2.0
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     unproven_template: Literal["refuse", "per_request"] = "refuse"
+
+    @model_validator(mode="after")
+    def _ports(self) -> "GatewaySection":
+        if self.port and self.port == self.sandbox_port:
+            raise ValueError(
+                f"port and sandbox_port are both {self.port}: sandboxes must not reach the admin API, so give them a port of their own"
+            )
+        return self
 
 
 class ServersSection(Section):
@@ -459,6 +480,13 @@ class Config(Section):
         return cls.model_validate({**stored, "queue": queue})
 
 
+def as_kept(stored: dict[str, Any], own: Config) -> Config:
+    """A run's configuration: what it began with (`Run.config`), but for the services and the slots of its runners, which may change while it
+    runs: `own` is what this process was started with."""
+    rollout = {**stored["rollout"], "slots": own.rollout.slots}
+    return Config.from_json({**stored, "services": own.services.model_dump(), "rollout": rollout})
+
+
 def _faster(section: BaseModel, scale: float) -> BaseModel:
     """A section with its durations divided."""
     update = {
@@ -497,21 +525,6 @@ def _known(location: tuple[int | str, ...]) -> list[str]:
     section = Config.model_fields.get(str(location[0])) if len(location) > 1 else None
     model = section.annotation if section else Config
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
-
-
-def _explain(error: ValidationError, source: str) -> str:
-    parts = []
-    for item in error.errors():
-        location = item["loc"]
-        if location[:2] == ("rollout", "context"):
-            location = (*location[:3], *location[4:])  # without the policy's name, which nobody wrote there
-        key = ".".join(str(part) for part in location)
-        if item["type"] == "extra_forbidden":
-            parts.append(f"{key} is not a known key (known: {', '.join(_known(item['loc']))})")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            parts.append(f"{key}: {message}" if key else message)
-    return f"{source}: " + "; ".join(parts)
 
 
 def _override(raw: dict[str, Any], assignment: str) -> None:
@@ -561,9 +574,9 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     services = raw.setdefault("services", {})
     if isinstance(services, dict):
         for key, variable in (("database_url", "DATABASE_URL"), ("nats_url", "NATS_URL")):
-            if not services.get(key) and os.environ.get(variable):
-                services[key] = os.environ[variable]
+            if not services.get(key) and (value := named(variable)):
+                services[key] = value
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigurationError(_explain(error, source)) from None
+        raise ConfigurationError(explain(error, source, overrides, _known)) from None

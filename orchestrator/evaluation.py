@@ -32,7 +32,7 @@ from orchestrator.pool.tables import groups, policy_versions, rollout_servers
 from orchestrator.publish import publish_tasks
 from orchestrator.tasks.harbor import Task
 
-ANSWER_S = 120.0  # for the orchestrator to accept what was published
+ANSWER_S = 120.0  # for the orchestrator to accept what was published, for a trainer that starts to publish its first version
 SERVED_S = 30.0  # for a rollout server to come to the newest version
 STUCK_S = 600.0  # without a single further group that ended
 LOOK_S = 0.5
@@ -75,12 +75,14 @@ class Bench:
         asked: Asked,
         tick: Tick = lambda *_: None,
         resolved: Callable[[int], object] = lambda _: None,
+        waits: Callable[[str], object] = lambda _: None,
     ) -> Evaluation:
-        """`resolved` is told the version.
+        """`resolved` is told the version, `waits` what must come before there is one.
 
         Run every task and wait. ConfigurationError when that cannot be done exactly; PenstockError when nothing moves any more."""
         if not tasks:
             raise ConfigurationError(f"the suite {asked.suite!r} has no task")
+        await self._begun(waits)
         async with self.engine.connect() as connection:
             version = await self._version(connection, asked.version)
             resolved(version)
@@ -93,6 +95,22 @@ class Bench:
         async with self.engine.connect() as connection:
             (found,) = await evaluations(connection, self.run_id, suite=asked.suite, version=version)
         return found
+
+    async def _begun(self, waits: Callable[[str], object]) -> None:
+        """Return once the run has a policy version, or nobody believes any more that one comes."""
+        query = select(policy_versions.c.version).where(policy_versions.c.run_id == self.run_id).limit(1)
+        told = False
+        with anyio.move_on_after(ANSWER_S):
+            while True:
+                async with self.engine.connect() as connection:
+                    if await connection.scalar(query) is not None:
+                        return
+                if not told:
+                    waits(
+                        f"run {self.run!r} has no policy version yet: waiting up to {ANSWER_S:.0f} s for its trainer, which publishes the first"
+                    )
+                    told = True
+                await anyio.sleep(LOOK_S)
 
     async def _version(self, connection: AsyncConnection, wanted: int | None) -> int:
         table = policy_versions.c

@@ -8,12 +8,11 @@
 <directory>/.penstock/run/<process>.metrics.json   where Prometheus finds its metrics
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import socket
-import tempfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from orchestrator.embedded.layout import RunLayout
 from orchestrator.embedded.nats_server import recorded_nats_url
 from orchestrator.embedded.postgres_cluster import recorded_url
 from orchestrator.metrics import SUFFIX, Target
+from sandboxes.owned import sockets_root
 
 UNKNOWN = "no service is known here: run `penstock up`, or set {}"
 
@@ -50,7 +50,9 @@ class Home:
 
     @property
     def policies(self) -> Path:
-        return self.layout.root / "policies"
+        """Where the weights of all versions are kept."""
+        configured = load(self.file, self.overrides).policy.directory
+        return Path(configured) if configured else self.layout.root / "policies"
 
     @property
     def gateway_url_file(self) -> Path:
@@ -58,7 +60,9 @@ class Home:
 
     @property
     def gateway_secret(self) -> Path:
-        return self.layout.run / "gateway.secret"
+        """The admin secret's file: beside the run, or the one that gateways and runners of several hosts share."""
+        named = load(self.file, self.overrides).gateway.secret_file
+        return Path(named) if named else self.layout.run / "gateway.secret"
 
     @property
     def web_url_file(self) -> Path:
@@ -93,26 +97,15 @@ class Home:
     def gateway_socket(self) -> Path:
         """The socket that sandboxes see: alone in a directory that unprivileged users can enter, and short."""
         digest = hashlib.sha256(os.fsencode(self.layout.root)).hexdigest()[:12]
-        directory = Path(tempfile.gettempdir()) / f"penstock-gateway-{os.getuid()}-{digest}"
-        directory.mkdir(mode=0o755, exist_ok=True)
-        found = directory.lstat()
-        if (
-            not directory.is_dir()
-            or directory.is_symlink()
-            or found.st_uid != os.getuid()
-            or found.st_mode & 0o022
-        ):
-            raise ConfigurationError(
-                f"{directory} belongs to somebody else or is writable by others; remove it and start again"
-            )
+        directory = sockets_root() / digest
+        for level, mode in ((directory.parent, 0o711), (directory, 0o755)):
+            level.mkdir(mode=mode, exist_ok=True)
+            found = level.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise ConfigurationError(
+                    f"{level} belongs to somebody else or is writable by others; remove it and start again"
+                )
         return directory / "gateway.sock"
-
-    def discard_socket(self) -> None:
-        """Remove the socket's directory, which lies outside of the run's own. For when no gateway of this run lives."""
-        socket = self.gateway_socket
-        socket.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # something else lies there: it is not ours to remove
-            socket.parent.rmdir()
 
     def config(self) -> Config:
         """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""

@@ -3,6 +3,9 @@
     with measuring() as process:                       # a process of Penstock, once, at its start
         measured(BusMetrics).publish_s.observe(0.003)  # anywhere inside; made at the first use, one of each kind
         with served(process.registry, target): ...     # http://127.0.0.1:PORT/metrics, and a file that says so
+    with ready(): ...                              # meanwhile /readyz says 200, before and after it 503
+
+`/healthz` says 200 as long as the interpreter runs: a process whose event loop hangs is ended by its own watchdog.
 
 Names are `penstock_*` in base units, labels are bounded: never the id of a task, group, rollout or session. A server of its own thread
 answers, so a process whose event loop stands still says so.
@@ -13,7 +16,7 @@ Outside `measuring` everything is counted where nobody reads it.
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import (
     CollectorRegistry,
@@ -52,6 +56,7 @@ class Process:
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     kinds: dict[Any, Any] = field(default_factory=dict)
+    ready: int = 0
 
 
 _process: ContextVar[Process | None] = ContextVar("metrics", default=None)
@@ -67,6 +72,20 @@ def measuring() -> Iterator[Process]:
         yield process
     finally:
         _process.reset(token)
+
+
+@contextmanager
+def ready() -> Iterator[None]:
+    """This process can do its work while the context is open: it has found its run and its services."""
+    process = _process.get()
+    if process is None:
+        yield
+        return
+    process.ready += 1
+    try:
+        yield
+    finally:
+        process.ready -= 1
 
 
 def measured(kind: Callable[[CollectorRegistry], M]) -> M:
@@ -201,6 +220,20 @@ class _Request(WSGIRequestHandler):
         """Nothing."""
 
 
+def _answers(metrics: WSGIApplication, process: Process | None) -> WSGIApplication:
+    """`metrics`, and what an orchestrator of containers asks: does it live, can it work?"""
+
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path not in ("/healthz", "/readyz"):
+            return metrics(environ, start)
+        well = path == "/healthz" or (process is not None and process.ready > 0)
+        start("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if well else b"it is starting, or ends\n"]
+
+    return answer
+
+
 @contextmanager
 def served(registry: CollectorRegistry, target: Target) -> Iterator[str]:
     """Answer scrapes of `registry` while the context is open; gives the address. Raises ConfigurationError when the port is taken."""
@@ -211,7 +244,7 @@ def served(registry: CollectorRegistry, target: Target) -> Iterator[str]:
             f"metrics of {target.process} cannot be served at {target.host}:{target.port}: {error.strerror or error}; "
             "change metrics.host or metrics.ports"
         ) from None
-    server.set_app(make_wsgi_app(registry))
+    server.set_app(_answers(make_wsgi_app(registry), _process.get()))
     thread = threading.Thread(target=server.serve_forever, args=(STOP_S,), name="metrics", daemon=True)
     thread.start()
     host = f"[{target.host}]" if ":" in target.host else target.host

@@ -3,8 +3,9 @@
 import json
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scaffolds.find import find, is_path
 from tokenizers import Tokenizer
@@ -14,7 +15,8 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.routes import check_replay
 from orchestrator.flow.complete import reward_settings
 from orchestrator.flow.dispatcher import queue_settings
-from orchestrator.plugins import load, names
+from orchestrator.plugins import names
+from orchestrator.plugins import provider as configured
 from orchestrator.rewards.settings import check_rewards
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.policies import queue_policy
@@ -101,9 +103,9 @@ def check_model(directory: Path, *, routing_replay: bool = False) -> None:
         )
 
 
-async def check_sandbox(name: str) -> None:
+async def check_sandbox(name: str, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Whether the provider can open a sandbox here: it opens one. Also removes what dead owners left."""
-    provider: Provider = load("sandboxes", name)()
+    provider: Provider = configured(name, tables)
     try:
         problems = await provider.problems()
     except SandboxFull as error:  # a worker that starts waits for room; a person who starts a run can make it

@@ -26,9 +26,10 @@ async def publish_tasks(
     tasks: Sequence[tuple[str, TaskSubmitted]],
     timeout_s: float,
     tick: Callable[[int, int], None] = lambda *_: None,
+    earlier: Callable[[str], None] = lambda _: None,
 ) -> dict[str, tuple[str, str]]:
     """Publish (domain, event) pairs; returns {submission: (status, reason)} of all that were answered, until none was for `timeout_s`. `tick`
-    is told how many of how many are answered.
+    is told how many of how many are answered, `earlier` which submission had its answer before.
 
     Blocks while the stream is full (back-pressure). Submissions without an id get sha256 of their body.
     Raises BusError when the bus does not take a message at all.
@@ -50,7 +51,7 @@ async def publish_tasks(
                 patience.deadline = anyio.current_time() + timeout_s
                 tick(answered, of)
 
-            refused = await _until_answered(bus, notices, open_tasks, answers, told)
+            refused = await _until_answered(bus, notices, open_tasks, answers, told, earlier)
             if refused is not None:
                 raise refused
     return answers
@@ -62,6 +63,7 @@ async def _until_answered(
     open_tasks: Mapping[str, Outgoing],
     answers: dict[str, tuple[str, str]],
     tick: Callable[[int, int], None],
+    earlier: Callable[[str], None],
 ) -> BusError | None:
     """Fill `answers`; returns why the bus does not take a message at all."""
     done = anyio.Event()
@@ -73,6 +75,8 @@ async def _until_answered(
             except msgspec.MsgspecError:
                 continue  # not ours: core subjects are open to anyone
             if answer.submission in open_tasks:
+                if answer.earlier and answer.submission not in answers:
+                    earlier(answer.submission)
                 answers[answer.submission] = (answer.status, answer.reason)
                 tick(len(answers), len(open_tasks))
                 if len(answers) == len(open_tasks):

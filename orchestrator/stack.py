@@ -4,9 +4,9 @@ Services that the configuration names are used; the others are started here. Eac
 (`penstock gateway`, …), given its services by environment.
 """
 
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from orchestrator.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.embedded.supervisor import Supervisor
 from orchestrator.home import Home
 from orchestrator.plugins import names
-from orchestrator.pool.engine import MIGRATIONS, check_revision, open_engine
+from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import transact
 from orchestrator.preflight import (
@@ -36,6 +36,8 @@ from orchestrator.preflight import (
     check_sandbox,
     check_scaffolds,
 )
+from orchestrator.providers import tables
+from sandboxes.owned import owned_directory
 
 NATS_PATIENCE_S = 5.0
 COMMAND_START_S, SERVER_STOP_S = (
@@ -44,6 +46,7 @@ COMMAND_START_S, SERVER_STOP_S = (
 )  # a large model is loaded for minutes, and SGLang takes 7 s to end
 # Processes take these from the file at each start; the run keeps all others.
 OF_THE_MACHINE = (
+    "policy.directory",
     "gateway.",
     "servers.",
     "processes.",
@@ -90,14 +93,20 @@ async def up(
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
     if config.policy.model:
         check_model(Path(config.policy.model), routing_replay=config.trainer.routing_replay)
-    async with Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor:
+    # What outlasts the processes goes after them.
+    async with (
+        AsyncExitStack() as outlasting,
+        Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor,
+    ):
+        if "gateway" in only:
+            outlasting.enter_context(owned_directory(home.gateway_socket.parent))
         check_disk(home.layout.root)
         if "gateway" in only:
             check_port(config.gateway.host, config.gateway.port)
         if "web" in only:
             check_port(config.web.host, config.web.port, "web")
         if "runner" in only or "verifier" in only:
-            await check_sandbox(config.sandbox.provider)
+            await check_sandbox(config.sandbox.provider, tables(config.sandbox))
         own_servers = _rollout_servers(config) if "rollout-server" in only else []
         embedded = _embedded(home)
         if embedded:  # they load while the services are made; what a person configured is looked at first
@@ -124,8 +133,6 @@ async def up(
         await supervisor.until_stopped([spec.name for spec, _ in own_servers], expendable=EXPENDABLE)
     for name in (*only, *(spec.name for spec, _ in own_servers)):  # of those that were killed
         home.target(name, config).file.unlink(missing_ok=True)
-    if "gateway" in only:
-        home.discard_socket()
 
 
 def _kept(config: Config, specs: Iterable[ProcessSpec]) -> Iterator[ProcessSpec]:
@@ -144,8 +151,7 @@ def _kept(config: Config, specs: Iterable[ProcessSpec]) -> Iterator[ProcessSpec]
 def _embedded(home: Home) -> tuple[str, ...]:
     """The services that nobody names: they are started here."""
     named = load(home.file, home.overrides).services
-    postgres = os.environ.get("DATABASE_URL") or named.database_url
-    nats = os.environ.get("NATS_URL") or named.nats_url
+    postgres, nats = named.database_url, named.nats_url  # the environment's too
     return tuple(name for name, url in (("postgres", postgres), ("nats", nats)) if not url)
 
 
@@ -164,11 +170,15 @@ def _services(home: Home, embedded: Sequence[str]) -> list[ProcessSpec]:
 
 
 async def migrate(config: Config, *, own: bool) -> None:
-    """Bring our own database to this code's revision; a configured one must be there already."""
-    if own:
-        await anyio.to_thread.run_sync(upgrade, config.services.database_url)
-    async with open_engine(config.services.database_url, size=1) as engine, engine.connect() as connection:
-        await check_revision(connection)
+    """Bring our own database to this code's revision; a configured one must be there already. One that is newer stays so."""
+    async with open_engine(config.services.database_url, size=1) as engine:
+        if own:
+            async with engine.connect() as connection:
+                newer = (await revision_of(connection) or "") > REVISION
+            if not newer:
+                await anyio.to_thread.run_sync(upgrade, config.services.database_url)
+        async with engine.connect() as connection:
+            await check_revision(connection)
 
 
 async def create_run(config: Config) -> list[str]:

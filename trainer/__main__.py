@@ -1,7 +1,7 @@
 """python -m trainer --run NAME --policies DIRECTORY --subject SUBJECT: the trainer process of one run.
 
-$DATABASE_URL names the data pool; everything else comes from the run's own configuration there. Exit status 0: the work is done, or
-SIGTERM ended it (a batch under way is repeated by the next start); 1: one sentence on stderr says why.
+$DATABASE_URL, or the file $DATABASE_URL_FILE, names the data pool; everything else comes from the run's own configuration there.
+Exit status 0: the work is done, or SIGTERM ended it (a batch under way is repeated by the next start); 1: one sentence on stderr says why.
 
 With --ranks N it is N processes, and torchrun may start them instead (ops/guides/ranks.md): then this is one of them, and rank 0 is the trainer.
 """
@@ -17,14 +17,15 @@ import anyio
 
 from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.environment import named
 from orchestrator.log import configure
 from orchestrator.metrics import Target, measuring, served
 from orchestrator.watchdog import WatchdogSettings, watching
 from trainer.ranks.place import Followers, RankLost, fork, place_given
 
 
-def main() -> int:
-    """Parse, run, and say what is wrong in one sentence."""
+def options() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train one run's policy.")
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
     parser.add_argument("--policies", required=True, type=Path, help="directory of the checkpoints")
@@ -48,9 +49,15 @@ def main() -> int:
     )
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address at which they are served")
     parser.add_argument("--metrics-port", type=int, default=0, help="its port (default: a free one)")
+    return parser
+
+
+def main() -> int:
+    """Parse, run, and say what is wrong in one sentence."""
+    parser = options()
     arguments = parser.parse_args()
-    url = os.environ.get("DATABASE_URL", "")
     try:
+        url = named("DATABASE_URL")
         place = place_given(os.environ)
     except ValueError as error:
         parser.error(str(error))

@@ -12,6 +12,8 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.embedded.supervisor import stop_running
 from orchestrator.home import Home
+from sandboxes.owned import sockets_root
+from sandboxes.reap import reap
 
 DRIVER = "driver.json"
 KEEP_RUNS = 3
@@ -24,11 +26,10 @@ def clear(root: Path) -> None:
         if driver is not None and driver.alive:
             continue
         if (directory / FILE).exists():
-            home = Home.at(directory)
-            anyio.run(stop_running, home.layout)
-            home.discard_socket()
+            anyio.run(stop_running, Home.at(directory).layout)
         shutil.rmtree(socket_directory(directory), ignore_errors=True)
         (directory / DRIVER).unlink(missing_ok=True)
+    reap(sockets_root())
 
 
 def remove(directory: Path) -> None:

@@ -232,6 +232,7 @@ class SubmissionAnswered(Event, frozen=True):
     submission: str
     status: str  # accepted | rejected
     reason: str = ""
+    earlier: bool = False  # it was answered before, and that answer stays
 
 
 class DeadLettered(Event, frozen=True):

@@ -17,7 +17,7 @@ from orchestrator.demo.outcome import Results, outcome
 from orchestrator.demo.phases import Client, Evaluation, evaluate, publish, until_ended
 from orchestrator.demo.progress import Progress
 from orchestrator.demo.report import percent
-from orchestrator.demo.suite import EVAL_ROLLOUTS, draw_suite
+from orchestrator.demo.suite import EVAL_ROLLOUTS, Suite
 from orchestrator.embedded.process_spec import ProcessState
 from orchestrator.embedded.supervisor import read_status
 from orchestrator.home import Home
@@ -54,16 +54,24 @@ async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIte
 
 
 class Course:
-    """One demo in its own directory, on the stack that was started for it."""
+    """One demo in its own directory, on the stack that was started for it. `rollouts`: tries per held-out task at temperature 1."""
 
     def __init__(
-        self, console: Console, directory: Path, stack: subprocess.Popen[bytes], seed: int, seconds: float
+        self,
+        console: Console,
+        directory: Path,
+        stack: subprocess.Popen[bytes],
+        suite: Suite,
+        seconds: float,
+        *,
+        rollouts: int = EVAL_ROLLOUTS,
     ) -> None:
         self._console = console
         self._directory = directory
         self._stack = stack
         self._seconds = seconds
-        self._suite = draw_suite(seed)
+        self._suite = suite
+        self._rollouts = rollouts
 
     async def run(self) -> Results:
         """Evaluate, learn, evaluate, audit."""
@@ -76,9 +84,10 @@ class Course:
             console.print(f"the loop runs for {self._seconds:.0f} s", highlight=False)
             started = time.monotonic()
             await publish(client, self._suite.train, purpose="train", label="train")
-            await until_ended(client, self._seconds * 2 + 120, Progress(client, console).tick)
+            progress = Progress(client, console)
+            await until_ended(client, self._seconds * 2 + 120, progress.tick)
             run_s = time.monotonic() - started
-            console.print()
+            await progress.end()
             after = await self._evaluate(client, "after", greedy=False)
             greedy_after = await self._evaluate(client, "greedy-after", greedy=True)
             run = await outcome(client)
@@ -109,7 +118,7 @@ class Course:
             client,
             self._suite.heldout,
             label=label,
-            rollouts=1 if greedy else EVAL_ROLLOUTS,
+            rollouts=1 if greedy else self._rollouts,
             greedy=greedy,
             timeout_s=300,
             tick=tick,
@@ -119,5 +128,6 @@ class Course:
         self._console.print(
             f"held-out success {label}: {percent(*found.total)} in {found.seconds:.0f} s, version {found.version}",
             highlight=False,
+            soft_wrap=True,
         )
         return found

@@ -114,8 +114,9 @@ def main(
     try:
         with running_stack(directory) as stack:
             from orchestrator.demo.course import Course  # while the stack starts
+            from orchestrator.demo.suite import draw_suite
 
-            found = anyio.run(Course(console, directory, stack, seed, seconds).run)
+            found = anyio.run(Course(console, directory, stack, draw_suite(seed), seconds).run)
         prune(directory.parent)
         from orchestrator.demo import report
 

@@ -54,8 +54,10 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that the report prints about the run itself."""
+    """Everything that the report prints about the run itself. `ledger`: how many submissions `LOST` asks about."""
 
+    run_id: int
+    ledger: int
     lost: int
     trained_twice: int
     groups: int
@@ -104,6 +106,8 @@ async def outcome(client: Client) -> Outcome:
             result = await connection.execute(text(statement))
             answers.append((question, statement, list(result.keys()), [tuple(row) for row in result]))
     return Outcome(
+        run_id=client.run_id,
+        ledger=len(ledger),
         lost=int(await client.value(LOST, ledger=ledger)),
         trained_twice=int(await client.value(TRAINED_TWICE)),
         groups=counts.groups,

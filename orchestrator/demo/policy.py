@@ -37,7 +37,9 @@ def make(cache: Path, seed: int, console: Console) -> Path:
             *("--corpus", str(DEMONSTRATIONS), "--model", start, "--out", trained, "--seed", str(seed)),
         )
         os.replace(trained, target)
-    console.print(f"the policy is made: {target} ({time.monotonic() - started:.0f} s)", highlight=False)
+    console.print(
+        f"the policy is made: {target} ({time.monotonic() - started:.0f} s)", highlight=False, soft_wrap=True
+    )
     return target
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import anyio
 from rich.console import Console
 
 from orchestrator.demo.phases import Client
@@ -30,30 +31,55 @@ select (select coalesce(sum(n), 0) from g where state = 'accepted') as waiting,
 """
 
 
+PLAIN_S = 10.0  # between two lines where no terminal looks
+
+
 @dataclass(slots=True)
 class Progress:
-    """Prints a snapshot; `plain` prints one line every ten seconds instead of rewriting one."""
+    """Prints a snapshot at every tick over the one before; where no terminal looks, a line every ten seconds, and the last."""
 
     client: Client
     console: Console
-    seconds: float = 0.0
-    steps: int = 0
+    began: float | None = None
+    told: tuple[float, int] | None = None  # when a line was printed, and the steps that there were
 
     async def tick(self) -> None:
-        """One second has passed."""
+        """About a second has passed."""
+        now = anyio.current_time()
+        self.began = now if self.began is None else self.began
+        if self.console.is_terminal:
+            line = await self._line(now)
+            self.console.print(
+                f"\r\x1b[2K{line[: self.console.width - 1]}",
+                end="",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        elif self.told is None or now - self.told[0] >= PLAIN_S:
+            self.console.print(await self._line(now), highlight=False, markup=False, soft_wrap=True)
+
+    async def end(self) -> None:
+        """Where it ended."""
+        if self.console.is_terminal:
+            await self.tick()
+            self.console.print()
+        elif self.began is not None:
+            self.console.print(
+                await self._line(anyio.current_time()), highlight=False, markup=False, soft_wrap=True
+            )
+
+    async def _line(self, now: float) -> str:
+        """A snapshot; its rate is since the line before, which the first has not."""
         row = (await self.client.rows(SNAPSHOT))[0]
-        self.seconds += 1
-        rate = row.steps - self.steps
-        self.steps = row.steps
-        line = (
-            f"{self.seconds:4.0f} s  v{row.version}  groups {row.trained} trained {row.filtered} filtered {row.in_flight} in flight "
-            f"{row.waiting} waiting  rollouts {row.running} running {row.verifying} verifying  {rate:3d} steps/s  "
+        rate = "  -"
+        if self.told is not None and now > self.told[0]:
+            rate = f"{(row.steps - self.told[1]) / (now - self.told[0]):3.0f}"
+        self.told = (now, row.steps)
+        at = 0.0 if self.began is None else now - self.began
+        return (
+            f"{at:4.0f} s  v{row.version}  groups {row.trained} trained {row.filtered} filtered {row.in_flight} in flight "
+            f"{row.waiting} waiting  rollouts {row.running} running {row.verifying} verifying  {rate} steps/s  "
             f"head {row.head if row.head is not None else '-'} ready {row.ready}  stale {row.stale if row.stale is not None else '-'}  "
             f"reward {row.reward if row.reward is not None else '-'} [{row.by_domain or ''}]"
         )
-        if self.console.is_terminal:
-            self.console.print(
-                f"\r\x1b[2K{line[: self.console.width - 1]}", end="", highlight=False, soft_wrap=True
-            )
-        elif self.seconds % 10 == 1:
-            self.console.print(line, highlight=False, soft_wrap=True)

@@ -1,10 +1,12 @@
 """The demo's last words: a table, a curve, three questions in SQL, one line of JSON."""
 
 import json
+import re
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.audit import Report
 from orchestrator.demo.outcome import LOST, TRAINED_TWICE, Outcome, Results
@@ -18,6 +20,21 @@ def percent(successes: int, n: int) -> str:
     """`52/200 = 26.0 % [20.4, 32.5]`."""
     low, high = wilson(successes, n)
     return f"{successes}/{n} = {100 * successes / max(n, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Boxes on a terminal; elsewhere what they hold, columns two spaces apart, as wide as they are."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join(each.ljust(width) for each, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+    for line in filter(None, (str(table.title or ""), *lines, str(table.caption or ""))):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def show(console: Console, directory: Path, found: Results) -> None:
@@ -55,29 +72,33 @@ def show_evaluations(
     table.add_section()
     table.add_row("all", percent(*before.total), percent(*after.total))
     table.add_row("greedy", percent(*greedy[0].total), percent(*greedy[1].total))
-    console.print(table)
+    print_table(console, table)
 
 
 def show_outcome(console: Console, run: Outcome) -> None:
     """The run's figures and the three questions."""
     line = "".join(BARS[min(8, round(8 * reward))] for _, reward in run.curve)
     values = " ".join(f"{reward:.2f}" for _, reward in run.curve)
-    console.print(f"training reward by tenths of the run  {line}  {values}", highlight=False)
+    console.print(f"training reward by tenths of the run  {line}  {values}", highlight=False, soft_wrap=True)
     console.print(
         f"{run.train_steps} train steps, {run.groups} groups, {run.rollouts} rollouts ({run.blackbox} black-box), {run.steps} steps; "
         f"tokens stored {run.tokens_stored}, naive {run.tokens_naive} ({run.tokens_naive / max(run.tokens_stored, 1):.1f}x); "
         f"merge ratio in training {run.merge_ratio:.2f}",
         highlight=False,
+        soft_wrap=True,
     )
+    known = {":run": str(run.run_id), ":ledger": f"<the {run.ledger} names in ledger.txt>"}
     for statement, value in ((LOST, run.lost), (TRAINED_TWICE, run.trained_twice)):
-        console.print(f"[dim]{' '.join(statement.split())}[/dim]\n  = {value}", highlight=False)
+        asked = re.sub(r"(?<!:):(?:run|ledger)\b", lambda found: known[found[0]], " ".join(statement.split()))
+        console.print(Text(asked, style="dim"), soft_wrap=True)
+        console.print(f"  = {value}", highlight=False)
     for question, statement, columns, rows in run.answers:
         table = Table(
             *columns, title=question, title_justify="left", caption=statement, caption_justify="left"
         )
         for row in rows:
             table.add_row(*(str(value) for value in row))
-        console.print(table)
+        print_table(console, table)
 
 
 def show_audit(console: Console, found: Report) -> None:
@@ -87,10 +108,13 @@ def show_audit(console: Console, found: Report) -> None:
         f"audit of the invariants I1–I7: {found.violations} violations in {len(checks)} checks of "
         f"{sum(check.examined for check in checks):,} rows ({found.seconds:.1f} s; again: penstock audit)",
         highlight=False,
+        soft_wrap=True,
     )
     for check in found.checks:
         for violation in check.violations:
-            console.print(f"  {violation.invariant}: {violation.what}", highlight=False, markup=False)
+            console.print(
+                f"  {violation.invariant}: {violation.what}", highlight=False, markup=False, soft_wrap=True
+            )
 
 
 def draw_curve(run: Outcome, before: Evaluation, after: Evaluation, file: Path) -> None:

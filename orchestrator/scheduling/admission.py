@@ -74,11 +74,47 @@ def dispatchable(counts: QueueCounts, settings: QueueSettings) -> int:
 
     Strict on running rollouts: up to G−1 runners may stand idle; a bound of (runners + G − 1) keeps them all busy.
     """
+    return max(0, min(_rooms(counts, settings)))
+
+
+def _rooms(counts: QueueCounts, settings: QueueSettings) -> tuple[int, int, int]:
+    """Groups that each bound lets in: staleness, places in flight, running rollouts. What is over a bound is negative."""
+    fresh = _ahead(counts, settings) - (counts.dispatched - counts.resolved)
     places = settings.in_flight - counts.outstanding
-    fresh = (settings.max_staleness + 1 + counts.committed_batches) * settings.batch_groups
-    fresh -= counts.dispatched - counts.resolved
     slots = (settings.running_rollouts - counts.running_rollouts) // settings.group_size
-    return max(0, min(places, fresh, slots))
+    return fresh, places, slots
+
+
+def _ahead(counts: QueueCounts, settings: QueueSettings) -> int:
+    """Groups that may be dispatched and not filtered until another batch is committed."""
+    return (settings.max_staleness + 1 + counts.committed_batches) * settings.batch_groups
+
+
+def binding(counts: QueueCounts, settings: QueueSettings) -> str | None:
+    """Why no group may be dispatched now, with the key and the arithmetic, to go on after "an accepted group waits:"; None: one may be.
+
+    >>> settings = QueueSettings(in_flight=24, batch_groups=4, group_size=4, max_staleness=2, running_rollouts=64)
+    >>> binding(QueueCounts(dispatched=33, resolved=1, consumed=8, committed_batches=9), settings)
+    'the queue is full: 24 groups are in flight, and queue.capacity is 24'
+    """
+    rooms = _rooms(counts, settings)
+    least = min(rooms)
+    if least > 0:
+        return None
+    if least == rooms[0]:
+        return (
+            f"the queue is as far ahead of the trainer as queue.max_staleness = {settings.max_staleness} allows "
+            f"({counts.dispatched - counts.resolved} groups dispatched and not filtered, of ({settings.max_staleness} + 1 + "
+            f"{counts.committed_batches} committed batches) × {settings.batch_groups} groups = {_ahead(counts, settings)}) "
+            "until the next batch is committed"
+        )
+    if least == rooms[1]:
+        return f"the queue is full: {counts.outstanding} groups are in flight, and queue.capacity is {settings.in_flight}"
+    slots = settings.running_rollouts - settings.group_size + 1
+    return (
+        f"every slot is busy: {counts.running_rollouts} rollouts run or wait for a runner, and a group of {settings.group_size} more would be "
+        f"over rollout.slots + queue.group_size − 1 = {slots} + {settings.group_size} − 1 = {settings.running_rollouts}"
+    )
 
 
 def next_domain(

@@ -34,7 +34,7 @@ def test_without_a_file_everything_has_a_value() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[quue]\n", "quue is not a known key (known: run, services, policy, queue,"),
+        ("[quue]\n", "quue is not a known key: did you mean queue? (known: run, services, policy, queue,"),
         (
             "[queue]\nsize = 3\n",
             "queue.size is not a known key (known: policy, batch_groups, max_staleness, capacity,",
@@ -67,7 +67,10 @@ def test_without_a_file_everything_has_a_value() -> None:
             "[[stage.then]]\nname = 'b'\nshares = 3\n",
             "stage.then.0.shares is not a known key (known: name, domains, difficulties,",
         ),
-        ("[stage.limits.coding]\nturns = 3\n", "is not a known key (known: max_turns, max_context)"),
+        (
+            "[stage.limits.coding]\nturns = 3\n",
+            "is not a known key: did you mean max_turns? (known: max_turns, max_context)",
+        ),
         (
             "[[stage.then]]\nname = 'b'\n",
             "stage: stage 'main' is followed by another one: it ends by end_batches",
@@ -123,13 +126,27 @@ def test_overrides_are_toml_values_or_bare_words_and_the_last_one_wins(tmp_path:
     [
         ("queue.capacity", "is not of the form section.key=value"),
         (".capacity=3", "is not of the form section.key=value"),
-        ("queue.size=3", "queue.size is not a known key"),
+        ("queue.size=3", "--set queue.size=3: queue.size is not a known key"),
+        ("quue.size=3", "--set quue.size=3: quue is not a known key: did you mean queue?"),
+        (
+            "trainer.learning_rate=1",
+            "--set trainer.learning_rate=1: trainer.learning_rate is not a known key: did you mean lr? (known: ",
+        ),
         ("queue.capacity.x=3", "queue.capacity: Input should be a valid integer"),
         ("queue.capacity=some", "queue.capacity: Input should be a valid integer"),
     ],
 )
 def test_an_override_that_fits_nowhere_is_named(tmp_path: Path, override: str, said: str) -> None:
     assert said in refusal(tmp_path, "", override)
+
+
+def test_a_wrong_key_of_the_file_beside_a_wrong_override_is_told_by_the_file(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[queue]\ncapacitee = 3\n", "trainer.lr=fast")
+    assert said.startswith(
+        f"{tmp_path / 'penstock.toml'}: queue.capacitee is not a known key: did you mean capacity?"
+    )
+    assert "; --set trainer.lr=fast: trainer.lr: Input should be a valid number" in said
+    assert " more); " in said
 
 
 def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
@@ -150,10 +167,10 @@ def test_services_come_from_the_file_then_from_the_environment(
 
 def test_what_a_run_keeps_has_no_passwords_and_comes_back_the_same(tmp_path: Path) -> None:
     config = load(
-        written(tmp_path, "[services]\ndatabase_url = 'postgresql://u:secret@h/x'\n[queue]\ncapacity = 30\n")
+        written(tmp_path, "[services]\ndatabase_url = 'postgresql://u:hunter2@h/x'\n[queue]\ncapacity = 30\n")
     )
     stored = config.to_json()
-    assert "secret" not in str(stored) and stored["queue"]["window"] == 9
+    assert "hunter2" not in str(stored) and stored["queue"]["window"] == 9
     assert Config.from_json(stored) == config.model_copy(update={"services": Config().services})
 
 

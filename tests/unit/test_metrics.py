@@ -2,6 +2,7 @@
 
 import json
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -10,7 +11,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orchestrator.config import load
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.metrics import PoolMetrics, Target, each, joined, measured, measuring, only, served, targets
+from orchestrator.metrics import (
+    PoolMetrics,
+    Target,
+    each,
+    joined,
+    measured,
+    measuring,
+    only,
+    ready,
+    served,
+    targets,
+)
 from tests.e2e.scraped import Scrape
 from trainer.metrics import TrainerMetrics
 
@@ -52,6 +64,22 @@ def test_what_stays_of_a_gauge_is_never_away_while_others_go() -> None:
     only(gauge, {("b",): 3})
     assert gauge.labels("b") is stays and value(registry, "penstock_some", kind="b") == 3
     assert value(registry, "penstock_some", kind="a") is None
+
+
+def test_a_process_says_that_it_lives_and_whether_it_can_work(tmp_path: Path) -> None:
+    def asked(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}") as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    with measuring() as process, served(process.registry, Target(tmp_path / "x.json", "r", "x")) as address:
+        assert (asked("/healthz"), asked("/readyz"), asked("/metrics")) == (200, 503, 200)
+        with ready():
+            assert asked("/readyz") == 200
+        assert asked("/readyz") == 503
 
 
 def test_a_counter_is_there_before_it_counts() -> None:

@@ -35,7 +35,10 @@ KNOWN = ("mini-swe-agent", "shell")
             {"rollout": {"context": {"shall": {"policy": "sliding_window"}}}},
             "rollout.context: unknown scaffold 'shall'",
         ),
-        ({"sandbox": {"provider": "jail"}}, "unknown provider 'jail'; known: bubblewrap, local"),
+        (
+            {"sandbox": {"provider": "jail"}},
+            "unknown provider 'jail'; known: bubblewrap, container, kubernetes, local",
+        ),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )

@@ -38,6 +38,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
         axes.plot(ratios, [point.bound for point in by_tokens], "-", color="#555555", label="FLOP bound")
         for baseline, colour in COLOURS.items():
             own = [point for point in points if point.baseline == baseline]
+            if not own:
+                continue
             places = [point.tokens for point in own], [point.speed_up for point in own]
             axes.plot(*places, "o", color=colour, markersize=5, label=f"measured, against {baseline}")
         axes.set(

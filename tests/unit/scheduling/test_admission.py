@@ -10,6 +10,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.scheduling.admission import (
     QueueCounts,
     QueueSettings,
+    binding,
     check_queue,
     check_shares,
     choose_domains,
@@ -137,3 +138,31 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
     warning = idle_warning(settings, longest_s=50, mean_s=10)
     assert warning is not None and "(8+2)/(8*5) = 0.25 < 1" in warning
     assert idle_warning(settings, longest_s=12.5, mean_s=10) is None, "exactly 1 is enough"
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        # 11 of 24 are in flight, and yet: 23 + 1 groups of (2 + 1 + 3) batches of 4
+        (QueueCounts(dispatched=25, resolved=1, consumed=13, committed_batches=3), "queue.max_staleness = 2 allows (24 groups dispatched and not "
+         "filtered, of (2 + 1 + 3 committed batches) × 4 groups = 24) until the next batch is committed"),
+        (QueueCounts(dispatched=24, committed_batches=9), "the queue is full: 24 groups are in flight, and queue.capacity is 24"),
+        (QueueCounts(dispatched=5, running_rollouts=8), "8 rollouts run or wait for a runner, and a group of 4 more would be over rollout.slots + "
+         "queue.group_size − 1 = 8 + 4 − 1 = 11"),
+    ],
+)  # fmt: skip
+def test_who_may_not_be_dispatched_is_told_which_bound_holds_with_its_key_and_its_sum(
+    counts: QueueCounts, said: str
+) -> None:
+    settings = QueueSettings(in_flight=24, batch_groups=4, group_size=4, max_staleness=2, running_rollouts=11)
+    assert said in (binding(counts, settings) or "")
+
+
+@given(
+    st.builds(
+        QueueCounts, dispatched=st.integers(0, 40), resolved=st.integers(0, 5), consumed=st.integers(0, 20),
+        committed_batches=st.integers(0, 5), running_rollouts=st.integers(0, 70),
+    )
+)  # fmt: skip
+def test_a_bound_is_named_exactly_when_nothing_may_be_dispatched(counts: QueueCounts) -> None:
+    assert (binding(counts, BASE) is None) is (dispatchable(counts, BASE) > 0)

@@ -33,8 +33,8 @@ def test_the_last_line_of_json_lists_every_bar_with_its_target(
         assert set(bar) == {"name", "value", "unit", "target", "holds"}
         at_most = "planning" in bar["name"]
         assert bar["holds"] == (bar["value"] <= bar["target"] if at_most else bar["value"] >= bar["target"])
-    assert len(said["points"]) == 3 * 2
-    assert (tmp_path / "plot.svg").read_text().count("measured, against") == 3
+    assert len(said["points"]) == 2 * 2  # varlen and rollout; padded only where there is time
+    assert (tmp_path / "plot.svg").read_text().count("measured, against") == 2
 
 
 def test_packed_baselines_have_one_row_per_completion_and_one_per_append_only_stretch() -> None:
@@ -95,12 +95,12 @@ def test_of_an_expensive_method_long_and_short_rows_are_timed_but_no_less_than_a
     assert len(each.losses) == 8 and len(each.rates) == 8
 
 
-def test_a_shape_that_misses_is_measured_once_more_and_both_count() -> None:
+def test_a_shape_that_misses_is_measured_again_and_every_measurement_counts() -> None:
     good = Shape("chain", group(1, 4, 8, 4, 4))
-    bars, timed, again = benchmark.compare(policy(), replace(good, target_varlen=1e9), TINY)
-    assert again and len(timed["tree"].rates) == 2 * TINY.rounds
+    bars, timed, draws = benchmark.compare(policy(), replace(good, target_varlen=1e9), TINY)
+    assert draws == benchmark.DRAWS and len(timed["tree"].rates) == draws * TINY.rounds
     assert not bars[-1]["holds"]
-    assert "measured twice, both count" in benchmark.table(good, timed, {}, again)[0]
+    assert "measured 3 times, all count" in benchmark.table(good, timed, {}, draws)[0]
 
 
 def test_the_table_shows_bounds_time_and_memory_of_every_method() -> None:
@@ -108,7 +108,7 @@ def test_the_table_shows_bounds_time_and_memory_of_every_method() -> None:
         "tree": Timed(100, 50.0, 1, [0.1], [0.05], {0: 50.0}, {1: 2.0, 2: 2.0}),
         "varlen": Timed(400, 150.0, 2, [0.2], [0.05], {0: 75.0}, {1: 2.0}),
     }
-    lines = benchmark.table(Shape("a", group(1, 1, 1, 1, 1)), timed, {"tree": 9.0, "passes": 4.4}, False)
+    lines = benchmark.table(Shape("a", group(1, 1, 1, 1, 1)), timed, {"tree": 9.0, "passes": 4.4}, 1)
     assert lines[0] == "a: 2 samples, planning 1.0%"
     assert lines[2].split() == ["tree", "100", "5.00", "100%", "9"]
     assert lines[3].split() == ["varlen", "400", "4.00×", "3.00×", "6.00×", "200%", "30.00", "50%"]
