@@ -1,4 +1,4 @@
-"""The guides and the README as their tests read them: blocks of code, inline code, and the commands in both."""
+"""The guides, the runbooks and the README as their tests read them: blocks of code, inline code, and the commands in both."""
 
 import re
 import shlex
@@ -9,10 +9,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GUIDES = REPOSITORY / "ops/guides"
+RUNBOOKS = REPOSITORY / "ops/runbooks"
 PAGES = {
     path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8")
     for path in (
         *sorted(GUIDES.glob("*.md")),
+        *sorted(RUNBOOKS.glob("*.md")),
         *(REPOSITORY / name for name in ("README.md", "AGENTS.md")),
         *(REPOSITORY / "ops" / name / "README.md" for name in ("demonstrations", "sglang_cpu")),
     )

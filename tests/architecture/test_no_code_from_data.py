@@ -93,7 +93,7 @@ def test_the_look_leaves_alone_what_is_harmless(source: str) -> None:
 def test_every_process_takes_the_database_role_of_its_kind() -> None:
     """Whoever opens the data pool as its owner is on this list; gateway, runners, trainer and readers are not."""
     owners = {
-        "orchestrator/app.py", "orchestrator/stack.py", "orchestrator/cli", "migrations",
+        "orchestrator/app.py", "orchestrator/stack.py", "orchestrator/cli", "orchestrator/cluster/wait.py", "migrations",
         "orchestrator/benchmarks", "orchestrator/chaos",
     }  # fmt: skip
 

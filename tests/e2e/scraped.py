@@ -82,15 +82,15 @@ def complain(process: str, family: Metric) -> None:
         assert not ids or ids.keys() == {"sqlstate"}, f"{said}: {ids}"
 
 
-def followed(stack: Stack, rollout: int) -> dict[str, list[str]]:
-    """Process → events of the log lines about one rollout. Every line is JSON with its process and, but for its first ones, its run."""
+def followed(stack: Stack, kind: str, number: int) -> dict[str, list[str]]:
+    """Process → events of the log lines about one rollout or group. Every line is JSON with its process and, but for its first ones, its run."""
     found: dict[str, list[str]] = {}
     for log in sorted(stack.home.layout.logs.glob("*.log")):
         for line in log.read_text().splitlines():
             if not line.startswith("{"):
                 continue  # services
             said = json.loads(line)
-            if about(said, "rollout", rollout):
+            if about(said, kind, number):
                 assert said["run"] == "e2e", said
                 found.setdefault(said["process"], []).append(said["event"])
     return found

@@ -68,9 +68,12 @@ def test_a_taken_port(stack: Stack, model: Path) -> None:
             "unknown scaffold 'shel'; known: aider, claude-code, codex, mini-swe-agent, opencode, opencode-anthropic,"
             " opencode-responses, qwen-code, shell",
         ),
-        ("sandbox.provider=docker", "unknown provider 'docker'; known: bubblewrap, local"),
+        (
+            "sandbox.provider=docker",
+            "unknown provider 'docker'; known: bubblewrap, container, kubernetes, local",
+        ),
         ("queue.policy=lifo", "queue policy 'lifo' is unknown; known: fifo, greedy, windowed"),
-        ("queue.group_sice=2", "queue.group_sice is not a known key (known: policy,"),
+        ("queue.group_sice=2", "queue.group_sice is not a known key: did you mean group_size?"),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(stack: Stack, model: Path, assignment: str, said: str) -> None:

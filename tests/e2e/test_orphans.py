@@ -27,5 +27,7 @@ async def test_after_kill_9_of_the_supervisor_nothing_runs_within_a_time_to_live
     assert runner is not None
     os.kill(runner, signal.SIGSTOP)
     assert len(stack.left_running()) > len(stack.status().processes)
+    [socket] = stack.sandbox_root.parent.glob("penstock-gateways-*/*/gateway.sock")
     stack.signalled(signal.SIGKILL)
     await until(lambda: stack.left_running() == [] == stack.sandboxes_left(), "nothing is left", TTL_S)
+    await until(lambda: not socket.parent.exists(), "the gateway's socket is gone, too", TTL_S)

@@ -132,7 +132,7 @@ async def test_the_commands_of_the_guide_lead_from_nothing_to_a_policy_that_was_
             "6 training and 1 held-out tasks are in suite",
             "7 tasks are well-formed",
             "6 accepted, 0 rejected, 0 unanswered",
-            "1 tasks are well-formed",
+            "1 task is well-formed",
             '"status":"accepted"',
             "version-000001 798272",
             "0 violations",

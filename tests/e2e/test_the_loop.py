@@ -29,6 +29,9 @@ TOLD = {
     "trainer": {"train_step.of"},
     "verifier": {"work.begins", "verdict"},
 }
+TOLD_OF_GROUP = {process: TOLD[process] for process in ("gateway", "runner", "verifier")} | {
+    "orchestrator": {"group.concluded"}
+}
 TRAINED_STEPS = """
 select b.batch_id, s.full_len - s.state_len as action_len,
        step_ids(s.run_id, s.rollout_id, s.attempt, s.idx) as ids, step_logprobs(s.run_id, s.rollout_id, s.attempt, s.idx) as logprobs
@@ -67,12 +70,13 @@ async def check_logs(seen: Observer, stack: Stack) -> None:
     """One id follows a rollout through every process, to the batch that it trained in."""
     row = (
         await seen.rows(
-            "select r.rollout_id from batch_rollouts r join batches using (batch_id) where run_id = :run limit 1"
+            "select r.rollout_id, r.group_id from batch_rollouts r join batches using (batch_id) where run_id = :run limit 1"
         )
     )[0]
-    said = scraped.followed(stack, row.rollout_id)
-    missing = {process: told - set(said.get(process, [])) for process, told in TOLD.items()}
-    assert not any(missing.values()), (missing, said)
+    for kind, number, wanted in (("rollout", row.rollout_id, TOLD), ("group", row.group_id, TOLD_OF_GROUP)):
+        said = scraped.followed(stack, kind, number)
+        missing = {process: told - set(said.get(process, [])) for process, told in wanted.items()}
+        assert not any(missing.values()), (kind, missing, said)
 
 
 async def check_versions(seen: Observer) -> None:

@@ -48,6 +48,10 @@ SHARED = {"lease.taken", "lease.renewed", "worker.read", "presence.commit", "fet
 """Several processes get there all the time: each of them dies there. The others' deaths at a shared boundary are whoever's gets there first."""
 
 
+DEAR = {"trainer"}
+"""It takes seconds of CPU time to start, so it is killed on one side of its boundaries here. test_trainer_kills.py kills it on both sides of all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """Boundaries that are armed together: what arms them (`points`), and which processes nobody else may hurt meanwhile."""
@@ -96,7 +100,10 @@ def points_of(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list
     """In this order the act is repeated as often as is needed to get to the next one."""
     told = {"raise": "raise", "delay": f"delay {DELAY_S}", "exit": "exit"}
     single = [told[action] for action in ACTIONS if action in actions and action in told]
-    points = {f"{name}.before": single, f"{name}.after": single} if single else {}
+    sides = {f"{name}.before": single, f"{name}.after": single}
+    if DEAR.issuperset(BOUNDARIES[name].who):
+        sides[f"{name}.before"] = [action for action in single if action != "exit"]
+    points = {point: wanted for point, wanted in sides.items() if wanted}
     return points | ({name: ["duplicate"]} if "duplicate" in actions else {})
 
 

@@ -182,6 +182,10 @@ class World:
         async def ran_out() -> bool:
             return bool(await self.seen.value(RAN_OUT) > before)
 
+        async def over() -> bool:
+            """Or it was done with what it held: its result was on the way."""
+            return await ran_out() or not await holds()
+
         while True:
             await until(holds, "the runner holds a lease", patience_s)
             pid, before = self.stack.of("runner").pid, await self.seen.value(RAN_OUT)
@@ -191,8 +195,8 @@ class World:
             with suppress(ProcessLookupError):  # it may be ended meanwhile
                 os.kill(pid, signal.SIGSTOP)
                 try:
-                    if await holds():  # else it was done with it just before
-                        await until(ran_out, "a lease of the runner runs out", patience_s)
+                    await until(over, "a lease of the runner runs out", patience_s)
+                    if await ran_out():
                         return
                 finally:
                     os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,5 @@
-"""A runner as a process of its own, for a test that kills it: RUN DATABASE_URL NATS_URL JOURNAL GATEWAY_URL SECRET SOCKET."""
+"""A runner as a process of its own, for a test that kills it: RUN DATABASE_URL NATS_URL JOURNAL GATEWAY_URL SECRET SOCKET NO_PROGRESS_S.
+Under a watchdog, with heartbeats, where NO_PROGRESS_S is above 0."""
 
 import sys
 from pathlib import Path
@@ -8,13 +9,22 @@ import anyio
 from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
 from orchestrator.flow.worker import WorkerSettings
 from orchestrator.log import configure
+from orchestrator.watchdog import WatchdogSettings, watching
 
 
 def main() -> None:
-    run, database_url, nats_url, journal, gateway_url, secret, socket = sys.argv[1:]
+    run, database_url, nats_url, journal, gateway_url, secret, socket, no_progress_s = sys.argv[1:]
     configure("runner")
     worker = WorkerSettings(run, database_url, nats_url, Path(journal), "bubblewrap", 4, "runner")
-    anyio.run(serve_rollouts, RunnerSettings(worker, gateway_url, Path(secret), Path(socket)))
+    settings = RunnerSettings(worker, gateway_url, Path(secret), Path(socket))
+
+    async def serve() -> None:
+        if not float(no_progress_s):
+            await serve_rollouts(settings)
+        with watching("runner", WatchdogSettings(no_progress_s=float(no_progress_s), lag_s=60.0)):
+            await serve_rollouts(settings)
+
+    anyio.run(serve)
 
 
 if __name__ == "__main__":

@@ -179,13 +179,15 @@ class Rig:
 
     @asynccontextmanager
     async def runner_process(
-        self, gateway_url: str = "", log: int | None = None
+        self, gateway_url: str = "", log: int | None = None, no_progress_s: float = 0.0
     ) -> AsyncIterator["subprocess.Popen[bytes]"]:
-        """A runner as a process of its own, killed with the context at the latest. `log`: a descriptor for what it says."""
+        """A runner as a process of its own, killed with the context at the latest. `log`: a descriptor for what it says. `no_progress_s`: of
+        its watchdog; 0: it has none, and no heartbeat."""
         worker = self.settings.worker
         arguments = [
             worker.run, worker.database_url, worker.nats_url, str(worker.journal),
             gateway_url or self.settings.gateway_url, str(self.settings.gateway_secret), str(self.settings.gateway_socket),
+            str(no_progress_s),
         ]  # fmt: skip
         process = _begin(arguments, log)
         try:

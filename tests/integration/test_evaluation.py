@@ -1,19 +1,25 @@
 """`penstock eval`: held-out tasks on one version, beside a training queue that does not notice, and never twice."""
 
 import json
+import shlex
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
+from typer.testing import CliRunner
 
 from orchestrator.bus import subjects
+from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.evaluation import Asked, Bench
+from orchestrator.home import Home
 from orchestrator.pool.dead import dead_groups, next_retry
+from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.tables import groups, policy_versions, queue, rollout_servers, tasks
 from orchestrator.retry import submit_again
 from orchestrator.tasks.harbor import Task
@@ -189,6 +195,68 @@ async def test_an_older_version_is_evaluated_where_a_server_is_reserved(stage: S
     async with playing([*stage.core(), *workers(stage, 1).roles()]):
         found = await bench(stage, reserved=1).evaluate(suite("a"), Asked("held", 1))
     assert (found.version, found.scored) == (1, 1)
+
+
+async def test_before_the_first_version_it_says_so_and_waits_for_it(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url) as stage, anyio.create_task_group() as tasks:
+        said: list[str] = []
+        told = anyio.Event()
+
+        def waits(sentence: str) -> None:
+            said.append(sentence)
+            told.set()
+
+        async def publishes() -> None:
+            await told.wait()
+            async with engine.begin() as connection:
+                row = {
+                    "run_id": stage.run.run_id,
+                    "url": "http://127.0.0.1:1",
+                    "state": "ready",
+                    "version": 0,
+                }
+                await connection.execute(rollout_servers.insert().values(**row))
+            await stage.serves(0)
+
+        tasks.start_soon(publishes)
+        async with playing([*stage.core(), *workers(stage, 0).roles()]):
+            found = await bench(stage).evaluate(suite("a"), Asked("held"), waits=waits)
+    assert (found.version, found.scored) == (0, 1)
+    assert said == [
+        f"run {stage.run.name!r} has no policy version yet: waiting up to 120 s for its trainer, which publishes the first"
+    ]
+
+
+async def test_the_command_prints_the_version_that_it_took_and_the_command_that_goes_on(
+    stage: Stage, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in suite("a", "b"):
+        for path, body in task.files.items():
+            file = tmp_path / "heldout" / task.name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(body)
+    (tmp_path / "penstock.toml").write_text(f'[run]\nname = "{stage.run.name}"\n')
+
+    @asynccontextmanager
+    async def beside(home: Home) -> AsyncIterator[Bench]:  # the streams of a test have names of their own
+        async with open_engine(database_url, Role.READER) as engine, stage.connect() as bus:
+            yield Bench(stage.run.name, stage.run.run_id, bus, engine, 0)
+
+    monkeypatch.setattr("orchestrator.evaluation.connected", beside)
+    given = ["eval", "--suite", str(tmp_path / "heldout"), "--greedy", "-c", str(tmp_path)]
+    async with playing([*stage.core(), *workers(stage, 3).roles()]):
+        first = await anyio.to_thread.run_sync(CliRunner().invoke, app, given)
+    assert first.exit_code == 0 and "version 3" in first.stdout, first.output
+    told, _, command = first.stderr.strip().partition("; if this is interrupted, it goes on with: ")
+    assert told == "the newest policy version is 3"
+    assert shlex.split(command) == ["penstock", *given[:3], "--policy", "3", *given[3:]]
+    # Nobody works any more: what it printed finds all of it done, and says no version.
+    again = await anyio.to_thread.run_sync(CliRunner().invoke, app, [*shlex.split(command)[1:], "--json"])
+    found = json.loads(again.stdout)
+    assert (found["suite"], found["version"], found["scored"], again.stderr) == ("heldout", 3, 2, "")
+    assert await stage.count("groups") == 2
 
 
 async def test_what_was_found_is_listed_and_shown_over_versions(

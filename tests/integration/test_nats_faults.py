@@ -96,6 +96,21 @@ async def connected(server: EmbeddedNats) -> AsyncIterator[NatsBus]:
         yield bus
 
 
+async def test_any_of_several_named_servers_will_do_whichever_of_them_are_dead(
+    nats_server: EmbeddedNats,
+) -> None:
+    dead = f"nats://secret@127.0.0.1:{free_port()}"
+    for named in (f"{dead}, {nats_server.url}", f"{nats_server.url},{dead}"):
+        async with NatsBus.connect(
+            named, prefix=token_hex(6), timing=TIMING, streams=STREAMS, patience_s=5.0
+        ) as bus:
+            await bus.ensure_streams()
+            assert await bus.publish(step(1))
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:\d+ or 127\.0\.0\.1:\d+"):
+        async with NatsBus.connect(f"{dead},nats://127.0.0.1:{free_port()}", patience_s=0.2):
+            pass
+
+
 async def test_consumption_and_publishing_go_on_after_the_server_was_killed(directory: Path) -> None:
     async with own_server(directory) as server, connected(server) as bus, collecting(bus) as collector:
         reconnected = anyio.Event()

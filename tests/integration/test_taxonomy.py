@@ -1,14 +1,21 @@
 """What counts as a failure, what a failure costs, and what a run's end waits for."""
 
-import pytest
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from pathlib import Path
 
+import pytest
+import structlog.testing
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator import failpoints
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.flow.complete import run_again
+from orchestrator.metrics import measuring
 from orchestrator.pool import ending, leases, tables
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import begin_end, finish_end
+from orchestrator.pool.transact import transact
 from tests import builders
 from tests.integration.pool_rig import (
     OWNER,
@@ -64,6 +71,31 @@ async def test_a_verification_that_a_stopping_verifier_runner_gives_back_is_no_t
         assert (await rollout_row(engine, lease.rollout_id)).verify_tries == tries
     row = await rollout_row(engine, lease.rollout_id)
     assert (row.state, row.failure_class) == ("lost", FailureClass.VERIFIER_FAILURE)
+
+
+@pytest.mark.parametrize("point", ["reaper.commit.before", "reaper.commit.after"])
+async def test_a_retry_is_counted_once_however_often_its_transaction_is_repeated(
+    engine: AsyncEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    _, flow, [lease, _] = await started(engine, max_attempts=4)
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    (tmp_path / point).write_text("raise")
+    tried = 0
+
+    async def work(connection: AsyncConnection) -> None:
+        nonlocal tried
+        tried += 1
+        await run_again(
+            connection, flow, lease.rollout_id, lease.epoch, RolloutState.RUNNING, "its sandbox died"
+        )
+
+    with measuring() as process, structlog.testing.capture_logs() as lines:
+        await transact(engine, work, at="reaper.commit")
+    counted = process.registry.get_sample_value(
+        "penstock_retries_total", {"kind": "attempt", "failure_class": "infra_failure"}
+    )
+    assert (tried, counted) == (2, 1)
+    assert [line["event"] for line in lines if line["event"] != "pool.retry"] == ["rollout.retry"]
 
 
 async def test_retries_wait_twice_as_long_each_time_and_keep_their_position_in_the_queue(

@@ -71,7 +71,7 @@ def zombie(rig: Rig) -> Iterator["subprocess.Popen[bytes]"]:
     worker, given = rig.settings.worker, rig.settings
     arguments = [
         worker.run, worker.database_url, worker.nats_url, str(worker.journal),
-        given.gateway_url, str(given.gateway_secret), str(given.gateway_socket),
+        given.gateway_url, str(given.gateway_secret), str(given.gateway_socket), "0",
     ]  # fmt: skip
     process = subprocess.Popen([sys.executable, "-m", "tests.integration.runner_process", *arguments])
     try:

@@ -1,0 +1,208 @@
+"""A rolling upgrade: the previous commit's processes and today's on one database, one bus and one run directory, in both directions.
+
+The previous code is that of the commit before this one, or of `PENSTOCK_PREVIOUS` (a release's tag). It is unpacked and imported as it was;
+the database is at today's revision.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from orchestrator.audit import audit
+from orchestrator.bus.feed import beside
+from orchestrator.bus.nats import NatsBus
+from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.pool.engine import REVISION, Role, open_engine
+from orchestrator.pool.runs import ensure_run
+from orchestrator.recording import STACK, Progress, Studio
+from orchestrator.tasks.suite.record import demonstrations
+from tests.e2e.stack_rig import REPOSITORY, START_S, Stack, place, until
+from tests.integration.test_migrations import contracting
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+
+EACH = 16  # demonstrations in each direction
+WORKERS = ("runner", "verifier")
+CORE = ("orchestrator", "gateway")
+
+
+def git(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def previous() -> Iterator[Path]:
+    """The code of the previous commit. Not a worktree of this repository, which a killed test would leave behind."""
+    name = os.environ.get("PENSTOCK_PREVIOUS", "HEAD~1")
+    if git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").returncode:
+        pytest.fail(
+            f"{name} is not in this clone, so that nothing can be run beside today's code: get it with `git fetch --deepen=1` "
+            "(or --tags), or name another commit in PENSTOCK_PREVIOUS"
+        )
+    packed = git(
+        "archive", "--format=tar", name, "orchestrator", "agents", "sandboxes", "trainer", "migrations"
+    )
+    assert packed.returncode == 0, packed.stderr.decode()
+    with place() as directory:
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as tar:
+            tar.extractall(directory, filter="data")
+        yield directory
+
+
+@dataclass(frozen=True)
+class World:
+    """Where everything meets."""
+
+    stack: Stack
+    services: Mapping[str, str]
+
+    def environment(self, code: Path) -> dict[str, str]:
+        path = os.pathsep.join([str(code), str(code / "agents")])
+        return self.stack.environment(PYTHONPATH=path, **self.services)
+
+    def says(self, code: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+        """What a program says that is run on some code."""
+        return subprocess.run(
+            [sys.executable, *command], cwd=code, env=self.environment(code), capture_output=True, text=True, timeout=100
+        )  # fmt: skip
+
+    def _begin(self, code: Path, name: str) -> "subprocess.Popen[bytes]":
+        with self.stack.log.open("ab") as log:
+            command = [sys.executable, "-m", "orchestrator.cli", name, "--config", str(self.stack.directory)]
+            return subprocess.Popen(command, cwd=code, env=self.environment(code), stdout=log, stderr=log)
+
+    @asynccontextmanager
+    async def running(self, code: Path, *names: str) -> AsyncIterator[None]:
+        """Processes of some code, stopped at the end, each with exit status 0."""
+        found = self.says(
+            code, "-c", "import orchestrator, scaffolds; print(orchestrator.__file__, scaffolds.__file__)"
+        )
+        assert found.stdout.split() == [
+            str(code / f) for f in ("orchestrator/__init__.py", "agents/scaffolds/__init__.py")
+        ]
+        started = [self._begin(code, name) for name in names]
+
+        async def watch() -> None:
+            while True:
+                ended = [
+                    name for name, process in zip(names, started, strict=True) if process.poll() is not None
+                ]
+                assert not ended, f"{ended} ended: {self.stack.log.read_text()[-4000:]}"
+                await anyio.sleep(0.2)
+
+        try:
+            async with beside(watch):
+                yield
+            for process in started:
+                process.send_signal(signal.SIGTERM)
+            for process in started:
+                assert await anyio.to_thread.run_sync(process.wait, 30) == 0
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+async def world(stack: Stack, model: Path, database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    config = STACK.format(model=model, slots=4, verify_slots=2, sandbox="bubblewrap")
+    (stack.directory / "penstock.toml").write_text(config)
+    async with EmbeddedNats(tmp_path / "nats") as nats:
+        yield World(stack, {"DATABASE_URL": database_url, "NATS_URL": nats.url})
+
+
+def nothing(progress: Progress) -> None:
+    """Nobody looks."""
+
+
+async def test_the_previous_commit_is_refused_in_one_sentence_by_a_database_that_has_contracted_since(
+    previous: Path, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "penstock.toml").write_text('[run]\nname = "first"\n')
+    later = f"{int(REVISION) + 1:04}"
+    contraction = contracting(tmp_path / "migrations", database_url, later)
+    await anyio.to_thread.run_sync(command.upgrade, contraction, "head")
+    environment = {
+        **os.environ,
+        "DATABASE_URL": database_url,
+        "NATS_URL": "nats://127.0.0.1:1",
+        "PYTHONPATH": os.pathsep.join([str(previous), str(previous / "agents")]),
+    }
+    with anyio.fail_after(100):
+        refused = await anyio.run_process(
+            [sys.executable, "-m", "orchestrator.cli", "orchestrator", "-c", str(tmp_path)],
+            env=environment, cwd=previous, check=False,
+        )  # fmt: skip
+    assert refused.returncode == 1
+    assert re.fullmatch(
+        rf"penstock: the database is at revision {later}, on which code older than {later} cannot run; this is \d{{4}}: "
+        r"start the version of Penstock that the database was upgraded for\n",
+        refused.stderr.decode(),
+    )
+
+
+async def test_runners_of_the_previous_commit_work_for_todays_orchestrator_and_todays_for_the_previous_one(
+    world: World, previous: Path
+) -> None:
+    url = world.services["DATABASE_URL"]
+    async with open_engine(url) as engine:
+        async with engine.connect() as connection:
+            oldest = await connection.scalar(text("SELECT oldest_code FROM compatibility"))
+        revision = re.search(
+            r'^REVISION = "(\d+)"', (previous / "orchestrator/pool/engine.py").read_text(), re.M
+        )
+        assert revision is not None
+        if revision[1] < oldest:  # today's commit contracts: the previous one must say that it cannot run
+            refused = world.says(
+                previous, "-m", "orchestrator.cli", "runner", "--config", str(world.stack.directory)
+            )
+            assert refused.returncode == 1 and f"older than {oldest} cannot run" in refused.stderr
+            return
+        config = world.stack.home.config()
+        async with engine.begin() as connection:  # as `penstock up` does
+            run = await ensure_run(connection, config.run.name, config.to_json())
+            # Scripts name version 0; there is no trainer here to publish it.
+            await connection.execute(
+                text(
+                    "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, 0, :path, '00')"
+                ),
+                {"run": run.run_id, "path": config.policy.model},
+            )
+        drawn = demonstrations(2 * EACH, 0, {"shell": 1.0})
+        for number, (core, workers) in enumerate([(REPOSITORY, previous), (previous, REPOSITORY)]):
+            async with AsyncExitStack() as running:
+                await running.enter_async_context(world.running(core, *CORE))
+                await until(world.stack.home.gateway_url_file.exists, "the gateway listens", START_S)
+                await running.enter_async_context(world.running(workers, *WORKERS))
+                bus = await running.enter_async_context(
+                    NatsBus.connect(world.services["NATS_URL"], name="test")
+                )
+                studio = Studio(run.name, run.run_id, bus, engine)
+                part = drawn[number * EACH : (number + 1) * EACH]
+                done = await studio.record(part, f"direction-{number}", nothing)
+                assert (done.progress.ended, done.progress.scored) == (EACH, EACH)
+            world.stack.home.gateway_url_file.unlink(missing_ok=True)
+        async with engine.connect() as connection:
+            tried = await connection.scalars(text("SELECT attempt FROM attempts"))
+            assert tried.all() == [1] * 2 * EACH
+    home, sandboxes = world.stack.home, world.stack.sandbox_root
+    async with open_engine(url, Role.READER, size=2, name="audit") as reader:
+        report = await audit(
+            reader, run.name, alive=frozenset(), sandbox_root=sandboxes, workers=home.workers
+        )
+    assert [check for check in report.checks if check.found] == []
+    assert world.stack.tracebacks() == []

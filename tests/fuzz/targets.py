@@ -1,0 +1,147 @@
+"""What takes bytes from somebody whom nobody trusts: for each, what it may answer. Anything else that is raised is a fault of ours.
+
+A target is made once, with a directory of its own, and then called with any bytes at all.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.bus import frames
+from orchestrator.bus.frames import Put, Settled
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.settings import parse_settings
+from orchestrator.tasks.verdict import parse_results, parse_reward
+
+Target = Callable[[bytes], None]
+
+
+def _wire(name: str) -> Callable[[Path], Target]:
+    """Bytes decide which parts of a client's body become what: a fuzzer alone rarely writes JSON."""
+
+    def made(directory: Path) -> Target:
+        from hypothesis import given, settings
+
+        from orchestrator.gateway.render import load_renderer
+        from tests.unit.gateway import dialect_rig
+        from tests.unit.gateway.test_dialect_fuzz import bodies, check
+        from trainer.policy.init import make_policy
+
+        model = directory / "policy"
+        renderer = load_renderer(model if model.exists() else make_policy(model, seed=0))
+        wire = {wire.dialect.name: wire for wire in dialect_rig.WIRES}[name]
+
+        @settings(database=None, deadline=None)
+        @given(body=bodies(wire))
+        def answered_or_refused(body: object) -> None:
+            check(wire, renderer, json.dumps(body).encode())
+
+        def read(data: bytes) -> None:
+            answered_or_refused.hypothesis.fuzz_one_input(data)
+
+        return read
+
+    return made
+
+
+def _journal(directory: Path) -> Target:
+    def read(data: bytes) -> None:
+        content = frames.read(data)
+        assert content.end + content.torn <= len(data) and content.damaged <= content.end
+        whole = frames.MAGIC + b"".join(frames.frame(record) for record in content.records)
+        assert frames.read(whole).records == content.records
+
+    return read
+
+
+def _task(directory: Path) -> Target:
+    names = ("task.toml", "instruction.md", "tests/test.sh", "environment/Dockerfile")
+
+    def read(data: bytes) -> None:
+        try:
+            task = Task.from_files(dict(zip(names, data.split(b"\xff", 3), strict=False)))
+            task.environment(("debian:12",), containers=False)
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+    return read
+
+
+def _settings(directory: Path) -> Target:
+    def read(data: bytes) -> None:
+        try:
+            parse_settings(data.decode(errors="surrogateescape"))
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+    return read
+
+
+def _reward(directory: Path) -> Target:
+    def read(data: bytes) -> None:
+        text = data.decode(errors="replace")
+        for parse in (parse_reward, parse_results):
+            try:
+                parse(text)
+            except ValueError as error:
+                assert str(error)
+
+    return read
+
+
+def _scaffold(directory: Path) -> Target:
+    from scaffolds.find import find
+
+    def read(data: bytes) -> None:
+        (directory / "scaffold.toml").write_bytes(data)
+        try:
+            assert find(str(directory)).manifest.name
+        except ValueError as error:
+            assert str(error)
+
+    return read
+
+
+def _planted(directory: Path) -> Target:
+    """A fault behind three comparisons: for the test that faults are found."""
+
+    def read(data: bytes) -> None:
+        if len(data) > 2 and data[0] == 0x50 and data[1] == 0x45 and data[2] == 0x4E:
+            raise RuntimeError("the planted fault")
+
+    return read
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "chat": _wire("chat"),
+    "responses": _wire("responses"),
+    "anthropic": _wire("anthropic"),
+    "journal": _journal,
+    "task": _task,
+    "settings": _settings,
+    "reward": _reward,
+    "scaffold": _scaffold,
+    "planted": _planted,
+}
+
+HERE = Path(__file__).resolve().parents[2]
+SEEDS: dict[str, list[bytes]] = {
+    "journal": [
+        frames.MAGIC
+        + frames.frame(Put(1, "steps.r", "m1", "StepRecorded/1", msgspec.Raw(b"{}")))
+        + frames.frame(Settled([1]))
+    ],
+    "task": [
+        b"\xff".join(
+            [b"[agent]\ntimeout_sec = 5", b"do", b"true", b"FROM debian:12\nENV A=${B}\nCOPY a /app"]
+        )
+    ],
+    "settings": [
+        b'version = "1"\n[metadata]\ndomain = "x"\n[agent]\ntimeout_sec = 5.0\nmax_turns = 3\n[verifier]\ntimeout_sec = 9'
+    ],
+    "reward": [b"1.0", b'{"results": [{"name": "a", "passed": true}]}'],
+    "scaffold": [path.read_bytes() for path in sorted(HERE.glob("agents/scaffolds/**/scaffold.toml"))[:3]],
+}
+"""What a target begins with: bytes that are good."""
