@@ -18,17 +18,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--failpoint", action="append", help="only these boundaries, by name: to replay a failure alone"
     )
     parser.addoption("--action", action="append", help="only these: exit, raise, delay, duplicate")
-    parser.addoption(
-        "--rotation", default="0/1", help="I/N: part I of N of the boundaries of a running stack"
-    )
+    parser.addoption("--rotation", default="0/1", help="I/N: part I of N of the boundaries")
+
+
+def part_of(config: pytest.Config) -> tuple[int, int]:
+    """Part I of N; all of them are 0/1."""
+    part, _, parts = str(config.getoption("--rotation")).partition("/")
+    assert 0 <= int(part) < int(parts), "--rotation is I/N with 0 <= I < N"
+    return int(part), int(parts)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deals out what is exercised beside a stack; test_stack.py deals its own boundaries out."""
+    part, parts = part_of(config)
+    beside = [item for item in items if item.path.name == "test_starts.py"]
+    others = [item for at, item in enumerate(beside) if at % parts != part]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture
 def rotation(pytestconfig: pytest.Config) -> tuple[int, int]:
-    """Part I of N; all of them are 0/1."""
-    part, _, parts = str(pytestconfig.getoption("--rotation")).partition("/")
-    assert 0 <= int(part) < int(parts), "--rotation is I/N with 0 <= I < N"
-    return int(part), int(parts)
+    return part_of(pytestconfig)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Units, batch jobs and compose files: taken by systemd, Slurm and bash themselves, where they are installed; a crash frees the nodes."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from orchestrator.cluster.reading import read
 from orchestrator.cluster.render import render, slurm
 from orchestrator.cluster.topology import Topology
 from tests.unit.cluster.rendered import EXAMPLES, files, topology
+from tests.unit.cluster.tools import wants
 
 
 def script(name: str) -> str:
@@ -24,7 +24,7 @@ def script(name: str) -> str:
 # --- systemd --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+@wants("systemd-analyze")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_systemd_finds_no_fault_in_a_unit_and_little_that_it_may_do(name: str, tmp_path: Path) -> None:
     programs = tmp_path / "install" / "bin"
@@ -66,13 +66,19 @@ def test_a_unit_starts_its_process_only_when_the_schema_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_bash_reads_the_job_script_and_shellcheck_has_nothing_to_say(name: str, tmp_path: Path) -> None:
+def test_bash_reads_the_job_script(name: str, tmp_path: Path) -> None:
     file = tmp_path / "job.sbatch"
     file.write_text(script(name))
     assert subprocess.run(["bash", "-n", file], capture_output=True).returncode == 0
-    if shutil.which("shellcheck"):
-        said = subprocess.run(["shellcheck", "-s", "bash", file], capture_output=True, text=True)
-        assert said.stdout == ""
+
+
+@wants("shellcheck")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shellcheck_has_nothing_to_say_of_the_job_script(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(script(name))
+    said = subprocess.run(["shellcheck", "-s", "bash", file], capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (0, "")
 
 
 CONF = """\
@@ -138,10 +144,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
             process.wait(10)
 
 
-@pytest.mark.skipif(
-    os.getuid() != 0 or any(shutil.which(each) is None for each in SLURM),
-    reason="Slurm is not installed here: apt-get install slurm-client slurmctld munge",
-)
+@wants(*SLURM, root=True)
 @pytest.mark.parametrize(
     ("name", "nodes"), [("node8", 1), ("topology", 2), ("nodes4", 4), ("nodes8", 8), ("nodes64", 64)]
 )
