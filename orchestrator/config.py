@@ -405,9 +405,12 @@ class WatchdogSection(Section):
 
     A stuck loop is named in the log, in the metrics and by `penstock status`, and begun anew where that is safe; a process whose event loop
     hangs for `no_progress_s` ends, so that its supervisor starts another.
+
+    No alarm comes later than a minute after the progress ended: 45 s, up to a twelfth until the heartbeat that says so, two looks of the
+    orchestrator, a twelfth each: 45 × 15/12 = 56.25 s, and 3.75 s for what the heartbeat and the looks themselves take.
     """
 
-    no_progress_s: Seconds = 60.0
+    no_progress_s: Seconds = 45.0
     lag_s: Seconds = 5.0
 
 

@@ -40,7 +40,7 @@ EVENT_LOOP = -1  # its alarm, among those of loops by their number
 class WatchdogSettings:
     """Seconds. `metrics_file`: where the metrics are written after every look; None: nowhere."""
 
-    no_progress_s: float = 60.0
+    no_progress_s: float = 45.0
     lag_s: float = 5.0
     metrics_file: Path | None = None
 

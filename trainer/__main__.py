@@ -35,11 +35,15 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
     parser.add_argument("--ranks", type=int, default=1, help="processes on this machine that train together")
+    patience = WatchdogSettings()
     parser.add_argument(
-        "--no-progress-s", type=float, default=60.0, help="seconds after which a loop is stuck"
+        "--no-progress-s",
+        type=float,
+        default=patience.no_progress_s,
+        help="seconds after which a loop is stuck",
     )
     parser.add_argument(
-        "--lag-s", type=float, default=5.0, help="seconds after which the event loop is blocked"
+        "--lag-s", type=float, default=patience.lag_s, help="seconds after which the event loop is blocked"
     )
     parser.add_argument("--metrics", type=Path, help="file for the watchdog's metrics")
     parser.add_argument(

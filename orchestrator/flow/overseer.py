@@ -8,8 +8,9 @@
 | a warning when the window is too small for groups that take so differently long | groups that became ready | runners |
 | nothing while Postgres is away: the watchdog of every process names that | Postgres | its return |
 
-An alarm rings when a stage has the same culprit on two looks, so that what is just being handed on rings none. `penstock status` asks the
-same questions.
+An alarm rings when a stage has the same culprit on two looks, so that what is just being handed on rings none: at most `no_progress_s`, a
+heartbeat and two looks after the progress ended, which is 1.25 × `no_progress_s` and what the looks themselves take. `penstock status` asks
+the same questions, once.
 """
 
 import math
