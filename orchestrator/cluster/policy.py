@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.cluster.inline import login, secret_options
 from orchestrator.cluster.objects import (
     LONG_LIVED,
     PART,
@@ -142,9 +143,11 @@ def nothing_of_the_node(seen: Seen) -> Iterator[str]:
 _SECRET_NAME = re.compile(
     r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|CREDENTIAL|DATABASE_URL|NATS_URL)$", re.IGNORECASE
 )
-_SECRET_TEXT = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|(password|secret|token)\s*[:=]\s*[\"']?\w{6,}", re.IGNORECASE
-)
+_SECRET_TEXT = re.compile(r"(password|secret|token)\s*[:=]\s*[\"']?\w{6,}", re.IGNORECASE)
+
+
+def _secret(text: str) -> bool:
+    return login(text) or bool(_SECRET_TEXT.search(text))
 
 
 @rule
@@ -155,15 +158,18 @@ def secrets_by_reference(seen: Seen) -> Iterator[str]:
             if "value" not in variable:
                 continue
             name, value = str(variable.get("name")), str(variable["value"])
-            if _SECRET_NAME.search(name) or _SECRET_TEXT.search(value):
+            if _SECRET_NAME.search(name) or _secret(value):
                 yield f"{where}: {name} is a secret in plain environment: mount it, and name its file in {name}_FILE"
-        for part in [*container.get("command", []), *container.get("args", [])]:
-            if _SECRET_TEXT.search(str(part)):
+        argv = [*container.get("command", []), *container.get("args", [])]
+        for option in secret_options(argv):
+            yield f"{where}: {option} gives a secret on its command line, which everybody on the node can read"
+        for part in argv:
+            if _secret(str(part)):
                 yield f"{where}: its command line holds a secret, which everybody on the node can read"
     for found in seen.kind("ConfigMap"):
         for key, text in (found.get("data") or {}).items():
-            if re.search(r"://[^/\s:@]*:[^/\s@]+@", str(text)):
-                yield f"{called(found)}: {key} holds a password"
+            if login(str(text)):
+                yield f"{called(found)}: {key} holds a login"
     for found in seen.kind("Secret"):
         if found.get("data") or found.get("stringData"):
             yield f"{called(found)}: a secret is written out in a file that people keep in git; make it with kubectl create secret"

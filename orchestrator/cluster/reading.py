@@ -1,18 +1,17 @@
 """A topology from its file, whole or not at all: every problem in one line, each with its key."""
 
-import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from orchestrator.cluster.checks import problems
+from orchestrator.cluster.inline import login, secret_options
 from orchestrator.cluster.topology import Topology
 from orchestrator.config import RunSection
 from orchestrator.contracts.errors import ConfigurationError
-
-_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 OWNED = {
     "run.name": "name",
@@ -65,7 +64,7 @@ def _explain(error: ValidationError, below: str = "") -> list[str]:
 
 
 def _inline(node: Any, key: str = "") -> list[str]:
-    """Keys whose text holds a password."""
+    """Keys whose text holds a login."""
     if isinstance(node, dict):
         return [
             found
@@ -74,15 +73,30 @@ def _inline(node: Any, key: str = "") -> list[str]:
         ]
     if isinstance(node, list):
         return [found for number, value in enumerate(node) for found in _inline(value, f"{key}[{number}]")]
-    return [key] if isinstance(node, str) and _PASSWORD.search(node) else []
+    return (
+        [key] if isinstance(node, str) and (login(node) or (key == "nats.external" and "@" in node)) else []
+    )
+
+
+def _keyed(raw: dict[str, Any]) -> Iterator[str]:
+    """Options of rollout servers that take a secret."""
+    pools = raw.get("servers")
+    for number, pool in enumerate(pools if isinstance(pools, list) else []):
+        given = pool.get("options") if isinstance(pool, dict) else None
+        for option in secret_options(given if isinstance(given, list) else []):
+            yield (
+                f"servers[{number}].options: {option} gives a secret inline, on a command line that everybody on the machine can read: "
+                "take it out; who reaches a rollout server is the network's to say"
+            )
 
 
 def read(raw: dict[str, Any], source: str = "topology") -> Topology:
     """What a TOML file holds, as a topology that holds together. Raises ConfigurationError: one line, every problem with its key."""
     said = [
-        f"{key} holds a password, given inline: keep it as a secret, and name that in [secrets]"
+        f"{key} holds a login, given inline: keep the whole URL as a secret, and name that in [secrets]"
         for key in _inline(raw)
     ]
+    said += _keyed(raw)
     for owned, by in OWNED.items():
         section, _, name = owned.partition(".")
         if isinstance(found := raw.get("config", {}), dict) and name in (found.get(section) or {}):

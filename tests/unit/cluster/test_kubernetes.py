@@ -84,6 +84,19 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "a secret on the command line": (
         lambda o: main(o)["args"].append("postgresql://x:word@db/y"), "its command line holds a secret",
     ),
+    "a token in the environment": (
+        lambda o: main(o)["env"].append({"name": "BUS", "value": "nats://word@nats:4222"}), "BUS is a secret in plain environment",
+    ),
+    "a token on the command line": (
+        lambda o: main(o)["args"].append("nats://word@nats:4222"), "its command line holds a secret",
+    ),
+    "an API key on the command line": (
+        lambda o: main(o, "StatefulSet", SERVERS)["args"].append("--api-key=word"), "--api-key gives a secret on its command line",
+    ),
+    "a token in the settings": (
+        lambda o: get(o, "ConfigMap", "nodes4-settings")["data"].update({"penstock.toml": 'nats_url = "nats://word@nats:4222"'}),
+        "penstock.toml holds a login (rule secrets-by-reference)",
+    ),
     "a secret that is written out": (
         lambda o: o.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "stringData": {"a": "b"}}),
         "a secret is written out",
