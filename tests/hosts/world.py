@@ -1,4 +1,4 @@
-"""One run on fourteen hosts: what stands where, started as a person would start it, by the product's own commands.
+"""One run on fifteen hosts: what stands where, started as a person would start it, by the product's own commands.
 
     nats1 nats2 nats3   a JetStream cluster          gate1 gate2     gateways
     db                  PostgreSQL                   run1 run2       a runner and a verifier runner each
@@ -34,6 +34,7 @@ from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
 from orchestrator.stack import upgrade
 from orchestrator.tasks.harbor import Task
+from sandboxes.reap import default_root
 from tests.e2e.observer import Observer, a_task
 from tests.e2e.stack_rig import REPOSITORY, START_S, until
 from tests.hosts.network import Host, Network
@@ -97,6 +98,11 @@ class World:
 
     def home(self, host: str) -> Path:
         return self.directory / "hosts" / host
+
+    @property
+    def sandboxes(self) -> Path:
+        """Where all runners keep their sandboxes."""
+        return self.directory / "tmp" / default_root().name
 
     def log(self, host: str, process: str) -> Path:
         return self.home(host) / f"{process}.log"
