@@ -15,6 +15,7 @@ from sqlalchemy import Connection, pool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from orchestrator.environment import named
+from orchestrator.failpoints import boundary
 from orchestrator.pool.engine import sqlalchemy_url
 from orchestrator.pool.tables import metadata
 
@@ -44,6 +45,8 @@ def _include(name: str | None, kind: str, parents: object) -> bool:
 
 
 def _run(connection: Connection) -> None:
+    # Begins the transaction, whose end alembic then leaves to `_online`. Of two at once, one waits and finds it done.
+    connection.execute(text("SELECT pg_advisory_xact_lock(7317)"))
     context.configure(
         connection=connection,
         target_metadata=metadata,
@@ -59,7 +62,7 @@ async def _online(url: str) -> None:
     engine = create_async_engine(sqlalchemy_url(url), poolclass=pool.NullPool)
     async with engine.connect() as connection:
         await connection.run_sync(_run)
-        await connection.commit()
+        await boundary("schema.commit", connection.commit)
     await engine.dispose()
 
 

@@ -81,6 +81,14 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
             Kind.COMMIT, ("client",), "a pruned run's partition is no partition any more, or half so"
         ),
         "prune.drop": Boundary(Kind.COMMIT, ("client",), "a detached partition of a pruned run is dropped"),
+        "login.commit": Boundary(
+            Kind.COMMIT,
+            ("client",),
+            "the login that people's statements run as is made, or gets its password",
+        ),
+        "schema.commit": Boundary(
+            Kind.COMMIT, ("up", "client"), "the database is brought to this code's schema"
+        ),
         "intake.commit": Boundary(Kind.COMMIT, _ORCHESTRATOR, "tasks are accepted or rejected"),
         "dispatcher.commit": Boundary(
             Kind.COMMIT, _ORCHESTRATOR, "groups get a place in the queue, rollouts are assigned"

@@ -13,6 +13,8 @@ from pathlib import Path
 import aiohttp
 import anyio
 import anyio.to_thread
+import asyncpg
+from sqlalchemy.exc import DBAPIError
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.config import Config, differences, load
@@ -27,7 +29,7 @@ from orchestrator.home import Home
 from orchestrator.plugins import names
 from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
 from orchestrator.pool.runs import ensure_run
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import passing, transact
 from orchestrator.preflight import (
     check_config,
     check_disk,
@@ -176,7 +178,14 @@ async def migrate(config: Config, *, own: bool) -> None:
             async with engine.connect() as connection:
                 newer = (await revision_of(connection) or "") > REVISION
             if not newer:
-                await anyio.to_thread.run_sync(upgrade, config.services.database_url)
+                try:
+                    await anyio.to_thread.run_sync(upgrade, config.services.database_url)
+                except (OSError, DBAPIError, asyncpg.PostgresError) as error:
+                    if not passing(error):
+                        raise
+                    raise ServiceError(
+                        "PostgreSQL was lost while the database was brought to this code's schema; start again: it is as it was, or done"
+                    ) from error
         async with engine.connect() as connection:
             await check_revision(connection)
 

@@ -63,13 +63,13 @@ async def query(url: str, statement: str, *, timeout_s: float = TIMEOUT_S, limit
     import asyncpg
 
     from orchestrator.pool.engine import Role, open_engine
-    from orchestrator.pool.reader_login import ReaderLogin, reader_login
+    from orchestrator.pool.reader_login import reader_login, unknown
 
     check_reads(statement)
     try:
         login = await reader_login(url)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        login = ReaderLogin(url)  # away: opening says what is wrong
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        login = unknown(url, error)  # away: opening says what is wrong, unless it is back
     async with (
         open_engine(login.url, Role.READER, size=1, name="penstock-sql") as engine,
         engine.connect() as connection,

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import asyncpg
 
 from orchestrator.clock import clock
+from orchestrator.failpoints import boundary
 
 LOGIN = "penstock_sql"
 _REFUSED = (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError)
@@ -67,17 +68,24 @@ async def reader_login(url: str) -> ReaderLogin:
 
 
 async def _make(owner: asyncpg.Connection, password: str) -> None:
-    async with owner.transaction():
-        await owner.execute("SELECT pg_advisory_xact_lock(7316)")
-        exists = await owner.fetchval("SELECT true FROM pg_roles WHERE rolname = $1", LOGIN)
-        # The password is hexadecimal: it needs no quoting.
-        await owner.execute(f"{'ALTER' if exists else 'CREATE'} ROLE {LOGIN} LOGIN PASSWORD '{password}'")
-        await owner.execute(f"ALTER ROLE {LOGIN} SET log_min_messages = fatal")
-        await owner.execute(f"GRANT penstock_reader TO {LOGIN}")
+    """In one statement, which commits by itself. The password is hexadecimal: it needs no quoting."""
+    statement = f"""DO $$ BEGIN
+        PERFORM pg_advisory_xact_lock(7316);
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{LOGIN}') THEN CREATE ROLE {LOGIN}; END IF;
+        ALTER ROLE {LOGIN} LOGIN PASSWORD '{password}';
+        ALTER ROLE {LOGIN} SET log_min_messages = fatal;
+        GRANT penstock_reader TO {LOGIN};
+    END $$"""
+    await boundary("login.commit", lambda: owner.execute(statement))
 
 
 async def _connect(url: str) -> asyncpg.Connection:
     return await asyncpg.connect(url, timeout=clock().pool_connect_s)
+
+
+def unknown(url: str, error: Exception) -> ReaderLogin:
+    """`url` itself, where Postgres was lost before it could make that login or say what its own may do."""
+    return ReaderLogin(url, _leaves(f"whether there is a login {LOGIN} could not be asked ({error})"))
 
 
 def _leaves(why: str) -> str:

@@ -1,8 +1,9 @@
 """Reads source for acts that must have a failpoint: commits, publishes, acknowledgements, renames, fsyncs, weight syncs.
 
-It knows no types. What it looks for can be told by its spelling: the engine's `begin`, the NATS client's `publish`, `os.fsync`,
-`Path.rename` … An act is marked when it stands inside the arguments of `boundary` or `boundary_sync`, or is a transaction whose call says
-`at=`.
+It knows no types. What it looks for can be told by its spelling: anything's `begin()`, `commit()` or `transaction()`, whatever the thing is called,
+the NATS client's `publish`, `os.fsync`, `Path.rename` … An act is marked when it stands inside the arguments of `boundary` or `boundary_sync`,
+or is a transaction whose call says `at=`. In a file that has a connection of the driver itself (asyncpg), where each statement commits by itself,
+every statement is an act that is no text beginning with SELECT and stands in no transaction that only reads.
 """
 
 import ast
@@ -14,7 +15,24 @@ from orchestrator.failpoints import BOUNDARIES, Kind
 
 SYSCALLS = {"fsync", "fdatasync", "rename", "renames", "replace", "link", "sync"}
 TRANSACTIONS = {"transact", "once"}
-CONNECTION = re.compile(r"(engine|connection|transaction)$")
+COMMITS = {"begin", "commit", "transaction", "begin_transaction"}
+# What has such a method and is no connection, by file. Called with a positional argument, it is one of ours anyway.
+OTHERS = {
+    "orchestrator/flow/ingest.py": {"stale", "ended"},  # counters of one transaction
+    "orchestrator/flow/measures.py": {"self"},
+    "orchestrator/scheduling/simulate.py": {"queue"},
+    "trainer/tree/plan.py": {"self"},  # positions
+    "trainer/tree/passes.py": {"tree"},
+    "migrations/env.py": {
+        "context"
+    },  # alembic leaves a transaction that has begun to who began it; offline it prints
+}
+DRIVER = re.compile(
+    r"\basyncpg\.(connect|create_pool|Connection|Pool)\b|get_raw_connection|driver_connection(?!\._transport)"
+)
+STATEMENTS = re.compile(r"execute(many)?|fetch(row|val|many)?|prepare|cursor|copy_(to|from|records_to)_\w+")
+READS = re.compile(r"\s*(SELECT|SHOW)\b", re.IGNORECASE)
+BY_HAND = re.compile(r"\s*(BEGIN|START TRANSACTION|COMMIT|END|PREPARE TRANSACTION)\b", re.IGNORECASE)
 WIRE = re.compile(r"(client|js)$")  # a connection of nats-py, which orchestrator.bus alone imports
 # The places that open what commits: a transaction, and a connection whose statements commit one by one.
 OPENERS = {"orchestrator/pool/transact.py": {"_attempt"}, "orchestrator/pool/prune.py": {"_alone"}}
@@ -36,14 +54,19 @@ class Found:
 
 def read(source: str, path: str) -> Found:
     """What one file marks, and what it does not."""
-    reader = _Reader(path)
-    reader.visit(ast.parse(source))
+    tree = ast.parse(source)
+    reader = _Reader(path, _texts(tree) if DRIVER.search(source) else None)
+    reader.visit(tree)
     return Found(frozenset(reader.names), tuple(reader.faults))
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, texts: dict[str, str] | None) -> None:
+        """`texts`: the file's constants, of a file that has a connection of the driver itself; else None."""
         self.path = path
+        self._texts = texts
+        self._harmless: set[ast.expr] = set()  # functions whose calls commit nothing
+        self._only_reads = 0  # how many transactions that only read
         self.names: set[str] = set()
         self.faults: list[str] = []
         self._inside = 0  # how many boundaries' arguments
@@ -63,7 +86,20 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
         self._functions.pop()
 
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> None:
+        for item in node.items:
+            self.visit(item)
+        reads = any(
+            isinstance(item.context_expr, ast.Call) and _readonly(item.context_expr) for item in node.items
+        )
+        self._only_reads += reads
+        for statement in node.body:
+            self.visit(statement)
+        self._only_reads -= reads
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module == "asyncpg" and any(alias.name[0].islower() for alias in node.names):
+            self._fault(node, "`from asyncpg import …` hides it from this test: write asyncpg.connect")
         if node.module in ("os", "shutil"):
             for name in SYSCALLS.intersection(alias.name for alias in node.names):
                 self._fault(
@@ -79,7 +115,7 @@ class _Reader(ast.NodeVisitor):
             self._act(node, "shutil.move")
         elif node.attr == "publish" and WIRE.search(receiver):
             self._act(node, f"{receiver}.publish")
-        elif node.attr in ("begin", "commit") and CONNECTION.search(receiver) and not self._opens():
+        elif node.attr in COMMITS and not self._is_other(node) and not self._opens():
             self._act(node, f"{receiver}.{node.attr}", instead="pool.transact")
         self.generic_visit(node)
 
@@ -88,6 +124,9 @@ class _Reader(ast.NodeVisitor):
         at = next((keyword.value for keyword in node.keywords if keyword.arg == "at"), None)
         if isinstance(node.func, ast.Attribute) and self._moves_a_path(node, node.func):
             self._act(node, f"Path.{node.func.attr}")
+        if name in COMMITS and (node.args or _readonly(node)):
+            self._harmless.add(node.func)
+        self._stated(node, node.func)
         for keyword in node.keywords:
             match keyword:
                 case ast.keyword(arg="isolation_level", value=ast.Constant(value="AUTOCOMMIT")) if (
@@ -111,6 +150,21 @@ class _Reader(ast.NodeVisitor):
             self._inside -= 1
         else:
             self.generic_visit(node)
+
+    def _stated(self, node: ast.Call, function: ast.expr) -> None:
+        """A statement that is a transaction's begin or end, or commits by itself."""
+        statement, name = _constant(node.args, 0), _spelled(function).rpartition(".")[2]
+        if (
+            isinstance(statement, str)
+            and BY_HAND.match(statement)
+            and name in ("execute", "exec_driver_sql", "text")
+        ):
+            self._act(node, f"{statement.split()[0]} by hand", instead="pool.transact")
+        elif self._texts is not None and STATEMENTS.fullmatch(name) and not self._only_reads:
+            first = node.args[0] if node.args else None
+            text = self._texts.get(first.id) if isinstance(first, ast.Name) else statement
+            if not (isinstance(text, str) and READS.match(text)):
+                self._act(node, f"{_spelled(function)} of the driver, which commits by itself,")
 
     def _act(self, node: ast.AST, what: str, *, instead: str = "boundary") -> None:
         if not self._inside:
@@ -150,6 +204,9 @@ class _Reader(ast.NodeVisitor):
     def _within(self, names: set[str]) -> bool:
         return any(function.name in names for function in self._functions)
 
+    def _is_other(self, node: ast.Attribute) -> bool:
+        return node in self._harmless or _spelled(node.value) in OTHERS.get(self.path, ())
+
     def _opens(self) -> bool:
         return self._within(OPENERS.get(self.path, set()))
 
@@ -158,6 +215,26 @@ class _Reader(ast.NodeVisitor):
         """`x.rename(y)` and `x.replace(y)`: a string's replace takes two, a dataclass's one and keywords."""
         single = len(node.args) == 1 and not node.keywords
         return function.attr in ("rename", "replace") and single and _spelled(function.value) != "os"
+
+
+def _texts(tree: ast.Module) -> dict[str, str]:
+    """The constants of a module that are texts, by name."""
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _readonly(call: ast.Call) -> bool:
+    return any(
+        keyword.arg == "readonly" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+        for keyword in call.keywords
+    )
 
 
 def _constant(arguments: list[ast.expr], index: int) -> object:

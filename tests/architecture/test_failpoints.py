@@ -22,7 +22,7 @@ EXEMPT = {
     "orchestrator/failpoints.py": "takes the file that arms a failpoint",
     "trainer/sft/export.py": "writes one file for a person, from rows that nobody changes; started again, it writes it again",
 }
-PRODUCTS = ("orchestrator", "trainer", "agents", "sandboxes")
+PRODUCTS = ("orchestrator", "trainer", "agents", "sandboxes", "migrations")
 
 
 def sources() -> dict[str, str]:
@@ -84,6 +84,18 @@ BAD = {
     "async with self._engine.begin() as connection: pass": "self._engine.begin has no failpoint",
     'await plain.execution_options(isolation_level="AUTOCOMMIT")': "with AUTOCOMMIT every statement commits",
     "await connection.commit()": "connection.commit has no failpoint",
+    "await conn.commit()": "conn.commit has no failpoint",
+    "async with db.begin() as session: pass": "db.begin has no failpoint",
+    "async with maker.begin(): pass": "maker.begin has no failpoint",
+    "async with self.anything.transaction(): pass": "self.anything.transaction has no failpoint",
+    'async with conn.transaction(isolation="serializable"): pass': "conn.transaction has no failpoint",
+    "with context.begin_transaction(): pass": "context.begin_transaction has no failpoint",
+    "end = partial(whatever.commit)": "whatever.commit has no failpoint",
+    'await whatever.execute(text("COMMIT"))': "COMMIT by hand has no failpoint",
+    'own = await asyncpg.connect(url); await own.execute("GRANT a TO b")': "own.execute of the driver, which commits",
+    'pool = await asyncpg.create_pool(url); await pool.fetchval("INSERT INTO a VALUES (1) RETURNING b")': "pool.fetchval of",
+    "raw = (await c.get_raw_connection()).driver_connection; await raw.copy_records_to_table(t, records=r)": "raw.copy_records_to_table of",
+    "from asyncpg import connect": "hides it from this test",
     "await connection.js.publish(subject, body)": "connection.js.publish has no failpoint",
     'await connection.client.publish(reply, b"+ACK")': "connection.client.publish has no failpoint",
     'f = partial(client.publish, reply); await boundary("fetch", f)': "client.publish has no failpoint",
@@ -113,6 +125,9 @@ def test_an_act_without_its_failpoint_is_named(line: str) -> None:
         'await boundary(f"publish.{kind}", partial(connection.js.publish, subject, body))',
         'boundary_sync("journal.sync", lambda: os.fdatasync(file.fileno()))',
         "await transact(self._engine, work, at=at)",
+        'own = await asyncpg.connect(url); await boundary("login.commit", lambda: own.execute(MAKE))',
+        'own = await asyncpg.connect(url); await own.fetchval("SELECT 1")',
+        "async with own.transaction(readonly=True): raw = (await own.get_raw_connection()).driver_connection; await raw.execute(any)",
         'text = name.replace("a", "b"); changed = dataclasses.replace(thing, field=1); moved = when.replace(hour=0)',
         "call = self._calls.begin(session); await bus.publish(message); await delivery.ack()",
     ],

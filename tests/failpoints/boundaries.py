@@ -40,8 +40,15 @@ AT_THE_START = {
     "gateway.refused",
 }
 """Not of a stack that is up: test_starts.py."""
-ELSEWHERE = {"prune.detach", "prune.drop", "export.sync", "export.rename"}
-"""Of a run that has ended: tests/integration/test_prune.py, test_export_resumes.py."""
+ELSEWHERE = {
+    "prune.detach",
+    "prune.drop",
+    "export.sync",
+    "export.rename",
+    "login.commit",
+    "schema.commit",
+}
+"""Of a run that has ended, or of none: tests/integration/test_prune.py, test_export_resumes.py, test_commits_of_a_database.py."""
 
 
 SHARED = {"lease.taken", "lease.renewed", "worker.read", "presence.commit", "fetch", "journal.sync"}
