@@ -174,17 +174,18 @@ class Course:
                 if not in_flight:
                     await anyio.sleep(LOOK_S)
         steps, committed = self.ledger.answers - answers, watch.commits - commits
-        began, recovery_s, problem = time.time(), None, ""
+        began, recovery_s, did, problem = time.time(), None, None, ""
         self.ledger.fault(tally.begun(fault, began))
         try:
-            healed = await self.injector.hurt(fault)
+            hurt = await self.injector.hurt(fault)
         except NoVictim as nobody:
             problem = str(nobody)
         else:
-            recovery_s = await self._recovery(fault, watch, healed)
+            did = hurt.did
+            recovery_s = await self._recovery(fault, watch, hurt.healed)
         outcome = Outcome(
             fault.index, fault.kind, fault.victim, fault.title, began, in_flight, steps, committed,
-            recovery_s, problem,
+            recovery_s, problem, did,
         )  # fmt: skip
         self.ledger.fault(outcome.line())
         self.shown(outcome)

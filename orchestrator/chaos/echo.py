@@ -3,13 +3,15 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | copies of tasks, steps, results and assignments | originals, as any subscriber of their subjects hears them | whoever publishes |
+| another connection, where one ended or none was made | NATS | its return |
 """
 
+from dataclasses import dataclass
 from random import Random
 
 import anyio
-import nats
 import nats.errors
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from orchestrator.bus.subjects import HEADER_MSG_ID
@@ -18,43 +20,63 @@ SUBJECTS = ("tasks.>", "work.>", "steps.>", "results.>")
 TIMES = 3
 HOLD = 16  # messages whose copies are mixed
 HOLD_S = 0.3
+AGAIN_S = 0.1
 _ECHO = "Penstock-Echo"
 
 
-async def echo(url: str, random: Random) -> None:
-    """Until cancelled."""
-    heard: list[Msg] = []
-    more = anyio.Event()
+@dataclass(slots=True)
+class Echo:
+    """`copies` counts those that NATS has taken, `refused` the connections that were not made or ended."""
 
-    async def hear(message: Msg) -> None:
-        nonlocal more
-        if not (message.headers and _ECHO in message.headers):
-            heard.append(message)
-            if len(heard) >= HOLD:
-                more.set()
+    url: str
+    random: Random
+    copies: int = 0
+    refused: int = 0
+    _turn: int = 0
 
-    try:
-        client = await nats.connect(url, name="chaos-echo", allow_reconnect=False)
-    except (OSError, nats.errors.Error):
-        return  # it is away: nothing to repeat
-    try:
+    async def run(self) -> None:
+        """Until cancelled; NATS may be away, or go."""
+        while True:
+            client = Client()
+            try:
+                await client.connect(self.url, name="chaos-echo", allow_reconnect=False, error_cb=_silent)
+                await self._repeat(client)
+            except (OSError, nats.errors.Error):
+                pass  # it is away, or went
+            finally:
+                with anyio.move_on_after(1, shield=True):
+                    await client.close()
+            self.refused += 1
+            await anyio.sleep(AGAIN_S)
+
+    async def _repeat(self, client: Client) -> None:
+        heard: list[Msg] = []
+        more = anyio.Event()
+
+        async def hear(message: Msg) -> None:
+            if not (message.headers and _ECHO in message.headers):
+                heard.append(message)
+                if len(heard) >= HOLD:
+                    more.set()
+
         for subject in SUBJECTS:
             await client.subscribe(subject, cb=hear)
-        turn = 0
         while not client.is_closed:
             with anyio.move_on_after(HOLD_S):
                 await more.wait()
             more = anyio.Event()
             copies, heard[:] = heard * TIMES, []
-            random.shuffle(copies)
+            self.random.shuffle(copies)
             for copy in copies:
-                turn += 1
-                headers = {**(copy.headers or {}), _ECHO: str(turn)}
+                self._turn += 1
+                headers = {**(copy.headers or {}), _ECHO: str(self._turn)}
                 if HEADER_MSG_ID in headers:
-                    headers[HEADER_MSG_ID] += f":echo:{turn}"
+                    headers[HEADER_MSG_ID] += f":echo:{self._turn}"
                 await client.publish(copy.subject, copy.data, headers=headers)
-    except (OSError, nats.errors.Error):
-        return
-    finally:
-        with anyio.move_on_after(1, shield=True):
-            await client.close()
+            if copies:
+                await client.flush()  # it answers: it has taken them
+                self.copies += len(copies)
+
+
+async def _silent(error: Exception) -> None:
+    """What a connection that is to be hurt says of it."""

@@ -1,5 +1,5 @@
 """What a chaos run has to have done before "nothing was found" says anything: as many faults as planned, each with a victim and with work before
-it, most of them on work in flight, and a ledger that was compared with something.
+it, none of them empty, most on work in flight, and a ledger that was compared with something.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.audit import Report
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
-from orchestrator.chaos.plan import Fault
+from orchestrator.chaos.plan import COUNTED, Fault, Kind
 from orchestrator.chaos.tally import Outcome, in_flight
 
 STEPS: Final = 20  # between two faults, unless there is a commit
@@ -27,6 +27,10 @@ def unmet(planned: Sequence[Fault], done: Sequence[Outcome], report: Report | No
     for outcome in done:
         if outcome.problem:
             problems.append(f"fault {outcome.index} ({outcome.title}) hurt nobody: {outcome.problem}")
+        elif outcome.kind in COUNTED and not outcome.did:
+            problems.append(
+                f"fault {outcome.index} ({outcome.title}) did nothing: there were no {COUNTED[Kind(outcome.kind)]}"
+            )
         if outcome.steps < STEPS and not outcome.commits:
             problems.append(
                 f"before fault {outcome.index} ({outcome.title}) there were {outcome.steps} steps and no commit: {STEPS} or one belong there"

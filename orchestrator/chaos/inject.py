@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,14 @@ from random import Random
 import anyio
 
 from orchestrator.chaos import disk, victims
-from orchestrator.chaos.echo import echo
+from orchestrator.chaos.echo import Echo
 from orchestrator.chaos.links import Links
 from orchestrator.chaos.plan import DELAY_S, HARNESS, SANDBOX, Fault, Kind
 from orchestrator.chaos.prepare import length_s
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 
-FIND_S = 30.0  # a victim that is being started again is waited for
+FIND_S = 30.0  # a victim that is being started again is waited for, and so is what a fault of messages or clocks is to hit
 LOOK_S = 0.02
 TRIES = 5
 
@@ -32,6 +33,14 @@ class Gone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Hurt:
+    """Recovery counts from `healed`, Unix seconds. `did`: as `tally.Outcome` has it."""
+
+    healed: float
+    did: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Injector:
     """`scale` divides every length (prepare.length_s). `clocks` is the directory that the shifted clocks look into."""
 
@@ -40,7 +49,7 @@ class Injector:
     clocks: Path
     scale: float
 
-    async def hurt(self, fault: Fault) -> float:
+    async def hurt(self, fault: Fault) -> Hurt:
         """Find the victim and do it, as `do` does; whoever ends by itself just before is replaced by another. Raises NoVictim."""
         for _ in range(TRIES):
             on = await self.find(fault)
@@ -63,10 +72,10 @@ class Injector:
                 await anyio.sleep(LOOK_S)
         raise NoVictim(f"no {fault.victim} within {FIND_S:g} s")
 
-    async def do(self, fault: Fault, on: list[ProcessId]) -> float:
-        """Returns when it is over: for a kill at once, else when what was taken away is given back. Unix seconds from which recovery counts.
-        Raises Gone."""
+    async def do(self, fault: Fault, on: list[ProcessId]) -> Hurt:
+        """Returns when it is over: for a kill at once, else when what was taken away is given back. Raises Gone."""
         lasts_s = length_s(fault, self.scale)
+        did: int | None = None
         match fault.kind:
             case Kind.KILL:
                 return self._kill(on)
@@ -81,10 +90,15 @@ class Injector:
                 finally:
                     victims.send(on, signal.SIGCONT)
             case Kind.DUPLICATE:
-                with anyio.move_on_after(lasts_s):
-                    await echo(self.home.connected().services.nats_url, Random(fault.index))
+                echo = Echo(self.home.connected().services.nats_url, Random(fault.index))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(echo.run)
+                    did = await _last(lasts_s, lambda: echo.copies)
+                    tasks.cancel_scope.cancel()
             case Kind.REORDER:
-                await self._part([key for key in self.links.relays if key[1] == "nats"], fault, lasts_s)
+                links = [key for key in self.links.relays if key[1] == "nats"]
+                before = self._shuffles()
+                did = await self._part(links, fault, lasts_s, lambda: self._shuffles() - before)
             case Kind.STALL | Kind.CUT | Kind.DELAY:
                 await self._part([(fault.victim, fault.service)], fault, lasts_s)
             case Kind.DISK:
@@ -95,28 +109,54 @@ class Injector:
                 finally:
                     disk.empty(place)
             case Kind.CLOCK:
-                clock = self.clocks / fault.victim
-                try:
-                    clock.write_text(str(fault.shift_s))
-                    await anyio.sleep(lasts_s)
-                finally:
-                    clock.unlink(missing_ok=True)
-        return time.time()
+                did = await self._shift(fault, on, lasts_s)
+        return Hurt(time.time(), did)
 
-    def _kill(self, on: list[ProcessId]) -> float:
+    def _kill(self, on: list[ProcessId]) -> Hurt:
         at = time.time()
         if not victims.send(on, signal.SIGKILL):
             raise Gone
-        return at
+        return Hurt(at)
+
+    async def _shift(self, fault: Fault, on: list[ProcessId], lasts_s: float) -> int:
+        """How often the victim looked at its clock and saw the shift, as it wrote down itself."""
+        clock, seen = self.clocks / fault.victim, self.clocks / f"{fault.victim}.seen"
+        lines = [str(process.pid) for process in on]
+        seen.unlink(missing_ok=True)
+        try:
+            clock.write_text(str(fault.shift_s))
+            return await _last(
+                lasts_s,
+                lambda: sum(line in lines for line in seen.read_text().splitlines()) if seen.exists() else 0,
+            )
+        finally:
+            clock.unlink(missing_ok=True)
+
+    def _shuffles(self) -> int:
+        return sum(relay.shuffles for relay in self.links.relays.values())
 
     def _wipe(self) -> None:
         shutil.rmtree(self.home.layout.nats / "jetstream", ignore_errors=True)
 
-    async def _part(self, links: list[tuple[str, str]], fault: Fault, lasts_s: float) -> None:
+    async def _part(
+        self, links: list[tuple[str, str]], fault: Fault, lasts_s: float, did: Callable[[], int] | None = None
+    ) -> int | None:
         try:
             for link in links:
                 self.links.relays[link].part(fault.kind, delay_s=DELAY_S / self.scale, seed=fault.index)
+            if did is not None:
+                return await _last(lasts_s, did)
             await anyio.sleep(lasts_s)
+            return None
         finally:
             for link in links:
                 self.links.relays[link].pass_on()
+
+
+async def _last(lasts_s: float, did: Callable[[], int]) -> int:
+    """So long, and until something was done; for `FIND_S` more at most. How much it was: of nothing the gate has a word to say."""
+    await anyio.sleep(lasts_s)
+    with anyio.move_on_after(FIND_S):
+        while not did():
+            await anyio.sleep(LOOK_S)
+    return did()

@@ -57,6 +57,13 @@ BLOCK: Final = (
     Kind.DISK,
     Kind.CLOCK,
 )
+COUNTED: Final = {
+    Kind.DUPLICATE: "copies of messages that NATS took",
+    Kind.REORDER: "times that two messages or more went on in another order",
+    Kind.CLOCK: "looks of the victim at its shifted clock",
+}
+"""Faults that may pass by without hitting anything, and what is counted of each."""
+
 HOUR_S: Final = 3600.0
 DELAY_S: Final = 2.0  # of every piece
 

@@ -46,6 +46,7 @@ class Relay:
         self._free = anyio.Event()
         self._free.set()
         self._open: set[anyio.CancelScope] = set()
+        self.shuffles = 0  # pieces of two messages or more that went on in another order
 
     @property
     def connections(self) -> int:
@@ -136,7 +137,9 @@ class Relay:
         while True:
             messages, others, whole = split(data)
             if whole:
+                before = list(messages)
                 self._random.shuffle(messages)
+                self.shuffles += messages != before
                 return b"".join([*others, *messages])
             data += await source.receive(PIECE)
 

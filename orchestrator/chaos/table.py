@@ -9,16 +9,18 @@ from rich.table import Table
 from orchestrator.audit.findings import plain
 from orchestrator.chaos import tally
 from orchestrator.chaos.course import Results
+from orchestrator.chaos.plan import COUNTED, Kind
 from orchestrator.chaos.tally import Outcome
 
 
 def show_one(console: Console, outcome: Outcome, total: int) -> None:
     """One fault that is over."""
     recovery = f"{outcome.recovery_s:6.2f} s" if outcome.recovery_s is not None else "       -"
+    did = f"  {outcome.did} {COUNTED[Kind(outcome.kind)]}" if outcome.did is not None else ""
     flight = "in flight" if outcome.in_flight else "idle     "
     console.print(
         f"{outcome.index + 1:4d}/{total}  {outcome.title:32s} {flight}  recovered in {recovery}  "
-        f"{outcome.steps:4d} steps  {outcome.commits} commits{'  ' + outcome.problem if outcome.problem else ''}",
+        f"{outcome.steps:4d} steps  {outcome.commits} commits{did}{'  ' + outcome.problem if outcome.problem else ''}",
         highlight=False,
         soft_wrap=True,
     )

@@ -12,7 +12,8 @@ from orchestrator.chaos.plan import Fault, Kind
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One fault, done. `recovery_s` from the fault (a kill) or its end (all others) to the first new progress of its victim; None: not
-    measured, because nobody was hurt (`problem` says why). `steps` and `commits` happened between it and the recovery from the fault before."""
+    measured, because nobody was hurt (`problem` says why). `steps` and `commits` happened between it and the recovery from the fault before.
+    `did`, of the kinds in `plan.COUNTED`: how much there was of what is counted there; the gate wants some."""
 
     index: int
     kind: str
@@ -24,11 +25,12 @@ class Outcome:
     commits: int
     recovery_s: float | None
     problem: str
+    did: int | None = None
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Outcome":
         """The inverse of `line`."""
-        return cls(**{name: entry[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: entry[name] for name in cls.__dataclass_fields__ if name in entry})
 
     def line(self) -> dict[str, Any]:
         """For the ledger."""

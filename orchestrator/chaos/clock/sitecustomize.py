@@ -1,14 +1,18 @@
-"""A clock that can be shifted while a process runs: `time.time` of this Python alone, by what a file says.
+"""A clock that can be shifted while a process runs: `time.time`, `datetime.now` and `utcnow` of this Python alone, by what a file says.
 
 Python loads a module of this name at its start. $PENSTOCK_CHAOS_CLOCK is a directory of files <name>, each the seconds to add; the name is
-that of the supervised process. Not shifted: `datetime.now`, the kernel's own times, and programs that are not Python. The monotonic
-clock, by which this looks into its file, is nobody's to shift.
+that of the supervised process. Whenever somebody asks for the time and the shift is read anew, and there is one, the process's id is
+appended to <name>.seen: so it is known that the clock was not shifted for nobody. Not shifted: what C code asks the kernel itself, the
+times of files, and programs that are not Python. The monotonic clock, by which this looks into its file, is nobody's to shift.
 """
 
+import datetime
 import os
 import time
+from typing import Any
 
 _LOOK_S = 0.2
+_Original = datetime.datetime
 
 
 def _install(directory: str, name: str) -> None:
@@ -23,12 +27,39 @@ def _install(directory: str, name: str) -> None:
             try:
                 with open(path, encoding="ascii") as file:
                     state[1] = float(file.read())
+                if state[1]:
+                    with open(f"{path}.seen", "a", encoding="ascii") as seen:
+                        seen.write(f"{os.getpid()}\n")
             except (OSError, ValueError):
                 state[1] = 0.0
         return state[1]
 
+    class Alike(type):
+        """Instances are the original's: C code makes and wants those."""
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, _Original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, _Original)
+
+    class Shifted(_Original, metaclass=Alike):
+        def __new__(cls, *args: Any, **more: Any) -> Any:
+            return _Original.__new__(_Original if cls is Shifted else cls, *args, **more)
+
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return _Original.now(tz) + datetime.timedelta(seconds=shift())
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return _Original.utcnow() + datetime.timedelta(seconds=shift())
+
+    Shifted.__name__ = Shifted.__qualname__ = "datetime"
+    Shifted.__module__ = "datetime"
     time.time = lambda: real() + shift()
     time.time_ns = lambda: real_ns() + int(shift() * 1e9)
+    datetime.datetime = Shifted  # type: ignore[misc]
 
 
 if "PENSTOCK_CHAOS_CLOCK" in os.environ and "#" in os.environ.get("PENSTOCK_SUPERVISED", ""):

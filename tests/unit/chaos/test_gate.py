@@ -4,16 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import anyio
 import pytest
 
 from orchestrator.audit import Checked, Report
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
+from orchestrator.chaos import inject
 from orchestrator.chaos.gate import unmet
-from orchestrator.chaos.inject import Gone, Injector, NoVictim
+from orchestrator.chaos.inject import Gone, Hurt, Injector, NoVictim
 from orchestrator.chaos.links import Links
-from orchestrator.chaos.plan import SANDBOX, Fault, take
+from orchestrator.chaos.plan import COUNTED, SANDBOX, Fault, Kind, take
+from orchestrator.chaos.proxy import Proxy
+from orchestrator.chaos.relay import Relay
 from orchestrator.chaos.tally import Outcome
+from orchestrator.config import Config
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 
@@ -21,7 +26,8 @@ PLANNED = take(1, 5, 10)
 
 
 def outcome(fault: Fault) -> Outcome:
-    return Outcome(fault.index, fault.kind, fault.victim, fault.title, 1.0, True, 20, 0, 1.0, "")
+    did = 3 if fault.kind in COUNTED else None
+    return Outcome(fault.index, fault.kind, fault.victim, fault.title, 1.0, True, 20, 0, 1.0, "", did)
 
 
 DONE = [outcome(fault) for fault in PLANNED]
@@ -53,6 +59,19 @@ def test_faults_that_were_not_done_are_counted_and_the_first_is_named() -> None:
 def test_a_fault_without_a_victim_is_named() -> None:
     [said] = unmet(PLANNED, [replace(DONE[0], problem="no gateway within 30 s"), *DONE[1:]], report())
     assert DONE[0].title in said and "no gateway within 30 s" in said
+
+
+@pytest.mark.parametrize("did", [0, None])
+@pytest.mark.parametrize("kind", [Kind.DUPLICATE, Kind.REORDER, Kind.CLOCK])
+def test_messages_that_were_not_copied_or_shuffled_and_a_clock_that_nobody_looked_at_are_named(
+    kind: Kind, did: int | None
+) -> None:
+    empty = next(one for one in take(1, 99) if one.kind is kind)
+    planned = [*PLANNED[:-1], empty]
+    done = [*DONE[:-1], replace(outcome(empty), did=did)]
+    [said] = unmet(planned, done, report())
+    assert said == f"fault {empty.index} ({empty.title}) did nothing: there were no {COUNTED[kind]}"
+    assert unmet(planned, [*DONE[:-1], outcome(empty)], report()) == []
 
 
 def test_a_fault_that_came_too_early_is_named() -> None:
@@ -94,16 +113,67 @@ async def test_a_sandbox_that_ends_just_before_it_is_killed_is_replaced_and_nobo
         async def find(self, fault: Fault) -> list[ProcessId]:
             return []
 
-        async def do(self, fault: Fault, on: list[ProcessId]) -> float:
+        async def do(self, fault: Fault, on: list[ProcessId]) -> Hurt:
             nonlocal ended
             ended -= 1
             if ended >= 0:
                 raise Gone
-            return 12.0
+            return Hurt(12.0)
 
     injector = Racing(cast(Home, None), cast(Links, None), Path(), 20.0)
     ended = 2
-    assert await injector.hurt(fault) == 12.0
+    assert await injector.hurt(fault) == Hurt(12.0)
     ended = 99
     with pytest.raises(NoVictim, match="ended just before"):
         await injector.hurt(fault)
+
+
+@pytest.mark.anyio
+async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_of_each_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wire:
+        """A relay that is asked to shuffle, and has done so twice when it was."""
+
+        shuffles = 5
+
+        def part(self, kind: Kind, *, delay_s: float, seed: int) -> None:
+            self.shuffles += 2
+
+        def pass_on(self) -> None: ...
+
+    class Copies:
+        copies = 9
+
+        def __init__(self, url: str, random: object) -> None: ...
+
+        async def run(self) -> None: ...
+
+    class Place:
+        def connected(self) -> Config:
+            return Config()
+
+    monkeypatch.setattr(inject, "Echo", Copies)
+    links = Links({("runner", "nats"): cast(Relay, Wire())}, cast(Proxy, None), tmp_path)
+    injector = Injector(cast(Home, Place()), links, tmp_path, 1.0)
+    me = ProcessId.mine()
+
+    async def did(kind: Kind) -> int | None:
+        return (await injector.do(Fault(0, kind, "runner", length_s=0.05, shift_s=60.0), [me])).did
+
+    assert (await did(Kind.DUPLICATE), await did(Kind.REORDER)) == (9, 2)
+    seen = tmp_path / "runner.seen"
+    seen.write_text(f"{me.pid}\n")  # of a fault before
+
+    async def look() -> None:
+        """Another process looks, then twice the victim."""
+        while not (tmp_path / "runner").exists():
+            await anyio.sleep(0.005)
+        seen.write_text(f"1\n{me.pid}\n{me.pid}\n")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        assert await did(Kind.CLOCK) == 2
+    assert not (tmp_path / "runner").exists()
+    monkeypatch.setattr(inject, "FIND_S", 0.05)
+    assert await did(Kind.CLOCK) == 0

@@ -146,6 +146,17 @@ async def test_reordering_keeps_every_message_and_changes_their_order() -> None:
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
             await client.send(b"SUB\r\n")
             found = await said(client, sum(map(len, sent)))
+        assert relay.shuffles == 1
         tasks.cancel_scope.cancel()
     arrived, others, whole = split(found)
     assert (sorted(arrived), others, whole) == (sorted(sent), [], True) and arrived != sent
+
+
+async def test_a_message_by_itself_is_no_shuffle() -> None:
+    async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
+        await said(client, 6)
+        relay.part(Kind.REORDER, delay_s=0, seed=1)
+        [alone] = messages(1)[:1]
+        await client.send(alone)
+        assert await said(client, len(alone)) == alone
+        assert relay.shuffles == 0
