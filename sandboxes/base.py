@@ -58,6 +58,10 @@ class SandboxFull(SandboxError):
     """
 
 
+class ImageRefused(ValueError):
+    """Signals that a task's image cannot be built, or holds what no sandbox takes. The task's doing; one sentence says what."""
+
+
 class PathRefused(Exception):
     """Signals that a path inside is not a plain file that may cross the boundary. The program's doing."""
 

@@ -11,7 +11,7 @@ from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
-from sandboxes.base import SandboxError, SandboxFull
+from sandboxes.base import ImageRefused, SandboxError, SandboxFull
 
 log = get(__name__)
 
@@ -75,6 +75,8 @@ def outcome_of(error: Exception) -> Outcome:
             return Outcome(FailureClass.POLICY_FAILURE, str(error))
         case SandboxError():
             return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}", resumable=True)
+        case ImageRefused():  # the next attempt meets the same image: its group ends as a dead letter that says so
+            return Outcome(FailureClass.INFRA_FAILURE, f"task: {error}")
     last = traceback.format_exception_only(error)[-1].strip()
     log.error("scaffold.error", error=last, exc_info=error)
     return Outcome(
@@ -141,5 +143,5 @@ def culprit(error: Exception) -> Exception:
 
 def outcome_of_quietly(error: Exception) -> Outcome:
     """As `outcome_of`, without a line in the log."""
-    known = isinstance(error, (RolloutFailure, PolicyFault, SandboxError))
+    known = isinstance(error, (RolloutFailure, PolicyFault, SandboxError, ImageRefused))
     return outcome_of(error) if known else Outcome(FailureClass.INFRA_FAILURE)

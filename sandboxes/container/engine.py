@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import anyio
 import anyio.to_thread
@@ -133,6 +133,29 @@ class Engine:
             raise SandboxError(
                 f"{self.settings.engine} {words[0]} has not ended after {timeout_s:g} s"
             ) from error
+
+    async def copied(self, source: str, sink: BinaryIO, most: int, timeout_s: float = CALL_S) -> bool | None:
+        """Writes the tar archive of `source` (CONTAINER:PATH) into `sink`, no more than `most` bytes. None: there are more; False: there is
+        no such path. `SandboxError` where it does not end or ends too early; OSError of `sink`."""
+        command, got = [*self.command, "cp", source, "-"], 0
+        try:
+            with anyio.fail_after(timeout_s):
+                async with await anyio.open_process(
+                    command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                ) as process:
+                    assert process.stdout is not None
+                    async for part in process.stdout:
+                        got += len(part)
+                        if got > most:
+                            process.kill()
+                            return None
+                        sink.write(part)
+                    ended = await process.wait()
+        except TimeoutError as error:
+            raise SandboxError(f"{self.settings.engine} cp has not ended after {timeout_s:g} s") from error
+        if ended and got:
+            raise SandboxError(f"{self.settings.engine} cp failed after {got} bytes")
+        return ended == 0
 
     async def must(self, *words: str, timeout_s: float = CALL_S) -> bytes:
         """The stdout of a subcommand. `SandboxError` with what it said unless it succeeds."""

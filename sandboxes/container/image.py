@@ -6,14 +6,18 @@ import hashlib
 import io
 import json
 import posixpath
-import stat
 import tarfile
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from sandboxes.base import HOME, PLACED, WORK, File, SandboxError
+import anyio.to_thread
+
+from sandboxes.base import HOME, PLACED, WORK, File, ImageRefused, Limits
+from sandboxes.container.content import Bounds, Content, read, too_large
 from sandboxes.container.engine import Engine
-from sandboxes.tree import MAX_DEPTH
+from sandboxes.room import making
 
 BUILD_S = 3600.0
 _TAKEN = (
@@ -55,20 +59,21 @@ def digest(context: Mapping[str, bytes]) -> str:
     return seal.hexdigest()[:24]
 
 
-async def built(engine: Engine, context: Mapping[str, bytes]) -> Image:
-    """The image of a build context, made unless this engine has it. ValueError if the context is what is wrong."""
+async def built(engine: Engine, context: Mapping[str, bytes], limits: Limits) -> Image:
+    """The image of a build context, made unless this engine has it. ImageRefused if the context is what is wrong, or if its work directory holds
+    more than a sandbox of these limits."""
     name = f"{_NAME}:{digest(context)}"
     if (await engine.call("image", "inspect", name)).returncode:
         await _build(engine, name, context)
     told = json.loads(await engine.must("image", "inspect", name))[0]["Config"]
     work = posixpath.normpath(told.get("WorkingDir") or WORK)
     if work == "/" or any(work == taken or work.startswith(f"{taken}/") for taken in _TAKEN):
-        raise ValueError(
+        raise ImageRefused(
             f"environment/Dockerfile: WORKDIR {work} is taken: choose {WORK}, or another directory of its own"
         )
     env = dict(pair.split("=", 1) for pair in told.get("Env") or ())
-    content, links, directories = await _content(engine, name, work)
-    return Image(name, work, env, content, links, directories)
+    found = await _content(engine, name, work, Bounds.of(limits))
+    return Image(name, work, env, found.files, found.links, tuple(found.directories))
 
 
 async def _build(engine: Engine, name: str, context: Mapping[str, bytes]) -> None:
@@ -83,49 +88,22 @@ async def _build(engine: Engine, name: str, context: Mapping[str, bytes]) -> Non
     )  # fmt: skip
     if done.returncode:
         complaint = " ".join(done.stderr.decode(errors="replace").split())[-800:]
-        raise ValueError(f"environment/Dockerfile cannot be built by {engine.settings.engine}: {complaint}")
+        raise ImageRefused(f"environment/Dockerfile cannot be built by {engine.settings.engine}: {complaint}")
 
 
-async def _content(
-    engine: Engine, name: str, work: str
-) -> tuple[dict[str, File], dict[str, str], tuple[str, ...]]:
+async def _content(engine: Engine, name: str, work: str, bounds: Bounds) -> Content:
     """What the image has in its work directory: a directory of the sandbox lies over it."""
     container = (
         (await engine.must("create", "--network=none", "--entrypoint=/bin/sh", name)).decode().split()[-1]
     )
-    try:
-        copied = await engine.call("cp", f"{container}:{work}/.", "-")
-    finally:
-        await engine.remove(container)
-    if copied.returncode:  # WORKDIR was never made
-        return {}, {}, ()
-    files: dict[str, File] = {}
-    links: dict[str, str] = {}
-    directories: list[str] = []
-    with tarfile.open(fileobj=io.BytesIO(copied.stdout)) as archive:
-        for path, entry in _entries(archive):
-            if entry.isreg():
-                body = archive.extractfile(entry)
-                assert body is not None
-                files[path] = File(body.read(), stat.S_IMODE(entry.mode) & 0o777)
-            elif entry.issym():
-                links[path] = entry.linkname
-            elif entry.isdir():
-                directories.append(path)
-            elif entry.islnk():
-                first = posixpath.normpath(entry.linkname)
-                if first not in files:
-                    raise SandboxError(
-                        f"the image {name} has a hard link in {work} that leads out of it: {path}"
-                    )
-                files[path] = files[first]
-    return files, links, tuple(directories)
-
-
-def _entries(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    for entry in archive:
-        path = posixpath.normpath(entry.name)
-        if path != "." and (path.startswith(("/", "..")) or path.count("/") >= MAX_DEPTH):
-            raise SandboxError(f"an image's file has no plain name: {entry.name!r}")
-        if path != ".":
-            yield path, entry
+    with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as archive:
+        try:
+            whole = await engine.copied(f"{container}:{work}/.", archive, bounds.archive)
+        finally:
+            await engine.remove(container)
+        if whole is None:
+            raise too_large(bounds)
+        if not whole:  # WORKDIR was never made
+            return Content()
+        archive.seek(0)
+        return await anyio.to_thread.run_sync(read, archive, bounds)

@@ -90,7 +90,11 @@ class ContainerProvider:
         if not self._ready:
             await self._prepare()
         appoint(self._root)
-        image = Image(self.settings.image) if spec.build is None else await built(self._engine, spec.build)
+        image = (
+            Image(self.settings.image)
+            if spec.build is None
+            else await built(self._engine, spec.build, spec.limits)
+        )
         sandbox = ContainerSandbox(self._root, spec, self._engine, image)
         async with sandbox.opened():
             yield sandbox

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import atheris
 
-LOOKED_AT = ["orchestrator", "scaffolds", "tests.fuzz", "tomllib"]
+LOOKED_AT = ["orchestrator", "sandboxes", "scaffolds", "tarfile", "tests.fuzz", "tomllib"]
 with atheris.instrument_imports(include=LOOKED_AT, enable_loader_override=False):
     from tests.fuzz.targets import SEEDS, TARGETS
 

@@ -3,7 +3,9 @@
 A target is made once, with a directory of its own, and then called with any bytes at all.
 """
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from orchestrator.bus.frames import Put, Settled
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.verdict import parse_results, parse_reward
+from sandboxes.base import ImageRefused, SandboxError
+from sandboxes.container.content import Bounds, read
 
 Target = Callable[[bytes], None]
 
@@ -91,6 +95,48 @@ def _reward(directory: Path) -> Target:
     return read
 
 
+def _image(directory: Path) -> Target:
+    """The archive of a work directory, as it is and with the sums of its headers mended: a fuzzer alone rarely adds one up."""
+    bounds = Bounds(entries=20, file=1024, total=2048)
+
+    def read_all(data: bytes) -> None:
+        for archive in (data, _summed(data)):
+            try:
+                found = read(io.BytesIO(archive), bounds)
+            except (ImageRefused, SandboxError) as error:
+                assert "\n" not in str(error)
+                continue
+            paths = [*found.files, *found.links, *found.directories]
+            assert len(paths) == len(set(paths)) <= bounds.entries
+            assert not any(part in ("", ".", "..") for path in paths for part in path.split("/"))
+            assert sum(len(file.data) for file in found.files.values()) <= bounds.total
+
+    return read_all
+
+
+def _summed(data: bytes) -> bytes:
+    blocks = [bytearray(data[at : at + tarfile.BLOCKSIZE]) for at in range(0, len(data), tarfile.BLOCKSIZE)]
+    for block in blocks:
+        if block[257:262] == b"ustar" and len(block) == tarfile.BLOCKSIZE:
+            block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
+    return b"".join(blocks)
+
+
+def _an_archive() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, kind, to in (
+            ("a", tarfile.REGTYPE, ""),
+            ("l", tarfile.SYMTYPE, "a"),
+            ("h", tarfile.LNKTYPE, "a"),
+        ):
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.type, entry.linkname = kind, to
+            entry.pax_headers = {"comment": "x"} if kind == tarfile.SYMTYPE else {}
+            archive.addfile(entry)
+    return out.getvalue()[: 8 * tarfile.BLOCKSIZE]
+
+
 def _scaffold(directory: Path) -> Target:
     from scaffolds.find import find
 
@@ -118,6 +164,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "chat": _wire("chat"),
     "responses": _wire("responses"),
     "anthropic": _wire("anthropic"),
+    "image": _image,
     "journal": _journal,
     "task": _task,
     "settings": _settings,
@@ -128,6 +175,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
 
 HERE = Path(__file__).resolve().parents[2]
 SEEDS: dict[str, list[bytes]] = {
+    "image": [_an_archive()],
     "journal": [
         frames.MAGIC
         + frames.frame(Put(1, "steps.r", "m1", "StepRecorded/1", msgspec.Raw(b"{}")))

@@ -10,7 +10,7 @@ from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.flow.outcome import Outcome, captured, judged, replayed
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayRefused, Seal
-from sandboxes.base import SandboxError
+from sandboxes.base import ImageRefused, SandboxError
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +33,7 @@ async def outcome(error: Exception) -> Outcome:
         (AgentTimeout("wall clock"), FailureClass.TIMEOUT, "wall clock"),
         (InfraFailure("gateway"), INFRA, "gateway"),
         (SandboxError("no disk"), INFRA, "sandbox: no disk"),
+        (ImageRefused("environment/Dockerfile: no"), INFRA, "task: environment/Dockerfile: no"),
         (GatewayRefused(400, "x", "malformed"), INFRA, "scaffold: GatewayRefused"),
         (KeyError("x"), INFRA, "scaffold: KeyError"),
         (TimeoutError(), INFRA, "scaffold: TimeoutError"),

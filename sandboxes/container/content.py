@@ -1,0 +1,181 @@
+"""What an image has in its work directory, from the tar archive in which an engine gives it.
+
+The image's author decides what stands in it, and the whole is held in memory and written once for every sandbox. So everything is bounded
+before it is kept: bytes as they arrive (`Engine.copied`), entries, bytes of one file and of all, with hard links counted as the copies
+that they become. Only plain tar is read, nothing compressed, and no sparse file, so what is written is never larger than what was read.
+Nothing is extracted: paths are compared here, and `sandboxes.tree` writes them without following a link.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+import tarfile
+from dataclasses import dataclass, field
+from typing import BinaryIO, Self
+
+from sandboxes.base import File, ImageRefused, Limits, SandboxError
+from sandboxes.tree import MAX_DEPTH
+
+MOST_ENTRIES = 50_000
+MOST_FILE = 256 << 20  # bytes
+MOST_BYTES = 1 << 30
+_PIECE = 1 << 20
+_OF_AN_ENTRY = 4096  # bytes of headers and padding, about
+_HEADER = (
+    1 << 17
+)  # bytes of one header: names and extended attributes; tarfile takes its time over longer ones
+_MEMBERS = (*tarfile.REGULAR_TYPES, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
+_NAME, _TARGET = 255, 4095  # bytes that Linux takes
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a work directory may hold: `entries` with directories on the way, `file` bytes in one file, `total` in all."""
+
+    entries: int = MOST_ENTRIES
+    file: int = MOST_FILE
+    total: int = MOST_BYTES
+
+    @classmethod
+    def of(cls, limits: Limits) -> Bounds:
+        """Those of a sandbox: a work directory above them would end its first program."""
+        total = min(MOST_BYTES, limits.disk_mb << 20)
+        return cls(min(MOST_ENTRIES, limits.disk_files), min(MOST_FILE, total), total)
+
+    @property
+    def archive(self) -> int:
+        """Bytes of the longest archive that may be within them."""
+        return self.total + self.entries * _OF_AN_ENTRY
+
+
+@dataclass(slots=True)
+class Content:
+    """By path relative to the work directory."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    directories: list[str] = field(default_factory=list)
+
+
+def too_large(bounds: Bounds) -> ImageRefused:
+    return _refused(
+        f"more than {bounds.total >> 20} MB (sandbox.disk_mb, and {MOST_BYTES >> 20} at most): make it smaller"
+    )
+
+
+def read(archive: BinaryIO, bounds: Bounds) -> Content:
+    """Of an uncompressed tar archive, from its beginning. ImageRefused, one sentence, for what no sandbox takes; SandboxError for what is no
+    whole archive."""
+    reader = _Reader(bounds)
+    try:
+        with tarfile.open(fileobj=archive, mode="r|", tarinfo=_Header) as opened:
+            for entry in opened:
+                reader.take(opened, entry)
+            end = opened.offset
+    except (tarfile.TarError, EOFError, RecursionError, ValueError, OverflowError) as error:
+        if isinstance(error, ImageRefused):
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise SandboxError(f"the archive of an image's work directory cannot be read: {said}") from error
+    archive.seek(end)
+    if archive.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a header that is none for the end
+        raise SandboxError(f"the archive of an image's work directory is damaged behind byte {end}")
+    return reader.content
+
+
+def _refused(what: str) -> ImageRefused:
+    return ImageRefused(f"environment/Dockerfile: the work directory of its image holds {what}")
+
+
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in _MEMBERS and not 0 <= found.size <= _HEADER:
+            raise _refused(f"what has a header of {found.size} bytes: {found.name[:200]!r}")
+        return found
+
+
+class _Reader:
+    def __init__(self, bounds: Bounds) -> None:
+        self.content = Content()
+        self._bounds = bounds
+        self._left = bounds.total
+        self._is_directory: dict[str, bool] = {}
+
+    def take(self, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
+        path = posixpath.normpath(entry.name)
+        if path == ".":
+            return
+        self._enter(path, directory=entry.isdir())
+        if entry.issparse():
+            raise _refused(f"a sparse file: {path!r}")
+        if entry.isreg():
+            self._account(path, entry.size)
+            self.content.files[path] = File(_body(archive, entry), stat.S_IMODE(entry.mode) & 0o777)
+        elif entry.issym():
+            self.content.links[path] = _target(path, entry.linkname)
+        elif entry.isdir():
+            self.content.directories.append(path)
+        elif entry.islnk():
+            first = self.content.files.get(posixpath.normpath(entry.linkname))
+            if first is None:
+                raise _refused(f"a hard link that leads out of it: {path!r}")
+            self._account(path, len(first.data))
+            self.content.files[path] = first
+        else:
+            raise _refused(f"what is no file, directory or link: {path!r}")
+
+    def _enter(self, path: str, *, directory: bool) -> None:
+        """Its place among the others: no name twice, nothing below a file or a link."""
+        parts = path.split("/")
+        if path.startswith("/") or parts[0] == ".." or len(parts) > MAX_DEPTH or not _takes(parts):
+            raise _refused(f"a file without a plain name, or too deep: {path[:200]!r}")
+        for end in range(1, len(parts)):
+            if not self._is_directory.setdefault("/".join(parts[:end]), True):
+                raise _refused(f"{path!r} below what is no directory")
+        if path in self._is_directory and not (directory and self._is_directory[path]):
+            raise _refused(f"{path!r} twice")
+        self._is_directory[path] = directory
+        if len(self._is_directory) > self._bounds.entries:
+            raise _refused(f"more than {self._bounds.entries} files and directories: make them fewer")
+
+    def _account(self, path: str, size: int) -> None:
+        if not 0 <= size <= self._bounds.file:
+            raise _refused(f"a file of more than {self._bounds.file >> 20} MB: {path!r}")
+        self._left -= size
+        if self._left < 0:
+            raise too_large(self._bounds)
+
+
+def _takes(parts: list[str]) -> bool:
+    try:
+        return all("\0" not in part and len(os.fsencode(part)) <= _NAME for part in parts)
+    except UnicodeEncodeError:
+        return False
+
+
+def _target(path: str, target: str) -> str:
+    try:
+        fits = target and "\0" not in target and len(os.fsencode(target)) <= _TARGET
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise _refused(f"a link that leads nowhere: {path!r}")
+    return target
+
+
+def _body(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    """Its bytes, a piece at a time: a size that the archive only claims costs nothing."""
+    source = archive.extractfile(entry)
+    assert source is not None
+    body = bytearray()
+    while piece := source.read(min(_PIECE, entry.size - len(body))):
+        body += piece
+    if len(body) != entry.size:
+        raise SandboxError(
+            f"the archive of an image's work directory ends within {entry.name!r}, after {len(body)} of {entry.size} bytes"
+        )
+    return bytes(body)
