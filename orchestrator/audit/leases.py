@@ -5,6 +5,8 @@ from orchestrator.audit.statement import Statement, at_the_end, with_trajectorie
 
 # Whoever renews may have begun before this snapshot; whoever tidies up takes a moment for it.
 SLACK_S = 5
+TAKEN_BACK = "leases that ran out are taken back"
+RENEWED = "leases of rollout servers are renewed"
 
 
 def _alive(process: str, snapshot: Snapshot) -> str:
@@ -50,7 +52,7 @@ LEASES = (
     # longer ago was forgotten.
     Statement(
         "I5",
-        "leases that ran out are taken back",
+        TAKEN_BACK,
         "rollouts where run_id = :run and lease_until is not null",
         """select rollout_id, state, lease_owner, lease_epoch, lease_until, extract(epoch from now() - lease_until)::float8 as late_s from rollouts
             where run_id = :run and lease_until < now() - make_interval(secs => :ttl + least(1, :ttl / 10))
@@ -112,7 +114,7 @@ LEASES = (
     # A living gateway renews, or takes over what ran out.
     Statement(
         "I5",
-        "leases of rollout servers are renewed",
+        RENEWED,
         "rollout_servers where run_id = :run and lease_until is not null",
         """select server_id, url, owner, extract(epoch from now() - lease_until)::float8 as late_s from rollout_servers
             where run_id = :run and lease_until < now() - make_interval(secs => :server_ttl)
