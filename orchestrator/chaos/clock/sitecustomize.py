@@ -6,13 +6,15 @@ appended to <name>.seen: so it is known that the clock was not shifted for nobod
 times of files, and programs that are not Python. The monotonic clock, by which this looks into its file, is nobody's to shift.
 """
 
+import ctypes
 import datetime
+import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 _LOOK_S = 0.2
-_Original = datetime.datetime
 
 
 def _install(directory: str, name: str) -> None:
@@ -34,32 +36,20 @@ def _install(directory: str, name: str) -> None:
                 state[1] = 0.0
         return state[1]
 
-    class Alike(type):
-        """Instances are the original's: C code makes and wants those."""
-
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, _Original)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, _Original)
-
-    class Shifted(_Original, metaclass=Alike):
-        def __new__(cls, *args: Any, **more: Any) -> Any:
-            return _Original.__new__(_Original if cls is Shifted else cls, *args, **more)
-
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-            return _Original.now(tz) + datetime.timedelta(seconds=shift())
-
-        @classmethod
-        def utcnow(cls) -> Any:
-            return _Original.utcnow() + datetime.timedelta(seconds=shift())
-
-    Shifted.__name__ = Shifted.__qualname__ = "datetime"
-    Shifted.__module__ = "datetime"
     time.time = lambda: real() + shift()
     time.time_ns = lambda: real_ns() + int(shift() * 1e9)
-    datetime.datetime = Shifted  # type: ignore[misc]
+    # In the type itself: another one in its place is not what C code and tables of types know.
+    [methods] = gc.get_referents(vars(datetime.datetime))
+    for method in ("now", "utcnow"):
+        methods[method] = _plus(methods[method], shift)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+
+
+def _plus(method: Any, shift: Callable[[], float]) -> Any:
+    def shifted(cls: type, *args: Any, **more: Any) -> Any:
+        return method.__get__(None, cls)(*args, **more) + datetime.timedelta(seconds=shift())
+
+    return classmethod(shifted)
 
 
 if "PENSTOCK_CHAOS_CLOCK" in os.environ and "#" in os.environ.get("PENSTOCK_SUPERVISED", ""):

@@ -19,9 +19,11 @@ PROGRAM = """
 import _datetime, datetime, os, sys, time
 for _ in sys.stdin:
     real = time.clock_gettime(time.CLOCK_REALTIME)
-    shown = (time.time(), time.time_ns() / 1e9, datetime.datetime.now(datetime.timezone.utc).timestamp())
+    now, utc = datetime.datetime.now, datetime.timezone.utc
+    shown = (time.time(), time.time_ns() / 1e9, now(utc).timestamp(), now().timestamp(), now(tz=utc).timestamp())
     made = (datetime.datetime.now(), datetime.datetime(2026, 1, 2), datetime.datetime.fromisoformat("2026-01-02"))
     plain = all(type(one) is _datetime.datetime and isinstance(one, datetime.datetime) for one in made)
+    plain = plain and datetime.datetime is _datetime.datetime
     print(*(round(one - real) for one in shown), plain, flush=True)
 """
 
@@ -73,7 +75,7 @@ def opens() -> Iterator[Callable[[Path, str], Victim]]:
 
 def until(victim: Victim, shift_s: float) -> None:
     limit = time.monotonic() + PATIENCE_S
-    while (found := victim.shifts()) != [shift_s] * 3:
+    while (found := victim.shifts()) != [shift_s] * 5:
         assert time.monotonic() < limit, found
 
 
@@ -82,11 +84,11 @@ def test_every_clock_of_a_python_is_shifted_while_its_file_says_so_and_whoever_s
 ) -> None:
     victim, other = opens(tmp_path, "/a/run#trainer"), opens(tmp_path, "/a/run#runner")
     seen = tmp_path / "trainer.seen"
-    assert victim.shifts() == other.shifts() == [0, 0, 0] and not seen.exists()
+    assert victim.shifts() == other.shifts() == [0] * 5 and not seen.exists()
     (tmp_path / "trainer").write_text(str(-HOUR_S))
     until(victim, -HOUR_S)
     assert set(seen.read_text().splitlines()) == {str(victim.pid)}
-    assert other.shifts() == [0, 0, 0] and not (tmp_path / "runner.seen").exists()
+    assert other.shifts() == [0] * 5 and not (tmp_path / "runner.seen").exists()
     (tmp_path / "trainer").unlink()
     until(victim, 0)
 
@@ -96,6 +98,6 @@ def test_a_clock_that_says_nothing_is_not_shifted_and_a_process_of_no_stack_neve
 ) -> None:
     (tmp_path / "trainer").write_text("soon")
     (tmp_path / "gateway").write_text(str(HOUR_S))
-    assert opens(tmp_path, "/a/run#trainer").shifts() == [0, 0, 0]
-    assert opens(tmp_path, "gateway").shifts() == [0, 0, 0]
+    assert opens(tmp_path, "/a/run#trainer").shifts() == [0] * 5
+    assert opens(tmp_path, "gateway").shifts() == [0] * 5
     assert not list(tmp_path.glob("*.seen"))
