@@ -2,6 +2,10 @@
 
 import io
 import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,13 +29,86 @@ def test_a_missed_ratio_fails_and_is_named(capsys: pytest.CaptureFixture[str]) -
     assert said.err == "MISSED: ours_over_copy is 12 ratio, the target is 10\n"
 
 
-def test_cpu_time_fails_at_twice_its_target_and_wall_time_never() -> None:
+def test_cpu_time_fails_beyond_twice_its_target() -> None:
     assert main(ended(bar("claim_cpu", 80, "CPU-ms", 50))) == 0
     assert main(ended(bar("claim_cpu", 101, "CPU-ms", 50))) == 1
     slow = {"name": "calls", "value": 240, "unit": "1/CPU-s", "target": 500, "holds": False}
     assert main(ended(slow)) == 1
     assert main(ended({**slow, "value": 260})) == 0
-    assert main(ended(bar("claim_p95", 80, "ms", 50), bar("reconcile", 40, "s", 30))) == 0
+
+
+BUSY = [("claim_p95", 249, "ms", 50), ("reconcile", 149, "s", 30), ("durability", 1.49, "ms", 0.3)]
+BROKEN = [("claim_p95", 251, "ms", 50), ("reconcile", 151, "s", 30), ("durability", 1.51, "ms", 0.3)]
+
+
+def rate(value: float, unit: str = "1/s") -> dict[str, object]:
+    found = at_least("step_rows_per_s", value, unit, 3000)
+    return {"name": found.name, "value": value, "unit": unit, "target": 3000, "holds": found.holds}
+
+
+def test_time_of_the_clock_passes_on_a_busy_machine_and_fails_beyond_five_times_its_target(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(ended(*(bar(*one) for one in BUSY), rate(601), rate(601, "tok/s"))) == 0
+    capsys.readouterr()
+    for one in BROKEN:
+        assert main(ended(bar(*one))) == 1
+        assert capsys.readouterr().err.startswith(f"MISSED: {one[0]} is ")
+    assert main(ended(rate(599))) == 1
+    assert main(ended(rate(0, "tok/s"))) == 1
+
+
+@pytest.mark.parametrize(
+    "one", [bar("claim_p95", 50.1, "ms", 50), bar("claim_cpu", 50.1, "CPU-ms", 50), rate(2999)]
+)
+def test_a_release_fails_on_every_bar_beyond_its_target(
+    one: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(ended(one)) == 0
+    assert main(ended(one, bar("other", 1, "s", 2)), strict=True) == 1
+    assert capsys.readouterr().err.count("MISSED: ") == 1
+
+
+def test_a_release_passes_where_every_bar_holds() -> None:
+    assert main(ended(bar("claim_p95", 50, "ms", 50), rate(3000)), strict=True) == 0
+
+
+SHIM = """#!/bin/sh
+case "$*" in
+  "-m orchestrator.benchmarks.held"*) exec {python} "$@" ;;
+  *) echo "$*"; echo '{bars}' ;;
+esac
+"""
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_the_command_for_a_release_ends_as_its_bars_do(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    shutil.copy(REPOSITORY / "ops" / "bench", tmp_path / "ops")
+    (tmp_path / "ops" / "setup").write_text("#!/bin/sh\n")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python, bars = tmp_path / "venv" / "bin" / "python", json.dumps({"bars": [rate(2999)]})
+    python.write_text(SHIM.format(python=sys.executable, bars=bars))
+    for program in (python, tmp_path / "ops" / "setup"):
+        program.chmod(0o755)
+    ended = {
+        strict: subprocess.run(
+            ["ops/bench", "pool", "--small", *strict],
+            cwd=tmp_path,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PENSTOCK_VENV": str(tmp_path / "venv"),
+                "PYTHONPATH": str(REPOSITORY),
+            },
+            capture_output=True,
+            text=True,
+        )
+        for strict in ((), ("--strict",))
+    }
+    plain, release = ended.values()
+    assert (plain.returncode, plain.stdout) == (0, f"-m orchestrator.benchmarks.pool --small\n{bars}\n")
+    assert release.returncode == 1 and "MISSED: step_rows_per_s is 2999 1/s" in release.stderr
+    assert release.stdout == f"-m orchestrator.benchmarks.pool --small --json\n{bars}\n"
 
 
 def test_output_without_bars_is_a_failure() -> None:
