@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
 from orchestrator.bus import subjects
+from orchestrator.bus.link import urls_of
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.render.objects import METRICS, Object, labels, made, named
 from orchestrator.cluster.topology import RunnerPool, Topology
@@ -88,6 +90,17 @@ def dashboards(topology: Topology) -> list[Object]:
     return found
 
 
+def first_host(urls: str) -> str:
+    """Of URLs with commas between them; an address of IPv6 in brackets.
+
+    >>> first_host("nats://one:4222,nats://two:4222")
+    'one'
+    """
+    first = urls_of(urls)[0]
+    host = urlsplit(first if "://" in first else f"//{first}").hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
 def scaled(topology: Topology, process: Process, pool: RunnerPool) -> list[Object]:
     """A ScaledObject of KEDA: one runner more for as many waiting assignments as it has slots. Only runners and verifiers: what they hold
     is leased and comes back by itself; a gateway, a rollout server or a trainer is what somebody else waits for."""
@@ -97,7 +110,9 @@ def scaled(topology: Topology, process: Process, pool: RunnerPool) -> list[Objec
     rollouts = process.role == "runner"
     consumer = subjects.consume_work_rollout(run) if rollouts else subjects.consume_work_verify(run)
     server = (
-        topology.nats.external or f"{named(topology, 'nats')}-headless.{topology.kubernetes.namespace}.svc"
+        first_host(topology.nats.external)
+        if topology.nats.external
+        else f"{named(topology, 'nats')}-headless.{topology.kubernetes.namespace}.svc"
     )
     trigger = {
         "type": "nats-jetstream",

@@ -309,6 +309,25 @@ def test_nats_has_values_for_its_own_chart_and_one_url_a_server() -> None:
     assert settings.count("nats://nodes4-nats-") == 3
 
 
+@pytest.mark.parametrize(
+    ("external", "asked"),
+    [
+        ("nats://bus.example.org:4222", "bus.example.org:8222"),
+        ("nats://one:4222,nats://two:4222", "one:8222"),
+        ("one:4222", "one:8222"),
+        ("nats://[fd00::1]:4222", "[fd00::1]:8222"),
+    ],
+)
+def test_keda_asks_the_host_of_a_nats_that_is_there_already(external: str, asked: str) -> None:
+    of = topology("nodes4")
+    found = made(of.model_copy(update={"nats": of.nats.model_copy(update={"external": external})}))
+    for scaling in (each for each in found if each["kind"] == "ScaledObject"):
+        (trigger,) = scaling["spec"]["triggers"]
+        assert trigger["metadata"]["natsServerMonitoringEndpoint"] == asked
+    assert any(each["kind"] == "ScaledObject" for each in found)
+    assert unfit(found) == [] and broken(found) == []
+
+
 def test_what_is_no_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no objects"):
         read_objects(tmp_path)
