@@ -8,6 +8,8 @@ Object = Mapping[str, Any]
 PART = "app.kubernetes.io/component"
 SANDBOXES: Mapping[str, str] = {"app.kubernetes.io/name": "penstock", PART: "sandbox"}
 """Labels of each pod that the provider `kubernetes` makes (sandboxes/kubernetes/objects.py), whatever run it is of."""
+PROMETHEUS: Mapping[str, str] = {"app.kubernetes.io/name": "prometheus"}
+"""Labels of Prometheus's pods, as its operator gives them."""
 LONG_LIVED = ("Deployment", "StatefulSet", "DaemonSet", "LeaderWorkerSet")
 
 

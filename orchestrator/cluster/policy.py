@@ -12,6 +12,7 @@ from orchestrator.cluster.inline import login, secret_options
 from orchestrator.cluster.objects import (
     LONG_LIVED,
     PART,
+    PROMETHEUS,
     SANDBOXES,
     Object,
     Pod,
@@ -382,7 +383,12 @@ REACH = {
     "gateway": {"runner"},
     "rollout-server": {"gateway", "trainer", "rollout-server"},
 }
-"""Who may reach whom, of the run's own; namespaces of operators and of Prometheus apart."""
+"""Who may reach whom, of the run's own."""
+OUTSIDE = {"postgres": {"cnpg-system"}, "nats": {"keda"}}
+"""Namespaces of operators that reach what they look after."""
+SCRAPED = {"rollout-server": "http"}
+"""The port that Prometheus reads, where it is not called metrics."""
+NAME = "kubernetes.io/metadata.name"
 
 
 def _component(selector: Object) -> str:
@@ -429,18 +435,60 @@ def own_network_policy(seen: Seen) -> Iterator[str]:
 def reach(seen: Seen) -> Iterator[str]:
     """Rollout servers are reached by gateways and the trainer alone; gateways by runners and sandboxes; Postgres and NATS by who needs them."""
     for found in seen.kind("NetworkPolicy"):
-        server = _component(found.get("spec", {}).get("podSelector") or {})
-        if server not in REACH:
-            continue
-        for entry in found.get("spec", {}).get("ingress") or []:
-            if not entry.get("from"):
-                yield f"{called(found)}: everybody may reach {server}"
-            for peer in entry.get("from") or []:
-                client = _component(peer.get("podSelector") or {})
-                if "podSelector" in peer and "namespaceSelector" not in peer and client not in REACH[server]:
-                    yield f"{called(found)}: {client or 'every pod'} may reach {server}, which is for {', '.join(sorted(REACH[server]))}"
-                if "ipBlock" in peer:
-                    yield f"{called(found)}: addresses may reach {server}: name pods"
+        for server in _selected(seen, found):
+            for entry in found.get("spec", {}).get("ingress") or []:
+                if not entry.get("from"):
+                    yield f"{called(found)}: everybody may reach {server}"
+                for peer in entry.get("from") or []:
+                    if said := _stranger(seen, found, server, peer, entry.get("ports") or []):
+                        yield f"{called(found)}: {said}"
+
+
+def _selected(seen: Seen, found: Object) -> list[str]:
+    """Whose way in a policy opens. Pods of Postgres and NATS are others' to make: they are known by what a selector says."""
+    selector = found.get("spec", {}).get("podSelector") or {}
+    taken = {
+        pod.component
+        for pod in seen.pods
+        if namespace(pod.of) == namespace(found) and selects(selector, pod.labels)
+    }
+    return [name for name in REACH if name in taken or name == _component(selector)]
+
+
+def _stranger(seen: Seen, found: Object, server: str, peer: Object, ports: Sequence[Object]) -> str:
+    """What is wrong with one of those who may reach a server; empty: nothing."""
+    if "ipBlock" in peer:
+        return f"addresses may reach {server}: name pods"
+    client = _component(peer.get("podSelector") or {})
+    if "namespaceSelector" not in peer:
+        return (
+            ""
+            if client in REACH[server]
+            else f"{client or 'every pod'} may reach {server}, which is for {', '.join(sorted(REACH[server]))}"
+        )
+    selector = peer["namespaceSelector"] or {}
+    name = (selector.get("matchLabels") or {}).get(NAME, "")
+    if not name:
+        return f"pods of every namespace that {selector or 'there is'} may reach {server}: name one by {NAME}"
+    asked = {port.get("port") for port in ports}
+    own = [pod.ports for pod in seen.pods if pod.component == server]
+
+    def only(called_so: str) -> bool:
+        return bool(asked) and asked <= {each.get(called_so) for each in own}
+
+    if name == namespace(found) and client in REACH[server]:
+        return ""
+    if name in {namespace(each) for each in seen.kind("RoleBinding")}:
+        allowed = server == "gateway" and only("sandboxes")
+        return (
+            "" if allowed else f"sandboxes may reach {server}: theirs is a gateway's port for sandboxes alone"
+        )
+    if name in OUTSIDE.get(server, ()):
+        return ""
+    scraper = (peer.get("podSelector") or {}).get("matchLabels") == PROMETHEUS
+    if scraper and only(SCRAPED.get(server, "metrics")):
+        return ""
+    return f"namespace {name} may reach {server}: who looks in from outside is Prometheus's pods ({PROMETHEUS}), at the port that they read"
 
 
 @rule

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.cluster.objects import SANDBOXES
+from orchestrator.cluster.objects import PROMETHEUS, SANDBOXES
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.render.objects import Object, labels, made, makes_pods
 from orchestrator.cluster.topology import Topology
@@ -136,9 +136,11 @@ def _roles(topology: Topology, kinds: Mapping[tuple[str, str], Process]) -> Iter
         if component == "rollout-server":
             watched = _ports(topology, kinds, component, "http")
         if watched and topology.kubernetes.monitoring:
-            ingress.append(
-                {"from": [_namespace(topology.kubernetes.monitoring_namespace)], "ports": _tcp(*watched)}
-            )
+            scraper = {
+                **_namespace(topology.kubernetes.monitoring_namespace),
+                "podSelector": {"matchLabels": dict(PROMETHEUS)},
+            }
+            ingress.append({"from": [scraper], "ports": _tcp(*watched)})
         selector = {"matchLabels": dict(_of(topology, component))}
         yield _policy(topology, component, component, selector, ingress, egress)
 

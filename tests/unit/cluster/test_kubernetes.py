@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.objects import PART, pods, selects
-from orchestrator.cluster.policy import RULES, broken, sentence
+from orchestrator.cluster.objects import PART, PROMETHEUS, pods, selects
+from orchestrator.cluster.policy import NAME, RULES, broken, sentence
 from orchestrator.cluster.read_objects import read_objects
 from orchestrator.cluster.render import render
 from orchestrator.cluster.topology import Topology
@@ -47,6 +47,12 @@ def main(found: Objects, kind: str = "Deployment", name: str = "nodes4-web") -> 
 
 def drop(found: Objects, kind: str, name: str) -> None:
     found.remove(get(found, kind, name))
+
+
+def way(found: Objects, server: str, peer: dict[str, Any], port: int = 30000) -> None:
+    """One more who may reach a server."""
+    entry = {"from": [peer], "ports": [{"port": port, "protocol": "TCP"}]}
+    get(found, "NetworkPolicy", f"nodes4-{server}")["spec"]["ingress"].append(entry)
 
 
 GATEWAY, RUNNER, SERVERS = "nodes4-gateway", "nodes4-runner", "nodes4-rollout-server-default"
@@ -129,6 +135,33 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
             {"podSelector": {"matchLabels": {"app.kubernetes.io/component": "runner"}}}
         ),
         "runner may reach rollout-server, which is for gateway, rollout-server, trainer (rule reach)",
+    ),
+    "every namespace reaches rollout servers": (
+        lambda o: way(o, "rollout-server", {"namespaceSelector": {}}), "pods of every namespace that there is may reach rollout-server",
+    ),
+    "namespaces by another label reach rollout servers": (
+        lambda o: way(o, "rollout-server", {"namespaceSelector": {"matchLabels": {"team": "x"}}}), "may reach rollout-server: name one by",
+    ),
+    "sandboxes reach rollout servers": (
+        lambda o: way(o, "rollout-server", {"namespaceSelector": {"matchLabels": {NAME: "penstock-sandboxes"}}}),
+        "sandboxes may reach rollout-server",
+    ),
+    "sandboxes reach the gateways' port for runners": (
+        lambda o: way(o, "gateway", {"namespaceSelector": {"matchLabels": {NAME: "penstock-sandboxes"}}}, 8080), "sandboxes may reach gateway",
+    ),
+    "a namespace of others reaches rollout servers": (
+        lambda o: way(o, "rollout-server", {"namespaceSelector": {"matchLabels": {NAME: "monitoring"}}}),
+        "namespace monitoring may reach rollout-server",
+    ),
+    "Prometheus reaches a port that it does not read": (
+        lambda o: way(
+            o, "gateway", {"namespaceSelector": {"matchLabels": {NAME: "monitoring"}}, "podSelector": {"matchLabels": PROMETHEUS}}, 8080,
+        ),
+        "namespace monitoring may reach gateway",
+    ),
+    "a policy of all pods that opens them": (
+        lambda o: get(o, "NetworkPolicy", "nodes4-names")["spec"].update(ingress=[{"from": [{"podSelector": {}}]}]),
+        "every pod may reach rollout-server",
     ),
     "everybody reaches Postgres": (
         lambda o: get(o, "NetworkPolicy", "nodes4-postgres")["spec"]["ingress"][0].pop("from"), "everybody may reach postgres",
@@ -247,6 +280,20 @@ def test_the_settings_are_what_penstock_reads(name: str) -> None:
 def ports_of(policy: dict[str, Any]) -> set[int]:
     """To which it lets its pods go."""
     return {port["port"] for entry in policy["spec"].get("egress", []) for port in entry.get("ports", [])}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_of_other_namespaces_only_prometheus_reaches_rollout_servers(name: str) -> None:
+    policy = next(
+        each for each in objects(name)
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"].endswith("-rollout-server")
+    )  # fmt: skip
+    peers = [
+        peer for entry in policy["spec"]["ingress"] for peer in entry["from"] if "namespaceSelector" in peer
+    ]
+    assert [peer["podSelector"]["matchLabels"] for peer in peers] == [
+        {"app.kubernetes.io/name": "prometheus"}
+    ]
 
 
 def made(of: Topology) -> Objects:
