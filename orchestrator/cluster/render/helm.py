@@ -194,9 +194,20 @@ def render(topology: Topology) -> Mapping[str, str]:
     if not topology.nats.external:
         files["nats.yaml"] = "# Values of the chart nats/nats.\n" + to_yaml(services.nats_values(topology))
     space = topology.kubernetes.namespace
+    owned = [
+        f"kubectl create namespace {space}",
+        f"kubectl label namespace {space} app.kubernetes.io/managed-by=Helm",
+        f"kubectl annotate namespace {space} meta.helm.sh/release-name={topology.name} meta.helm.sh/release-namespace={space}",
+    ]
     files["README.md"] = (
-        kubernetes.notes(topology, f"helm upgrade --install {topology.name} . -n {space}")
-        .replace("values/nats.yaml", "nats.yaml")
-        .replace("kubectl apply -f 00-namespaces.yaml", f"kubectl create namespace {space}")
+        (
+            kubernetes.notes(topology, f"helm upgrade --install {topology.name} . -n {space}")
+            .replace("values/nats.yaml", "nats.yaml")
+            .replace("kubectl apply -f 00-namespaces.yaml", "\n       ".join(owned))
+        )
+        + f"""
+The chart has the namespace `{space}`, too: by that label and those annotations Helm takes the one that is there as its own, and gives it the labels
+that the API server holds pods to. `helm uninstall {topology.name}` takes all of it away, the data pool and the weights in it included.
+"""
     )
     return files

@@ -1,5 +1,6 @@
 """The chart, rendered by Helm's own code, is the plain render object for object, with its values and with changed ones."""
 
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,39 @@ def test_more_runners_than_the_settings_have_slots_for_are_refused(charts: Path)
 def test_helm_lint_finds_no_fault(name: str, charts: Path) -> None:
     report = helm_python.lint(chart(name, charts), strict=True, kube_version="v1.34.0")
     assert report["errors"] == [] and all(said["severity"] < 2 for said in report["messages"]), report
+
+
+def told(readme: str) -> list[list[str]]:
+    """The command lines of a README."""
+    return [shlex.split(line) for line in readme.splitlines() if line.startswith(7 * " ")]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_helm_takes_what_the_readme_makes_before_it_as_its_own(name: str, charts: Path) -> None:
+    lines = told(files(name, "helm")["README.md"])
+    there: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    release: tuple[str, str] | None = None
+    for line in lines:
+        if line[:3] == ["kubectl", "create", "namespace"]:
+            there["Namespace", line[3]] = {"labels": {}, "annotations": {}}
+        elif line[:3] == ["kubectl", "label", "namespace"]:
+            there["Namespace", line[3]]["labels"] |= dict(part.split("=") for part in line[4:])
+        elif line[:3] == ["kubectl", "annotate", "namespace"]:
+            there["Namespace", line[3]]["annotations"] |= dict(part.split("=") for part in line[4:])
+        elif line[0] == "kubectl" and "secret" in line:
+            there["Secret", line[line.index("generic") + 1]] = {"labels": {}, "annotations": {}}
+        elif line[:3] == ["helm", "upgrade", "--install"]:
+            release = (line[3], line[line.index("-n") + 1])
+        else:
+            assert line[0] == "helm" and line[3] == "nats/nats", line
+    assert release is not None
+    held = 0
+    for found in by_helm(chart(name, charts)):
+        before = there.get((found["kind"], found["metadata"]["name"]))
+        if before is None:
+            continue
+        held += 1  # what Helm asks of an object that is there and of no release: pkg/action/validate.go, checkOwnership
+        assert before["labels"].get("app.kubernetes.io/managed-by") == "Helm"
+        assert before["annotations"].get("meta.helm.sh/release-name") == release[0]
+        assert before["annotations"].get("meta.helm.sh/release-namespace") == release[1]
+    assert held == 1
