@@ -55,13 +55,14 @@ process() {
 
 # Ends every step: in order, then by force. The job's nodes are free when this script has ended.
 finish() {
-  local status=$? pid
+  local status=$? pid left until=$((SECONDS + 60))
   [ -n "$stopping" ] && return
   stopping=yes
   trap '' TERM INT
   for pid in "${!running[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
-  for pid in "${!running[@]}"; do
-    timeout 60 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null || true
+  for pid in "${!running[@]}"; do # all of them have the same minute
+    left=$((until - SECONDS))
+    if [ "$left" -le 0 ] || ! timeout "$left" tail --pid="$pid" -f /dev/null; then kill -KILL "$pid" 2>/dev/null || true; fi
   done
   wait || true
   exit "$status"
@@ -255,7 +256,13 @@ def render(topology: Topology) -> Mapping[str, str]:
     """The script and how to use it. ValueError where no hosts are named."""
     if not topology.hosts:
         raise ValueError("hosts is empty: name the machines that stand for the job's nodes ([[hosts]])")
+    if topology.secrets.nats_url is not None and not topology.nats.external:
+        raise ValueError(
+            "secrets.nats_url names a file with the URL of a NATS that is there already, but in a job NATS runs on nodes that nobody knows before: "
+            "take secrets.nats_url out, or say in nats.external which servers there are"
+        )
     name = f"{topology.name}.sbatch"
+    nats = "NATS is, too." if topology.nats.external else "NATS runs in the job."
     notes = f"""\
 # {topology.name} as a job of Slurm
 
@@ -266,10 +273,13 @@ Written by `penstock cluster render`; change the topology and render again, or g
 
 {secret_files(topology)}
 
-   PostgreSQL is outside of the job, named by that URL: the data pool outlives jobs. NATS runs in the job.
+   PostgreSQL is outside of the job, named by that URL: the data pool outlives jobs. {nats}
 2. `sbatch --test-only {name}`, then `sbatch {name}`.
 
 Logs: `{topology.shared.path}/logs/JOB/attempt-N/NAME.log`. When any process ends, the job ends and its nodes are free; a job whose node is lost,
 that is preempted or whose time is over waits in the queue again, and its next attempt goes on from the data pool and the weights.
+
+To end it for good: `scontrol update JobId=JOB Requeue=0`, then `scancel JOB`. A job that is only cancelled is told the same as one whose
+time is over, and may come back.
 """
     return {name: script(topology), "README.md": notes}

@@ -12,7 +12,7 @@ import yaml
 
 from orchestrator.cluster.reading import read
 from orchestrator.cluster.render import render, slurm
-from orchestrator.cluster.topology import Topology
+from orchestrator.cluster.topology import SecretKey, Topology
 from tests.unit.cluster.rendered import EXAMPLES, files, topology
 from tests.unit.cluster.tools import wants
 
@@ -285,6 +285,50 @@ def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_i
     assert job.returncode == 143 and b"requeued after attempt 2" in said
     assert "requeue 7" in started.read_text()
     assert "stopped" in log.read_text()
+
+
+def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:
+    found, environment = one_node(tmp_path)
+    text = slurm.script(found)
+    assert "SECONDS + 60" in text
+    file = tmp_path / "job.sbatch"
+    file.write_text(text.replace("SECONDS + 60", "SECONDS + 3"))
+    logs, ended = tmp_path / "shared/logs/7/attempt-0", tmp_path / "ended"
+    gateway = f"until [ $(grep -lx up {logs}/*.log | wc -l) = 5 ]; do sleep 0.1; done; touch {ended}; exit 3"
+    stubborn = PENSTOCK.replace("trap 'echo stopped; exit 0' TERM", "trap '' TERM").replace(
+        "sleep 0.3", gateway
+    )
+    for name in ("python3", "nats-server"):  # in order, as ever
+        (tmp_path / "install" / "bin" / name).write_text(PENSTOCK.replace("echo up", "echo here"))
+    (tmp_path / "install" / "bin" / "penstock").write_text(stubborn)
+    done = subprocess.run(
+        ["bash", file],
+        env={**environment, "ENDS": "gateway", "STATUS": "3"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert time.time() - ended.stat().st_mtime < 5 * 3 - 3
+
+
+def test_a_job_whose_nats_runs_in_it_takes_no_url_of_another(tmp_path: Path) -> None:
+    found, _ = one_node(tmp_path)
+    login = found.secrets.model_copy(update={"nats_url": SecretKey(name="nats", key="url")})
+    both = found.model_copy(update={"secrets": login})
+    with pytest.raises(
+        ValueError, match=r"^secrets\.nats_url names .* take secrets\.nats_url out, or say in nats\.external"
+    ):
+        render(both, "slurm")
+    external = both.model_copy(update={"nats": both.nats.model_copy(update={"external": "nats://bus:4222"})})
+    texts = render(external, "slurm")
+    assert "nats-server --config" not in texts["job.sbatch"] and "NATS_URL_FILE=" in texts["job.sbatch"]
+    assert "NATS is, too." in texts["README.md"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_who_ends_a_job_for_good_is_told_how(name: str) -> None:
+    readme = files(name, "slurm")["README.md"]
+    assert "`scontrol update JobId=JOB Requeue=0`, then `scancel JOB`" in readme
 
 
 def test_a_target_without_hosts_says_what_it_needs() -> None:
