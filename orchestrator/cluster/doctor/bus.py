@@ -58,7 +58,12 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
             found.append(judged(stream.name, told, expected.replicas))
     finally:
         await client.close()
-    return [*found, *[await _syncs(monitor) for monitor in expected.monitors]]
+    if not expected.monitors:
+        return [
+            *found,
+            Check("NATS fsync", True, "not known: name the address of its monitoring port (--monitor)"),
+        ]
+    return [*found, *[await syncs(monitor) for monitor in expected.monitors]]
 
 
 def judged(name: str, told: dict[str, Any], replicas: int) -> Check:
@@ -90,7 +95,7 @@ def judged(name: str, told: dict[str, Any], replicas: int) -> Check:
     return Check(title, True, detail)
 
 
-async def _syncs(monitor: str) -> Check:
+async def syncs(monitor: str) -> Check:
     """Never a defect: nothing lies in NATS alone but tasks that are not accepted (ops/guides/what-happens-when.md)."""
     title = f"NATS fsync, {monitor}"
     try:
@@ -99,18 +104,17 @@ async def _syncs(monitor: str) -> Check:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"{monitor}/jsz?config=1") as answer,
         ):
-            told = (await answer.json()).get("config", {})
+            told = (await answer.json()).get("config")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        return Check(
-            title,
-            False,
-            f"does not answer ({error or 'no reply'})",
-            "open its monitoring port: http_port in its configuration",
-        )
-    every = told.get("sync_interval")
+        fix = "open its monitoring port: http_port in its configuration"
+        return Check(title, False, f"not known: it does not answer ({error or 'no reply'})", fix)
+    if not isinstance(told, dict) or not (told.get("sync_always") or told.get("sync_interval")):
+        return Check(title, False, "not known: it does not say", "start it with -js and a store directory")
     if told.get("sync_always"):
         return Check(title, True, "at every write")
-    said = f"every {every / 1e9:g} s" if every else "its default, every 120 s"
+    every = told["sync_interval"] / 1e9
     return Check(
-        title, True, f"{said}; what a power cut takes is published again, but tasks that nobody accepted"
+        title,
+        True,
+        f"every {every:g} s; what a power cut takes is published again, but tasks that nobody accepted",
     )
