@@ -1,7 +1,7 @@
 """A rolling upgrade: the previous commit's processes and today's on one database, one bus and one run directory, in both directions.
 
-The previous code is that of the commit before this one, or of `PENSTOCK_PREVIOUS` (a release's tag). It is unpacked and imported as it was;
-the database is at today's revision.
+The previous code is that of the newest commit before this one whose product is another, or of `PENSTOCK_PREVIOUS` (a release's tag). It is
+unpacked and imported as it was; the database is at today's revision.
 """
 
 import os
@@ -36,26 +36,44 @@ from tests.integration.test_migrations import contracting
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
 
 EACH = 16  # demonstrations in each direction
+PRODUCT = ("orchestrator", "agents", "sandboxes", "trainer", "migrations")
 WORKERS = ("runner", "verifier")
 CORE = ("orchestrator", "gateway")
 
 
-def git(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True)
+def git(*arguments: str, at: Path = REPOSITORY) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(["git", *arguments], cwd=at, capture_output=True)
+
+
+def product(commit: str, at: Path) -> bytes:
+    """What a commit has in the product's directories; empty: the commit is not in this clone."""
+    listed = git("ls-tree", "--full-tree", commit, *PRODUCT, at=at)
+    return b"" if listed.returncode else listed.stdout
+
+
+def before(at: Path = REPOSITORY) -> str:
+    """The newest ancestor with another product: one that differs in tests or guides alone would be today's code once more. Empty: none is in
+    this clone."""
+    today = product("HEAD", at)
+    for changed in git("rev-list", "HEAD", "--", *PRODUCT, at=at).stdout.decode().split():
+        for parent in git("rev-list", "--parents", "-n1", changed, at=at).stdout.decode().split()[1:]:
+            if product(parent, at) not in (b"", today):
+                return parent
+    return ""
 
 
 @pytest.fixture(scope="module")
 def previous() -> Iterator[Path]:
-    """The code of the previous commit. Not a worktree of this repository, which a killed test would leave behind."""
-    name = os.environ.get("PENSTOCK_PREVIOUS", "HEAD~1")
-    if git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").returncode:
+    """The previous code. Not a worktree of this repository, which a killed test would leave behind."""
+    name = os.environ.get("PENSTOCK_PREVIOUS") or before()
+    if not name or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").returncode:
         pytest.fail(
-            f"{name} is not in this clone, so that nothing can be run beside today's code: get it with `git fetch --deepen=1` "
-            "(or --tags), or name another commit in PENSTOCK_PREVIOUS"
+            f"{name or 'a commit with another product'} is not in this clone, so that nothing can be run beside today's code: "
+            "get it with `git fetch --deepen=1` (or --tags), or name another commit in PENSTOCK_PREVIOUS"
         )
-    packed = git(
-        "archive", "--format=tar", name, "orchestrator", "agents", "sandboxes", "trainer", "migrations"
-    )
+    said = git("log", "-1", "--format=%h of %cs, %s", name).stdout.decode().strip()
+    print(f"the previous code: {said}")
+    packed = git("archive", "--format=tar", name, *PRODUCT)
     assert packed.returncode == 0, packed.stderr.decode()
     with place() as directory:
         with tarfile.open(fileobj=BytesIO(packed.stdout)) as tar:
@@ -127,6 +145,25 @@ async def world(stack: Stack, model: Path, database_url: str, tmp_path: Path) ->
 
 def nothing(progress: Progress) -> None:
     """Nobody looks."""
+
+
+def test_the_previous_code_is_of_the_newest_commit_with_another_product(tmp_path: Path) -> None:
+    assert git("init", "-q", at=tmp_path).returncode == 0
+    made = []
+    for file, content in [
+        ("trainer/a", "1"),
+        ("tests/a", "1"),
+        ("trainer/a", "2"),
+        ("tests/a", "2"),
+        ("a", "1"),
+    ]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+        git("add", file, at=tmp_path)
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        assert git(*who, "commit", "-q", "-m", file, at=tmp_path).returncode == 0
+        made.append(git("rev-parse", "HEAD", at=tmp_path).stdout.decode().strip())
+    assert before(tmp_path) == made[1]
 
 
 async def test_the_previous_commit_is_refused_in_one_sentence_by_a_database_that_has_contracted_since(
