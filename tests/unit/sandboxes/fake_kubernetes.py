@@ -73,6 +73,10 @@ class Faults:
         return False
 
 
+ALREADY = "already there"
+"""In `Faults.happened`: a pod or secret was asked for again, 409; the first answer was lost."""
+
+
 class Refused(Exception):
     """A Status object with its HTTP status."""
 
@@ -130,6 +134,7 @@ class Fake:
     def create(self, kind: str, body: Object) -> Object:
         name, there = body["metadata"]["name"], getattr(self, kind)
         if name in there:
+            self.faults.happened[ALREADY] += 1
             raise Refused(409, "AlreadyExists", f'{kind} "{name}" already exists')
         assert len(name) <= 253 and all(len(value) <= 63 for value in body["metadata"]["labels"].values()), (
             body["metadata"]
