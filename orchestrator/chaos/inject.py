@@ -29,7 +29,7 @@ class NoVictim(Exception):
 
 
 class Gone(Exception):
-    """The victim ended by itself in the moment before it was killed."""
+    """The victim ended by itself in the moment before it was killed or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Injector:
             on = await self.find(fault)
             with suppress(Gone):
                 return await self.do(fault, on)
-        raise NoVictim(f"{TRIES} of them ended just before they were killed")
+        raise NoVictim(f"{TRIES} of them ended just before they were hurt")
 
     async def find(self, fault: Fault) -> list[ProcessId]:
         """The processes that a fault is about; none: it is about none. Raises NoVictim."""
@@ -68,7 +68,9 @@ class Injector:
                 if found is not None and fault.victim != SANDBOX:
                     return [found]
                 if found is not None and (inside := victims.sandboxes(found)):
-                    return [inside[int(fault.pick * len(inside))]]
+                    chosen = inside[int(fault.pick * len(inside))]
+                    # Who dies takes those inside along; who is stopped does not.
+                    return victims.family(chosen) if fault.kind is Kind.STOP else [chosen]
                 await anyio.sleep(LOOK_S)
         raise NoVictim(f"no {fault.victim} within {FIND_S:g} s")
 
@@ -84,7 +86,8 @@ class Injector:
                 await anyio.to_thread.run_sync(self._wipe)
                 return self._kill(on)
             case Kind.STOP:
-                victims.send(on, signal.SIGSTOP)
+                if not victims.send(on, signal.SIGSTOP):
+                    raise Gone
                 try:
                     await anyio.sleep(lasts_s)
                 finally:

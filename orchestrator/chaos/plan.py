@@ -144,7 +144,7 @@ def faults(seed: int, lengths: Lengths = USUAL) -> Iterator[Fault]:
     """The faults of a seed, without end. Their lengths change nothing else about them."""
     random = Random(f"chaos {seed}")
     killed = _Deck(random, (*PROCESSES, SANDBOX))
-    stopped = _Deck(random, PROCESSES)
+    stopped = _Deck(random, (*PROCESSES, SANDBOX))
     parted = _Deck(random, [(kind, link) for kind in (Kind.STALL, Kind.CUT, Kind.DELAY) for link in LINKS])
     shifted = _Deck(random, [(process, sign) for process in PROCESSES[:5] for sign in (1, -1)])
     kinds = _Deck(random, BLOCK)

@@ -1,5 +1,7 @@
 """A run that found nothing because it did nothing fails, and says what it did not do."""
 
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -10,7 +12,7 @@ import pytest
 from orchestrator.audit import Checked, Report
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
-from orchestrator.chaos import inject
+from orchestrator.chaos import inject, victims
 from orchestrator.chaos.gate import unmet
 from orchestrator.chaos.inject import Gone, Hurt, Injector, NoVictim
 from orchestrator.chaos.links import Links
@@ -22,6 +24,7 @@ from orchestrator.config import Config
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 
+PATIENCE_S = 20.0
 PLANNED = take(1, 5, 10)
 
 
@@ -128,6 +131,15 @@ async def test_a_sandbox_that_ends_just_before_it_is_killed_is_replaced_and_nobo
         await injector.hurt(fault)
 
 
+class Place:
+    """A home."""
+
+    layout = None
+
+    def connected(self) -> Config:
+        return Config()
+
+
 @pytest.mark.anyio
 async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_of_each_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,10 +160,6 @@ async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_o
         def __init__(self, url: str, random: object) -> None: ...
 
         async def run(self) -> None: ...
-
-    class Place:
-        def connected(self) -> Config:
-            return Config()
 
     monkeypatch.setattr(inject, "Echo", Copies)
     links = Links({("runner", "nats"): cast(Relay, Wire())}, cast(Proxy, None), tmp_path)
@@ -177,3 +185,33 @@ async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_o
     assert not (tmp_path / "runner").exists()
     monkeypatch.setattr(inject, "FIND_S", 0.05)
     assert await did(Kind.CLOCK) == 0
+
+
+@pytest.mark.anyio
+async def test_of_a_sandbox_that_is_stopped_all_its_processes_are_and_one_that_ended_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']).wait()"
+    async with await anyio.open_process([sys.executable, "-c", code]) as outermost:
+        root = ProcessId.of(outermost.pid)
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                while len(victims.family(root)) < 2:
+                    await anyio.sleep(0.005)
+            monkeypatch.setattr(victims, "living", lambda layout, name: ProcessId.mine())
+            monkeypatch.setattr(victims, "sandboxes", lambda runner: [root])
+            injector = Injector(cast(Home, Place()), cast(Links, None), tmp_path, 1.0)
+            fault = Fault(0, Kind.STOP, SANDBOX, length_s=0.5)
+            on = await injector.find(fault)
+            assert on == victims.family(root) and len(on) == 2
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(injector.do, fault, on)
+                with anyio.fail_after(PATIENCE_S):
+                    while [victims._stat(one.pid).rpartition(")")[2].split()[0] for one in on] != ["T", "T"]:
+                        await anyio.sleep(0.005)
+            assert "T" not in [victims._stat(one.pid).rpartition(")")[2].split()[0] for one in on]
+            assert await injector.find(Fault(0, Kind.KILL, SANDBOX)) == [root]
+        finally:
+            victims.send(victims.family(root), signal.SIGKILL)
+    with pytest.raises(Gone):
+        await injector.do(fault, on)
