@@ -3,7 +3,9 @@
 A witness is a directory with any of these files, one JSON value a line:
 
     answers.jsonl      {"session": sha256 (hex) of the session's token, "digest": `digest_of` the message that arrived}
-    generations.jsonl  the token ids of one delivered completion
+    generations.jsonl  {"of": rollout:attempt for which it was asked, "ids": the token ids of one delivered completion}
+
+A resumed attempt is one attempt: its steps were delivered for it under whichever lease, and are replayed to its program under the last.
 """
 
 import hashlib
@@ -15,17 +17,21 @@ from typing import Any
 
 from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.snapshot import Snapshot
+from orchestrator.contracts.errors import ConfigurationError
 
 ANSWERS, GENERATIONS = "answers.jsonl", "generations.jsonl"
 RECEIVED, GENERATED = "answers that were received are stored", "stored actions were generated"
 PAGE = 1000  # steps in memory at a time
 
-# Of sessions whose attempt counts: what others said may have been refused, because their lease was lost.
+# Of the last sessions of attempts that count: what was said in others may have been refused, because their lease was lost. What is stored of
+# them comes again in the last one.
 _REPLIES = """select s.token_hash, s.rollout_id, s.attempt, m.reply
   from sessions s join rollouts r on r.rollout_id = s.rollout_id and r.attempt = s.attempt
                                  and r.state in ('finished', 'verifying', 'verified')
   left join messages m on m.run_id = s.run_id and m.rollout_id = s.rollout_id and m.attempt = s.attempt
- where s.run_id = :run"""
+ where s.run_id = :run
+   and s.epoch = (select max(o.epoch) from sessions o
+                   where o.run_id = s.run_id and o.rollout_id = s.rollout_id and o.attempt = s.attempt)"""
 _ACTIONS = """select rollout_id, attempt, idx, i4(action) as ids from steps
  where run_id = :run and (rollout_id, attempt, idx) > (:rollout, :attempt, :idx)
  order by rollout_id, attempt, idx limit :page"""
@@ -86,24 +92,30 @@ def _digest(reply: Mapping[str, Any]) -> str:
 
 
 async def generations(snapshot: Snapshot) -> Checked:
-    """Every stored action is made of completions that a rollout server delivered, whole or (at a stop) up to some token."""
+    """Every stored action is made of completions that a rollout server delivered for its attempt, whole or (at a stop) up to some token.
+    Raises ConfigurationError for a file that does not say for whom."""
     findings = Findings("I3", GENERATED)
     path = _file(snapshot, GENERATIONS)
     if path is None or snapshot.pruned:
         reason = snapshot.pruned or "no witness told what was generated"
         return Checked(findings.invariant, findings.name, 0, 0, (), reason)
-    known: dict[int, set[tuple[int, ...]]] = defaultdict(set)
-    for ids in lines_of(path):
-        if ids:
-            known[ids[0]].add(tuple(ids))
+    known: dict[str, dict[int, set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
+    for entry in lines_of(path):
+        if not isinstance(entry, dict) or not {"of", "ids"} <= entry.keys():
+            raise ConfigurationError(
+                f'{path} has a line that does not say for whom it was generated: each is like {{"of": "12:1", "ids": [5, 6]}}, '
+                "the rollout and its attempt first"
+            )
+        if ids := tuple(entry["ids"]):
+            known[entry["of"]][ids[0]].add(ids)
     at = (0, 0, -1)
     while rows := await snapshot.rows(_ACTIONS, rollout=at[0], attempt=at[1], idx=at[2], page=PAGE):
         for row in rows:
             at = (row.rollout_id, row.attempt, row.idx)
             findings.examined += 1
-            if not made_of(tuple(row.ids), known):
+            if not made_of(tuple(row.ids), known.get(f"{row.rollout_id}:{row.attempt}", {})):
                 findings.add(
-                    f"step {row.rollout_id}:{row.attempt}:{row.idx} has an action that no rollout server delivered",
+                    f"step {row.rollout_id}:{row.attempt}:{row.idx} has an action that no rollout server delivered for its attempt",
                     rollout_id=row.rollout_id,
                     attempt=row.attempt,
                     idx=row.idx,

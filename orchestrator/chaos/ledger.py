@@ -3,7 +3,7 @@ server delivered. Files in the run's directory, one line at a time, so that a ki
 
     submissions.txt    ids, before they are published
     answers.jsonl      {session: sha256 of its token, digest: of the message as it was received}
-    generations.jsonl  token ids
+    generations.jsonl  {of: rollout:attempt, ids: token ids}
     calls.jsonl        {of: rollout:attempt, ids: what was delivered or null, s: seconds} of every completion that was asked for
     faults.jsonl       every fault as it begins, and what came of it
 """
@@ -69,7 +69,7 @@ class Ledger:
     def called(self, call: Call) -> None:
         """The rollout server delivered one completion, or was cut off while it worked on one."""
         if call.ids is not None:
-            self._generations.write(json.dumps(call.ids) + "\n")
+            self._generations.write(json.dumps({"of": call.of, "ids": call.ids}) + "\n")
         self._calls.write(json.dumps({"of": call.of, "ids": call.ids, "s": round(call.seconds, 6)}) + "\n")
 
     def fault(self, entry: dict[str, Any]) -> None:

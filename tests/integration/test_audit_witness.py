@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.audit import Checked, audit
 from orchestrator.audit.witness import ANSWERS, GENERATIONS, digest_of
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.audit_damage import WITNESSED
 from tests.integration.audit_rig import CONFIG, Healthy, healthy
@@ -32,15 +33,16 @@ async def check(place: Place, witness: Path, name: str) -> Checked:
     return found
 
 
-async def session(place: Place, token: str) -> tuple[str, list[str]]:
+async def session(place: Place, token: str, epoch: int = 1) -> tuple[str, list[str]]:
     """A session of a rollout that counts: (the hash of its token, what its steps say)."""
     name = hashlib.sha256(token.encode()).hexdigest()
     of_one = "(select min(r.rollout_id) from rollouts r where r.state = 'verified' and r.attempt = 1)"
     await place.execute(
         "insert into sessions(run_id, rollout_id, attempt, epoch, token_hash, budget, expires)"
-        f" select 1, {of_one}, 1, 1, '\\x{name}', '{{}}', now();"
+        f" select 1, {of_one}, 1, {epoch}, '\\x{name}', '{{}}', now();"
         "insert into messages(run_id, rollout_id, attempt, idx, appended, reply)"
         f" select 1, {of_one}, 1, n, '[]', jsonb_build_object('role', 'assistant', 'content', 'said ' || n) from generate_series(100, 101) n"
+        " on conflict do nothing"
     )
     return name, ["said 100", "said 101"]
 
@@ -63,22 +65,74 @@ async def test_answers_that_a_program_received_are_stored_or_named(over: Place, 
     assert found.found == 1 and "received an answer that no step of it has" in found.violations[0].what
 
 
-async def test_actions_that_no_rollout_server_delivered_are_named(over: Place, tmp_path: Path) -> None:
+async def test_of_a_resumed_attempt_the_last_session_has_all_that_counts(over: Place, tmp_path: Path) -> None:
+    before, said = await session(over, "before")
+    after, _ = await session(over, "after", epoch=2)
+    lost = digest_of("it was never stored, and refused when the lease ended", None, [])
+    heard = [digest_of(text, None, []) for text in said]
+    witness = tmp_path / "witness"
+    told = [{"session": before, "digest": digest} for digest in (*heard, lost)]
+    told += [{"session": after, "digest": digest} for digest in heard]
+    write(witness, ANSWERS, *told)
+    found = await check(over, witness, RECEIVED)
+    assert (found.examined, found.found) == (2, 0)
+    write(witness, ANSWERS, *told, {"session": after, "digest": lost})
+    assert (await check(over, witness, RECEIVED)).found == 1
+
+
+async def delivered(place: Place) -> dict[tuple[str, int], list[int]]:
+    """What a proxy would have written down: of each step (its attempt, its number) the ids, which went on for a token after their stop."""
     async with (
-        open_engine(over.url, Role.READER, size=1, name="test") as engine,
+        open_engine(place.url, Role.READER, size=1, name="test") as engine,
         engine.connect() as connection,
     ):
-        rows = (
-            await connection.exec_driver_sql("select distinct i4(action) as ids from steps where run_id = 1")
-        ).all()
+        rows = await connection.exec_driver_sql(
+            "select rollout_id || ':' || attempt as of, idx, i4(action) as ids from steps where run_id = 1 order by 1, 2"
+        )
+        return {(row.of, row.idx): [*row.ids, 7] for row in rows}
+
+
+def entries(steps: dict[tuple[str, int], list[int]]) -> list[object]:
+    return [{"of": of, "ids": ids} for (of, _), ids in steps.items()]
+
+
+async def test_actions_that_no_rollout_server_delivered_are_named(over: Place, tmp_path: Path) -> None:
+    lines = entries(await delivered(over))
     witness = tmp_path / "witness"
-    delivered = [[*row.ids, 7] for row in rows]  # each went on for a token after its stop
-    write(witness, GENERATIONS, *delivered)
+    write(witness, GENERATIONS, *lines)
     found = await check(over, witness, GENERATED)
     assert found.examined > 50 and found.found == 0
-    write(witness, GENERATIONS, *delivered[1:])
+    write(witness, GENERATIONS, *lines[1:])
     found = await check(over, witness, GENERATED)
     assert found.found >= 1 and "no rollout server delivered" in found.violations[0].what
+
+
+async def test_actions_that_were_swapped_between_rollouts_are_named(over: Place, tmp_path: Path) -> None:
+    steps = await delivered(over)
+    witness = tmp_path / "witness"
+    write(witness, GENERATIONS, *entries(steps))
+    first, *others = steps
+    second = next(key for key in others if key[0] != first[0] and steps[key][0] != steps[first][0])
+
+    def at(key: tuple[str, int], alias: str) -> str:
+        rollout, attempt = key[0].split(":")
+        return f"{alias}.rollout_id = {rollout} and {alias}.attempt = {attempt} and {alias}.idx = {key[1]}"
+
+    await over.execute(
+        f"update steps s set action = o.action from steps o where ({at(first, 's')} and {at(second, 'o')})"
+        f" or ({at(second, 's')} and {at(first, 'o')})"
+    )
+    found = await check(over, witness, GENERATED)
+    assert found.found == 2
+    named = {(f"{v.rows['rollout_id']}:{v.rows['attempt']}", v.rows["idx"]) for v in found.violations}
+    assert named == {first, second}
+
+
+async def test_a_witness_that_does_not_say_for_whom_is_refused(over: Place, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    write(witness, GENERATIONS, [5, 6])
+    with pytest.raises(ConfigurationError, match="does not say for whom"):
+        await check(over, witness, GENERATED)
 
 
 async def test_without_a_witness_the_checks_are_skipped_and_say_so(over: Place, tmp_path: Path) -> None:

@@ -51,6 +51,6 @@ def test_the_ledger_keeps_calls_as_they_were(tmp_path: Path) -> None:
             ledger.called(call)
     assert list(calls_of(tmp_path)) == calls
     assert [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()] == [
-        [1, 2],
-        [],
+        {"of": "1:1", "ids": [1, 2]},
+        {"of": "1:2", "ids": []},
     ]

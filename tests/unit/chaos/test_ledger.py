@@ -35,7 +35,7 @@ def test_a_line_that_a_kill_cut_off_is_forgotten_and_the_others_are_kept(tmp_pat
         assert ledger.answers == 1
     assert lines(tmp_path / SUBMISSIONS) == ["chaos:000000", "chaos:000001", "chaos:000002"]
     assert lines(tmp_path / ANSWERS) == ['{"session": "aa", "digest": "bb"}']
-    assert lines(tmp_path / GENERATIONS) == ["[1, 2, 3]"]
+    assert lines(tmp_path / GENERATIONS) == ['{"of": "1:1", "ids": [1, 2, 3]}']
 
 
 def test_a_fault_that_was_begun_and_not_ended_is_done_again(tmp_path: Path) -> None:

@@ -52,4 +52,4 @@ async def test_completions_are_written_down_with_whose_they_are_and_how_long_the
     delivered, cut = calls_of(tmp_path)
     assert (delivered.of, delivered.ids, cut.of, cut.ids) == ("12:1", (1, 2), "12:2", None)
     assert 0 <= delivered.seconds < cut.seconds and cut.seconds >= 0.19
-    assert lines(tmp_path / "generations.jsonl") == ["[1, 2]"]
+    assert lines(tmp_path / "generations.jsonl") == ['{"of": "12:1", "ids": [1, 2]}']
