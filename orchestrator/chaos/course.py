@@ -9,7 +9,7 @@ the auditor has the word.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,14 @@ class Course:
 
     async def run(self) -> Results:
         """Start the stack, hurt it, drain it, audit it, stop it."""
+        try:
+            await self._run()
+        except* Hangs as problems:
+            self.interrupted = False
+            self.results.problems += [str(problem) for problem in leaves(problems)]
+        return self.results
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def stack() -> None:
@@ -103,14 +111,9 @@ class Course:
 
             tasks.start_soon(stack)
             await self._up.wait()
-            try:
-                await self._work()
-                self.interrupted = False
-            except Hangs as problem:
-                self.interrupted = False
-                self.results.problems.append(str(problem))
+            await self._work()
+            self.interrupted = False
             tasks.cancel_scope.cancel()
-        return self.results
 
     def _started(self, config: Config) -> None:
         self._up.set()
@@ -229,3 +232,12 @@ class Course:
             await happens()  # type: ignore[misc]
         if limit.cancelled_caught:
             raise Hangs(f"within {self.patience_s:g} s there was not: {what}")
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in a group of groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

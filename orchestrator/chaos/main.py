@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from orchestrator.bus.base import BusError
 from orchestrator.chaos import disk, gate, plan, remains, table, tally
-from orchestrator.chaos.course import Course, Results
+from orchestrator.chaos.course import Course, Results, leaves
 from orchestrator.chaos.inject import Injector
 from orchestrator.chaos.ledger import Ledger, faults_of
 from orchestrator.chaos.links import linked
@@ -63,8 +63,9 @@ async def _run(
     clocks = set_clocks(directory)
     home = Home.at(directory)
     with Ledger(directory) as ledger:
-        done = {outcome.index for outcome in tally.outcomes(faults_of(directory))}
-        left = [fault for fault in faults if fault.index not in done]
+        done = tally.outcomes(faults_of(directory))
+        over = {outcome.index for outcome in done}
+        left = [fault for fault in faults if fault.index not in over]
         async with linked(ledger) as links:
             course = Course(
                 console,
@@ -73,7 +74,7 @@ async def _run(
                 links,
                 Injector(home, links, clocks, scale),
                 left,
-                lambda outcome: table.show_one(console, outcome, total),
+                table.Shown(console, done, total),
                 patience_s,
             )
             return await course.run(), course.interrupted
@@ -128,6 +129,7 @@ def main(
             print(f"chaos: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     if interrupted:
+        table.show_recoveries(console, tally.outcomes(faults_of(directory)))
         print("stopped; go on with the same command and --resume", file=sys.stderr)
         raise SystemExit(130)
     done: list[Outcome] = tally.outcomes(faults_of(directory))
@@ -160,15 +162,6 @@ def main(
         )
     if results.violations:
         raise SystemExit(1)
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors in a group of groups."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from leaves(error)
-        else:
-            yield error
 
 
 def left_behind(directory: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What people and machines see: a line per fault as it happens, a table at the end, one JSON object."""
+"""What people and machines see: a line per fault as it happens, the table every `EVERY` of them and at the end, one JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,21 @@ from orchestrator.chaos import tally
 from orchestrator.chaos.course import Results
 from orchestrator.chaos.plan import COUNTED, Kind
 from orchestrator.chaos.tally import Outcome
+
+EVERY = 50  # faults
+
+
+class Shown:
+    """Called after each fault. `done` are those of a run before a resume; `total` is as the last one is counted."""
+
+    def __init__(self, console: Console, done: Sequence[Outcome], total: int) -> None:
+        self.console, self.done, self.total = console, list(done), total
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.done.append(outcome)
+        show_one(self.console, outcome, self.total)
+        if len(self.done) % EVERY == 0:
+            show_recoveries(self.console, self.done)
 
 
 def show_one(console: Console, outcome: Outcome, total: int) -> None:
@@ -26,8 +41,8 @@ def show_one(console: Console, outcome: Outcome, total: int) -> None:
     )
 
 
-def show(console: Console, done: Sequence[Outcome], results: Results) -> None:
-    """The whole run."""
+def show_recoveries(console: Console, done: Sequence[Outcome]) -> None:
+    """The table, of what was done so far."""
     table = Table(
         "component", "faults", "p50 s", "p95 s", "max s", title="recovery, to the first new progress"
     )
@@ -36,9 +51,18 @@ def show(console: Console, done: Sequence[Outcome], results: Results) -> None:
         table.add_row(victim, str(found.count), *seconds)
     console.print(table)
     kinds = ", ".join(f"{count} {kind}" for kind, count in tally.by_kind(done).items())
+    console.print(
+        f"{len(done)} faults ({kinds}), {tally.kills(done)} kills; {100 * tally.in_flight(done):.0f} % hit work in flight",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show(console: Console, done: Sequence[Outcome], results: Results) -> None:
+    """The whole run."""
+    show_recoveries(console, done)
     crashes, figures, again_s = tally.kills(done), results.figures, results.figures.spent.again_s
     console.print(
-        f"{len(done)} faults ({kinds}), {crashes} kills; {100 * tally.in_flight(done):.0f} % hit work in flight\n"
         f"{figures.steps} steps, {figures.groups} groups, {figures.batches} batches; trajectory-seconds generated again: "
         f"{again_s:.1f} of {figures.spent.generated_s:.1f} ({again_s / max(1, crashes):.2f} per kill)\n"
         "  (seconds of generation, at the rollout server, that no stored step of an attempt that counts is made of)",
