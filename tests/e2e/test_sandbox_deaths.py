@@ -38,7 +38,7 @@ SIGMAS = 4.0  # two arms of one distribution differ by more once in 16,000 times
 
 def a_task(arm: str, number: int) -> Task:
     """Its reward lies evenly between 0.7 and 0.9, by chance: a 0 among such rewards is seen."""
-    test = "sleep 0.3; mkdir -p /logs/verifier; printf '0.%03d' $((700 + RANDOM % 200)) > /logs/verifier/reward.txt\n"
+    test = "sleep 0.8; mkdir -p /logs/verifier; printf '0.%03d' $((700 + RANDOM % 200)) > /logs/verifier/reward.txt\n"
     return Task.from_files(
         {
             "task.toml": b'[metadata]\ndomain = "general"\n',
@@ -67,8 +67,8 @@ class Killer:
             await anyio.sleep(0.01)
 
     def _look(self) -> None:
-        for record in self.root.glob("penstock-sandboxes-*/*.json"):
-            name = record.stem
+        there = {record.stem: record for record in self.root.glob("penstock-sandboxes-*/*.json")}
+        for name, record in there.items():
             if name in self.seen:
                 continue
             try:
@@ -78,7 +78,8 @@ class Killer:
             self.seen.add(name)
             if arm == "deaths" and self._is_unlucky():
                 self.doomed.add(name)
-        for name in self.doomed - self.killed:
+        # Again, until it is gone: a program may have been at its end when it was killed.
+        for name in self.doomed & there.keys():
             # The oldest first: it carries the sandbox. Of a program inside that dies alone only its exit code would tell.
             if procfs.kill(sorted(procfs.marked(procfs.MARKER, name), key=_started)):
                 self.killed.add(name)
@@ -173,7 +174,8 @@ async def test_one_sandbox_in_ten_dies_and_rewards_and_advantages_are_those_of_r
     stack.configure(model, batches=1, lease_ttl_s=30.0, more=f'scaffolds = {{ "{place}" = 1.0 }}\n')
     sizes = {"batch_groups": 2 * GROUPS, "capacity": 2 * GROUPS, "group_size": SIZE, "max_attempts": 6}
     # A sandbox that dies is the test's doing: it must not halt admission.
-    sets = [f"queue.{key}={value}" for key, value in sizes.items()] + ["queue.breaker_rate=1.0"]
+    sets = [f"queue.{key}={value}" for key, value in sizes.items()]
+    sets += ["queue.breaker_rate=1.0", "rollout.verify_slots=4"]
     await stack.up(*(part for item in sets for part in ("--set", item)))
     killer = Killer(stack.directory / "tmp")
     async with observing(stack.home) as seen, anyio.create_task_group() as tasks:
@@ -202,8 +204,8 @@ async def test_one_sandbox_in_ten_dies_and_rewards_and_advantages_are_those_of_r
     # Deaths happened, of agents' sandboxes and of verifiers', and each was seen for what it is.
     deaths_seen = len(failed) + len(again)
     assert len(killer.killed) >= 2 * GROUPS * SIZE // ONE_IN
-    # On a busy machine some programs are at their end by the time they are killed, and nobody misses them.
-    assert len(killer.killed) // 3 <= deaths_seen <= len(killer.killed)
+    # On a busy machine some programs are at their end by the time they are killed, and nobody misses them: of three, one at most.
+    assert 2 * len(killer.killed) <= 3 * deaths_seen <= 3 * len(killer.killed)
     assert failed and {row.submission.split(":")[0] for row in failed} == {"deaths"}
     assert [len(group) for group in (*control, *deaths)] == [SIZE] * 2 * GROUPS
 
