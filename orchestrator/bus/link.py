@@ -27,6 +27,7 @@ from orchestrator.bus.base import BusUnavailable, UnfitServer
 from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
 from orchestrator.clock import clock
 from orchestrator.metrics import BusMetrics, measured
+from orchestrator.progress import looping
 
 log = structlog.get_logger(__name__)
 
@@ -104,22 +105,25 @@ class Link:
 
     async def run(self) -> None:
         """Dial again whenever the connection is lost."""
-        while True:
-            assert self._current is not None
-            await self._current.until_lost()
-            self._current, self._up = None, anyio.Event()
-            measured(BusMetrics).connected.set(0)
-            log.warning("nats_lost", server=self._places)
-            for attempt, delay in enumerate(delays()):
-                try:
-                    await self._dial_any()
-                    break
-                except (OSError, nats.errors.Error) as error:
-                    if attempt % 10 == 0:
-                        log.warning("nats_away", server=self._places, attempt=attempt, error=str(error))
-                await anyio.sleep(delay)
-            log.info("nats_back", server=self._places)
-            self._on_up()
+        with looping("bus.link") as loop:
+            while True:
+                assert self._current is not None
+                loop.rests("the end of the connection")
+                await self._current.until_lost()
+                loop.works("a connection", on="nats")
+                self._current, self._up = None, anyio.Event()
+                measured(BusMetrics).connected.set(0)
+                log.warning("nats_lost", server=self._places)
+                for attempt, delay in enumerate(delays()):
+                    try:
+                        await self._dial_any()
+                        break
+                    except (OSError, nats.errors.Error) as error:
+                        if attempt % 10 == 0:
+                            log.warning("nats_away", server=self._places, attempt=attempt, error=str(error))
+                    await anyio.sleep(delay)
+                log.info("nats_back", server=self._places)
+                self._on_up()
 
     async def close(self) -> None:
         """Close the connection. Bounded: what cannot be said in two seconds is not said."""

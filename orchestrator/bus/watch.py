@@ -12,6 +12,7 @@ import anyio
 import structlog
 
 from orchestrator.bus.base import ReconnectCallback, StreamCallback
+from orchestrator.progress import looping
 
 log = structlog.get_logger(__name__)
 
@@ -82,17 +83,22 @@ class StreamWatch:
 
     async def run(self) -> None:
         """Look and report, for ever. The only place where callbacks run, so they may publish and may block."""
-        while True:
-            with anyio.move_on_after(self._period_s):
-                await self._asked.wait()
-            self._asked = anyio.Event()
-            reconnected, self._reconnected = self._reconnected, False
-            await self.check()
-            while self._unreported:
-                name = next(iter(self._unreported))
-                del self._unreported[name]
-                for stream_callback in self._stream_callbacks:
-                    await stream_callback(name)
-            if reconnected:
-                for reconnect_callback in self._reconnect_callbacks:
-                    await reconnect_callback()
+        with looping("bus.streams") as loop:
+            while True:
+                loop.rests("time")
+                with anyio.move_on_after(self._period_s):
+                    await self._asked.wait()
+                self._asked = anyio.Event()
+                reconnected, self._reconnected = self._reconnected, False
+                loop.works("a look at the streams", on="nats")
+                await self.check()
+                while self._unreported:
+                    name = next(iter(self._unreported))
+                    del self._unreported[name]
+                    for stream_callback in self._stream_callbacks:
+                        loop.works(f"what stream {name} lost")
+                        await stream_callback(name)
+                if reconnected:
+                    for reconnect_callback in self._reconnect_callbacks:
+                        loop.works("what is sent again on a new connection")
+                        await reconnect_callback()

@@ -6,10 +6,10 @@ directories and control groups stay.
 | a machine without sandboxes of dead owners, those of other workers too | one time to live | time |
 """
 
-import anyio
 import anyio.to_thread
 
 from orchestrator.log import get
+from orchestrator.progress import current, pause
 from sandboxes.base import Provider, SandboxError
 from sandboxes.owned import sockets_root
 from sandboxes.reap import Reaped, default_root, reap
@@ -21,7 +21,8 @@ async def tidy(every_s: float, provider: Provider | None = None) -> None:
     """Tidy up until cancelled: a worker that dies and never starts again leaves nothing for longer than this. What is not on this machine,
     `provider` knows."""
     while True:
-        await anyio.sleep(every_s)
+        await pause(every_s)
+        current().works("what dead owners left elsewhere", on="sandbox")
         if (elsewhere := getattr(provider, "tidy", None)) is not None:
             try:
                 if removed := await elsewhere():
@@ -29,6 +30,7 @@ async def tidy(every_s: float, provider: Provider | None = None) -> None:
             except (SandboxError, ValueError) as error:
                 log.warning("sandboxes.left", error=str(error))
         for root in (default_root(), sockets_root()):
+            current().works(f"what dead owners left in {root}", on="disk")
             try:
                 found = await anyio.to_thread.run_sync(reap, root)
             except OSError as error:

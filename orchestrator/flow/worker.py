@@ -128,7 +128,8 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
 
         orders.own = unsent
         await stack.enter_async_context(announced(engine, run.run_id, orders))
-        await stack.enter_async_context(beside(partial(tidy, config.rollout.lease_ttl_s, provider)))
+        tidying = partial(tidy, config.rollout.lease_ttl_s, provider)
+        await stack.enter_async_context(beside(partial(restartable, "tidy", tidying)))
         yield Worker(
             run.run_id, run.name, settings.owner, settings.slots, config, engine, bus, courier, heart, provider, orders
         )  # fmt: skip
