@@ -17,6 +17,7 @@ def problems(topology: Topology) -> list[str]:
         *_parallelism(topology),
         *_window(topology),
         *_shared(topology),
+        *_login(topology),
         *_namespaces(topology),
         *(_places(topology) if not list(_hosts(topology)) else ()),
     ]
@@ -185,6 +186,16 @@ def _shared(topology: Topology) -> Iterator[str]:
         yield f"shared.path = {shared.path!r} must be absolute: policy versions are known by it on every host"
     if not shared.model:
         yield "shared.model is empty: name the directory of the first policy"
+
+
+def _login(topology: Topology) -> Iterator[str]:
+    of = topology.secrets
+    if of.nats_login is None:
+        return
+    if topology.nats.external:
+        yield "secrets.nats_login is for servers of the run's own, but nats.external says that they are there already: take it out"
+    elif of.nats_url is None:
+        yield "secrets.nats_login lets NATS ask for a login, but no process would have one: name in secrets.nats_url the URL with it, too"
 
 
 def _namespaces(topology: Topology) -> Iterator[str]:

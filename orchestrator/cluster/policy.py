@@ -379,7 +379,7 @@ def each_once(seen: Seen) -> Iterator[str]:
 
 REACH = {
     "postgres": {"migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web", "postgres"},
-    "nats": {"orchestrator", "gateway", "runner", "verifier", "nats"},
+    "nats": {"orchestrator", "gateway", "runner", "verifier", "web", "nats"},
     "gateway": {"runner"},
     "rollout-server": {"gateway", "trainer", "rollout-server"},
 }

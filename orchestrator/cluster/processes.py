@@ -13,7 +13,9 @@ from orchestrator.cluster.placement import Process
 from orchestrator.cluster.topology import SecretKey, ServerPool, Topology
 
 READS_POOL = frozenset({"migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web"})
-READS_BUS = frozenset({"orchestrator", "gateway", "runner", "verifier"})
+READS_BUS = frozenset(
+    {"orchestrator", "gateway", "runner", "verifier", "web"}
+)  # the dashboard publishes dead letters again
 TRAINS = frozenset({"rollout-server", "trainer"})  # they import torch
 MOST_TOKENS = 262144  # of KV that an embedded rollout server keeps
 READ_BY: Mapping[str, tuple[str, ...]] = {

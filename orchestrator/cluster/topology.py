@@ -112,10 +112,13 @@ class Secrets(Section):
     ] = Field(default={})
     gateway_admin: Secret = SecretKey(name="penstock-gateway", key="admin")
     nats_url: Secret | None = None  # with a login; None: nobody asks for one
+    nats_login: Secret | None = (
+        None  # systemd, compose: what NATS's own configuration includes, so that it asks for that login
+    )
 
     @property
     def keys(self) -> tuple[SecretKey, ...]:
-        """Every secret that a run reads, each once."""
+        """Every secret that a run's processes read, each once."""
         keys = [self.database_url, *self.database_url_of.values(), self.gateway_admin, self.nats_url]
         return tuple(dict.fromkeys(key for key in keys if key is not None))
 

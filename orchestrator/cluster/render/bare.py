@@ -93,14 +93,16 @@ def unit_of(process: Process) -> str:
     return f"{process.name}-node-{process.node}" if process.node else process.name
 
 
-def nats_conf(site: Site, process: Process, store: str, listen: str) -> str:
-    """nats.conf of one server."""
+def nats_conf(site: Site, process: Process, store: str, listen: str, login: str = "") -> str:
+    """nats.conf of one server. `login`: a file with NATS_TOKEN and NATS_ROUTES, as `nats_logins` writes it, seen from the configuration's
+    directory: NATS takes no other path. Empty: nobody is asked for a login."""
     all_of_them = [each for each in site.processes if each.role == "nats"]
     lines = [
         f'server_name: "{process.name}"',
         f'listen: "{listen}:{process.ports["client"]}"',
         f'http: "{listen}:{process.ports["monitor"]}"  # JetStream\'s state, for whoever watches',
         f"max_payload: {MAX_PAYLOAD}",
+        *([f'include "{login}"', "authorization { token: $NATS_TOKEN }"] if login else []),
         "jetstream {",
         f'  store_dir: "{store}"',
         f"  max_file_store: {site.topology.nats.store_gb}GB",
@@ -116,10 +118,48 @@ def nats_conf(site: Site, process: Process, store: str, listen: str) -> str:
             "cluster {",
             f'  name: "{site.topology.name}"',
             f'  listen: "{listen}:{process.ports["cluster"]}"',
-            f"  routes: [{', '.join(routes)}]",
+            *(
+                ["  authorization { user: penstock, password: $NATS_TOKEN }", "  routes: $NATS_ROUTES"]
+                if login
+                else [f"  routes: [{', '.join(routes)}]"]
+            ),
             "}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def nats_logins(site: Site, login: str, url: str) -> list[str]:
+    """Shell lines that make a token and write it: for the servers into the file `login`, for everybody else into `url`."""
+    servers = [each for each in site.processes if each.role == "nats"]
+    routes = [
+        f'\\"nats-route://penstock:$token@{site.address(each.host)}:{each.ports["cluster"]}\\"'
+        for each in servers
+        if len(servers) > 1
+    ]
+    urls = [f"nats://$token@{site.address(each.host)}:{each.ports['client']}" for each in servers]
+    return [
+        "token=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \\n')",
+        f"""(umask 077 && printf '%s\\n' "NATS_TOKEN: \\"$token\\"" "NATS_ROUTES: [{", ".join(routes)}]" > {login})""",
+        f"""(umask 077 && printf '%s\\n' "{",".join(urls)}" > {url})""",
+    ]
+
+
+def of_login(site: Site) -> str:
+    """How a README says to make the login of NATS, or that it asks for none."""
+    topology, of = site.topology, site.topology.secrets
+    if topology.nats.external:
+        return ""
+    if of.nats_login is None or of.nats_url is None:
+        ports = [topology.nats.port, topology.nats.monitor_port]
+        if topology.nats.nodes > 1:
+            ports.insert(1, topology.nats.cluster_port)
+        return (
+            f"\n   **NATS asks nobody for a login**, and whoever reaches it can send what looks like a result. Keep ports "
+            f"{', '.join(map(str, ports))}\n   from everybody but these hosts, or name secrets.nats_login and secrets.nats_url, and render again.\n"
+        )
+    files = (below(of.directory, key.name, key.key) for key in (of.nats_login, of.nats_url))
+    lines = "\n".join(f"       {line}" for line in nats_logins(site, *files))
+    return f"\n   NATS asks for a login. Make it once, and put the same two files everywhere:\n\n{lines}\n"
 
 
 def below(directory: str, *parts: str) -> str:
@@ -130,4 +170,6 @@ def below(directory: str, *parts: str) -> str:
 def secret_files(topology: Topology) -> str:
     """The files of all secrets, a line each, as a README lists them."""
     directory = topology.secrets.directory
-    return "\n".join(f"       {below(directory, key.name, key.key)}" for key in topology.secrets.keys)
+    login = topology.secrets.nats_login
+    keys = [*topology.secrets.keys, *([login] if login is not None else [])]
+    return "\n".join(f"       {below(directory, key.name, key.key)}" for key in keys)

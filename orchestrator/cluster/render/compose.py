@@ -1,11 +1,20 @@
 """One compose file for one machine; for several, one each, on the hosts' own network."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.processes import Links, configuration, migrate, pool_of, secrets_of
-from orchestrator.cluster.render.bare import Site, below, nats_conf, resources_of, secret_files, unit_of
+from orchestrator.cluster.render.bare import (
+    Site,
+    below,
+    nats_conf,
+    of_login,
+    resources_of,
+    secret_files,
+    unit_of,
+)
 from orchestrator.cluster.render.objects import HOME, TRUTH, USER
 from orchestrator.cluster.render.text import to_yaml
 from orchestrator.cluster.toml import to_toml
@@ -16,7 +25,7 @@ Service = dict[str, Any]
 # Who is on which network of a single machine: only those who talk to each other share one. None of them leads outside.
 NETWORKS = {
     "pool": ("postgres", "migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web"),
-    "bus": ("nats", "orchestrator", "gateway", "runner", "verifier"),
+    "bus": ("nats", "orchestrator", "gateway", "runner", "verifier", "web"),
     "sessions": ("gateway", "runner"),
     "servers": ("gateway", "rollout-server"),
 }
@@ -170,6 +179,8 @@ class _Compose:
 
     def _nats(self, process: Process) -> Service:
         found = self._base("nats", self.topology.images.nats, process)
+        if (login := self.topology.secrets.nats_login) is not None:
+            found["secrets"] = [_file(login)]
         return found | {
             "user": f"{USER}:{USER}",
             "command": ["--config", "/etc/nats/nats.conf"],
@@ -223,8 +234,12 @@ class _Compose:
         for process in self.mine():
             if process.role == "nats":
                 services[process.name] = self._nats(process)
+                key = self.topology.secrets.nats_login
+                login = "" if key is None else f"../../run/secrets/{_file(key)}"
                 listen = "0.0.0.0" if self.single else self.site.address(process.host)
-                files[f"{directory}{process.name}.conf"] = nats_conf(self.site, process, "/data", listen)
+                files[f"{directory}{process.name}.conf"] = nats_conf(
+                    self.site, process, "/data", listen, login
+                )
             elif process.role == "postgres":
                 services[process.name] = self._postgres(process)
             else:
@@ -300,6 +315,11 @@ def render(topology: Topology) -> Mapping[str, str]:
             f"       {below(topology.secrets.directory, 'postgres', 'password')}\n\n"
             f"   PostgreSQL is one of the containers: its URL is postgresql://penstock:PASSWORD@{host}:{database.ports['client']}/penstock.\n"
         )
+    only = len(topology.machines) == 1
+    login = ""
+    if not only or topology.secrets.nats_login is not None:  # else who is not on its network cannot reach it
+        one = _Compose(topology, "" if only else next(iter(topology.machines))).site
+        login = of_login(replace(one, address=lambda host: "nats-0") if only else one)
     files["README.md"] = f"""\
 # {topology.name} with compose
 
@@ -308,7 +328,7 @@ Written by `penstock cluster render`; change the topology and render again, or g
 1. The secrets, as files that the containers' user ({USER}) can read (the admin secret: 32 random bytes as text):
 
 {secret_files(topology)}
-{password}
+{password}{login}
 2. The directory `{topology.shared.path}`, owned by {USER}, with the first policy in it.{copied}
 3. `docker compose up -d` in {where}. The dashboard listens on loopback of its container: read its URL with
    `docker compose exec web-0 cat /penstock/.penstock/run/web.url`, and publish it as you like.

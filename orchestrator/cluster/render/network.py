@@ -20,6 +20,7 @@ EDGES = (
     ("gateway", "nats", "client"),
     ("runner", "nats", "client"),
     ("verifier", "nats", "client"),
+    ("web", "nats", "client"),
     ("nats", "nats", "cluster"),
     ("runner", "gateway", "http"),
     ("runner", "gateway", "sandboxes"),

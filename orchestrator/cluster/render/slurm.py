@@ -9,13 +9,23 @@ from collections.abc import Mapping
 
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.processes import READS_POOL, configuration, migrate
-from orchestrator.cluster.render.bare import Site, below, nats_conf, resources_of, secret_files, unit_of
+from orchestrator.cluster.render.bare import (
+    Site,
+    below,
+    nats_conf,
+    nats_logins,
+    resources_of,
+    secret_files,
+    unit_of,
+)
 from orchestrator.cluster.toml import to_toml
-from orchestrator.cluster.topology import Topology, hosts_of
+from orchestrator.cluster.topology import SecretKey, Topology, hosts_of
 
 STOP_S = (
     120  # before its time is over, or when it must make room, the job is told: so long has it to end in order
 )
+
+OWN_URL = SecretKey(name="attempt", key="nats.url")
 
 PREPARE = """\
 # --- what every attempt begins with ---
@@ -117,11 +127,16 @@ class _Job:
         for _, names in self.entries:
             self.node.update({name: first + index for index, name in enumerate(names)})
             first += len(names)
+        if not topology.nats.external:  # the job makes the login of its own NATS
+            own = topology.secrets.model_copy(update={"nats_url": OWN_URL})
+            topology = topology.model_copy(update={"secrets": own})
         self.site = Site(
             topology,
             address=lambda host: f"${{NODES[{self.node[host]}]}}",
             home=lambda process: f"$PENSTOCK_STATE/{unit_of(process)}",
-            secret=lambda key: below(topology.secrets.directory, key.name, key.key),
+            secret=lambda key: (
+                f"$logs/{key.key}" if key == OWN_URL else below(topology.secrets.directory, key.name, key.key)
+            ),
             programs="$BIN/",
         )
 
@@ -209,6 +224,10 @@ def script(topology: Topology) -> str:
     secrets = dict.fromkeys(
         _shell(below(topology.secrets.directory, key.name, key.key)) for key in topology.secrets.keys
     )
+    login: list[str] = []
+    if not topology.nats.external:
+        made = nats_logins(job.site, '"$logs/nats.login"', '"$logs/nats.url"')
+        login = ["# --- the login of this attempt's NATS, for the job's user alone ---", *made, ""]
     count = sum(len(names) for _, names in job.entries)
     lines = [
         "#!/usr/bin/env bash",
@@ -225,8 +244,9 @@ def script(topology: Topology) -> str:
         "",
         PREPARE,
         'cat > "$logs/penstock.toml" <<TOML',
-        _here(to_toml(configuration(topology, job.site.links))) + "TOML",
+        _here(to_toml(configuration(job.site.topology, job.site.links))) + "TOML",
         "",
+        *login,
         "# --- the schema, before the rest ---",
         f"(cd {topology.bare.install} && DATABASE_URL_FILE={_shell(job.site.secret(topology.secrets.database_url))} "
         f"{' '.join(migrate(job.site.where(first)))}) > \"$logs/migrate.log\" 2>&1",
@@ -242,7 +262,7 @@ def script(topology: Topology) -> str:
         group, node = job.place[process.host]
         home = job.site.home(process)
         of = topology.nats.resources
-        conf = nats_conf(job.site, process, home, "0.0.0.0").replace(home, "STATE")
+        conf = nats_conf(job.site, process, home, "0.0.0.0", "nats.login").replace(home, "STATE")
         lines += [
             f'cat > "$logs/{process.name}.conf" <<NATS',
             _here(conf).replace("STATE", home) + "NATS",
@@ -256,13 +276,17 @@ def render(topology: Topology) -> Mapping[str, str]:
     """The script and how to use it. ValueError where no hosts are named."""
     if not topology.hosts:
         raise ValueError("hosts is empty: name the machines that stand for the job's nodes ([[hosts]])")
-    if topology.secrets.nats_url is not None and not topology.nats.external:
+    if (topology.secrets.nats_url or topology.secrets.nats_login) and not topology.nats.external:
         raise ValueError(
             "secrets.nats_url names a file with the URL of a NATS that is there already, but in a job NATS runs on nodes that nobody knows before: "
-            "take secrets.nats_url out, or say in nats.external which servers there are"
+            "take secrets.nats_url (and nats_login: each attempt makes its own) out, or say in nats.external which servers there are"
         )
     name = f"{topology.name}.sbatch"
-    nats = "NATS is, too." if topology.nats.external else "NATS runs in the job."
+    nats = (
+        "NATS is, too."
+        if topology.nats.external
+        else "NATS runs in the job, with a login of each attempt's own."
+    )
     notes = f"""\
 # {topology.name} as a job of Slurm
 

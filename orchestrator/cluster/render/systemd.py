@@ -1,10 +1,19 @@
 """Units for hosts that people run themselves: a directory per host, a unit per process, each held to what it needs."""
 
 from collections.abc import Mapping
+from posixpath import relpath
 
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.processes import READS_POOL, configuration, migrate, wait
-from orchestrator.cluster.render.bare import Site, below, nats_conf, resources_of, secret_files, unit_of
+from orchestrator.cluster.render.bare import (
+    Site,
+    below,
+    nats_conf,
+    of_login,
+    resources_of,
+    secret_files,
+    unit_of,
+)
 from orchestrator.cluster.toml import to_toml
 from orchestrator.cluster.topology import SecretKey, Topology
 
@@ -169,7 +178,7 @@ def _migrate(here: Site, process: Process) -> str:
 
 
 def _nats(here: Site, process: Process) -> str:
-    topology, resources = here.topology, here.topology.nats.resources
+    topology, resources, login = here.topology, here.topology.nats.resources, here.topology.secrets.nats_login
     lines = [
         "[Unit]",
         f"Description=Penstock run {topology.name}: {process.name} (JetStream)",
@@ -183,6 +192,13 @@ def _nats(here: Site, process: Process) -> str:
         f"Group={topology.bare.user}",
         f"StateDirectory=penstock/{topology.name}/{process.name}",
         "StateDirectoryMode=0700",
+        *(
+            [
+                f"LoadCredential={_credential(login)}:{below(topology.secrets.directory, login.name, login.key)}"
+            ]
+            if login is not None
+            else []
+        ),
         f"ExecStart={topology.bare.install}/bin/nats-server --config /etc/penstock/{topology.name}/{process.name}.conf",
         "ExecReload=/bin/kill -HUP $MAINPID",
         "Restart=always",
@@ -227,8 +243,15 @@ def render(topology: Topology) -> Mapping[str, str]:
         prefix = f"{directory}/penstock-{topology.name}-"
         if process.role == "nats":
             store = below(topology.bare.state, topology.name, process.name)
+            login = topology.secrets.nats_login
+            included = ""
+            if login is not None:
+                given = (
+                    f"/run/credentials/penstock-{topology.name}-{process.name}.service/{_credential(login)}"
+                )
+                included = relpath(given, f"/etc/penstock/{topology.name}")
             files[f"{directory}/{process.name}.conf"] = nats_conf(
-                here, process, store, here.address(process.host)
+                here, process, store, here.address(process.host), included
             )
             files[f"{prefix}{process.name}.service"] = _nats(here, process)
         elif process.role != "postgres":
@@ -251,7 +274,7 @@ Written by `penstock cluster render`; change the topology and render again, or g
 2. The secrets, as files of root with mode 0600 on every host that uses them (the admin secret: 32 random bytes as text, the same everywhere):
 
 {secret_files(topology)}
-
+{of_login(site(topology))}
 3. On each HOST, from its directory:
 
        install -D -m 0644 penstock.toml {directory}/penstock.toml

@@ -1,6 +1,7 @@
 """Units, batch jobs and compose files: taken by systemd, Slurm and bash themselves, where they are installed; a crash frees the nodes."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -316,13 +317,45 @@ def test_a_job_whose_nats_runs_in_it_takes_no_url_of_another(tmp_path: Path) -> 
     login = found.secrets.model_copy(update={"nats_url": SecretKey(name="nats", key="url")})
     both = found.model_copy(update={"secrets": login})
     with pytest.raises(
-        ValueError, match=r"^secrets\.nats_url names .* take secrets\.nats_url out, or say in nats\.external"
+        ValueError,
+        match=r"^secrets\.nats_url names .* take secrets\.nats_url .* out, or say in nats\.external",
     ):
         render(both, "slurm")
     external = both.model_copy(update={"nats": both.nats.model_copy(update={"external": "nats://bus:4222"})})
     texts = render(external, "slurm")
     assert "nats-server --config" not in texts["job.sbatch"] and "NATS_URL_FILE=" in texts["job.sbatch"]
     assert "NATS is, too." in texts["README.md"]
+
+
+def test_each_attempt_of_a_job_makes_the_login_of_its_nats(tmp_path: Path) -> None:
+    found, environment = one_node(tmp_path)
+    (tmp_path / "job.sbatch").write_text(slurm.script(found))
+    ended = {**environment, "ENDS": "gateway", "STATUS": "3"}
+    logs, tokens = tmp_path / "shared" / "logs" / "7", []
+    for attempt in ("0", "1"):
+        subprocess.run(
+            ["bash", tmp_path / "job.sbatch"],
+            env={**ended, "SLURM_RESTART_COUNT": attempt},
+            capture_output=True,
+            timeout=60,
+        )
+        here = logs / f"attempt-{attempt}"
+        url = (here / "nats.url").read_text().strip()
+        found_token = re.fullmatch(r"nats://([0-9a-f]{48})@node1:4222", url)
+        assert found_token and f'NATS_TOKEN: "{found_token[1]}"' in (here / "nats.login").read_text()
+        assert {(here / name).stat().st_mode & 0o777 for name in ("nats.url", "nats.login")} == {0o600}
+        assert "nats_url" not in (here / "penstock.toml").read_text()
+        conf = (here / "nats-0.conf").read_text()
+        assert 'include "nats.login"' in conf and "token: $NATS_TOKEN" in conf
+        tokens.append(found_token[1])
+    assert tokens[0] != tokens[1]
+
+
+def test_a_nats_that_asks_nobody_for_a_login_is_said_to(tmp_path: Path) -> None:
+    for target in ("systemd", "compose"):
+        readme = files("nodes4", target)["README.md"]
+        assert "**NATS asks nobody for a login**" in readme and "4222, 6222, 8222" in readme
+    assert "asks nobody" not in files("laptop", "compose")["README.md"]  # it is on a network of its own
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
