@@ -32,9 +32,12 @@ _REPLIES = """select s.token_hash, s.rollout_id, s.attempt, m.reply
  where s.run_id = :run
    and s.epoch = (select max(o.epoch) from sessions o
                    where o.run_id = s.run_id and o.rollout_id = s.rollout_id and o.attempt = s.attempt)"""
-_ACTIONS = """select rollout_id, attempt, idx, i4(action) as ids from steps
- where run_id = :run and (rollout_id, attempt, idx) > (:rollout, :attempt, :idx)
- order by rollout_id, attempt, idx limit :page"""
+# `cut`: the gateway may have ended it before its last piece did, at a stop string that two pieces make, or a repetition.
+_ACTIONS = """select s.rollout_id, s.attempt, s.idx, i4(s.action) as ids,
+       jsonb_exists(p.params, 'stop') or jsonb_exists(p.params, 'repetition_stop') as cut
+  from steps s join sampling p on p.sampling_id = s.sampling_id
+ where s.run_id = :run and (s.rollout_id, s.attempt, s.idx) > (:rollout, :attempt, :idx)
+ order by s.rollout_id, s.attempt, s.idx limit :page"""
 
 
 def digest_of(text: str, reasoning: str | None, calls: Sequence[tuple[str, Any]]) -> str:
@@ -92,7 +95,8 @@ def _digest(reply: Mapping[str, Any]) -> str:
 
 
 async def generations(snapshot: Snapshot) -> Checked:
-    """Every stored action is made of completions that a rollout server delivered for its attempt, whole or (at a stop) up to some token.
+    """Every stored action is made of completions that a rollout server delivered for its attempt: whole ones, but for the last of an action
+    that the gateway itself may have ended.
     Raises ConfigurationError for a file that does not say for whom."""
     findings = Findings("I3", GENERATED)
     path = _file(snapshot, GENERATIONS)
@@ -113,7 +117,7 @@ async def generations(snapshot: Snapshot) -> Checked:
         for row in rows:
             at = (row.rollout_id, row.attempt, row.idx)
             findings.examined += 1
-            if not made_of(tuple(row.ids), known.get(f"{row.rollout_id}:{row.attempt}", {})):
+            if not made_of(tuple(row.ids), known.get(f"{row.rollout_id}:{row.attempt}", {}), cut=row.cut):
                 findings.add(
                     f"step {row.rollout_id}:{row.attempt}:{row.idx} has an action that no rollout server delivered for its attempt",
                     rollout_id=row.rollout_id,
@@ -123,10 +127,10 @@ async def generations(snapshot: Snapshot) -> Checked:
     return findings.checked()
 
 
-def made_of(action: tuple[int, ...], known: Mapping[int, set[tuple[int, ...]]]) -> bool:
-    """Whether `action` is a chain of known pieces, by their first id; the last may be longer than what is left.
+def made_of(action: tuple[int, ...], known: Mapping[int, set[tuple[int, ...]]], *, cut: bool) -> bool:
+    """Whether `action` is a chain of known pieces, by their first id; if `cut`, the last may be longer than what is left.
 
-    >>> made_of((1, 2, 3), {1: {(1, 2)}, 3: {(3, 4)}})
+    >>> made_of((1, 2, 3), {1: {(1, 2)}, 3: {(3, 4)}}, cut=True)
     True
     """
     ends, todo = {0}, [0]
@@ -136,7 +140,7 @@ def made_of(action: tuple[int, ...], known: Mapping[int, set[tuple[int, ...]]]) 
             return True
         for piece in known.get(action[start], ()):
             rest = action[start : start + len(piece)]
-            if piece[: len(rest)] != rest:
+            if piece[: len(rest)] != rest or (len(rest) < len(piece) and not cut):
                 continue
             if (end := start + len(rest)) not in ends:
                 ends.add(end)

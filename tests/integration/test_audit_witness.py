@@ -81,7 +81,7 @@ async def test_of_a_resumed_attempt_the_last_session_has_all_that_counts(over: P
 
 
 async def delivered(place: Place) -> dict[tuple[str, int], list[int]]:
-    """What a proxy would have written down: of each step (its attempt, its number) the ids, which went on for a token after their stop."""
+    """What a proxy would have written down: of each step (its attempt, its number) the ids."""
     async with (
         open_engine(place.url, Role.READER, size=1, name="test") as engine,
         engine.connect() as connection,
@@ -89,7 +89,7 @@ async def delivered(place: Place) -> dict[tuple[str, int], list[int]]:
         rows = await connection.exec_driver_sql(
             "select rollout_id || ':' || attempt as of, idx, i4(action) as ids from steps where run_id = 1 order by 1, 2"
         )
-        return {(row.of, row.idx): [*row.ids, 7] for row in rows}
+        return {(row.of, row.idx): list(row.ids) for row in rows}
 
 
 def entries(steps: dict[tuple[str, int], list[int]]) -> list[object]:
@@ -105,6 +105,18 @@ async def test_actions_that_no_rollout_server_delivered_are_named(over: Place, t
     write(witness, GENERATIONS, *lines[1:])
     found = await check(over, witness, GENERATED)
     assert found.found >= 1 and "no rollout server delivered" in found.violations[0].what
+
+
+async def test_an_action_that_ends_before_its_completion_did_is_named_unless_the_gateway_may_have_ended_it(
+    over: Place, tmp_path: Path
+) -> None:
+    steps = await delivered(over)
+    witness = tmp_path / "witness"
+    write(witness, GENERATIONS, *entries({key: [*ids, 7] for key, ids in steps.items()}))
+    found = await check(over, witness, GENERATED)
+    assert found.found == found.examined == len(steps)
+    await over.execute("""update sampling set params = params || '{"stop": ["\\n"]}'""")
+    assert (await check(over, witness, GENERATED)).found == 0
 
 
 async def test_actions_that_were_swapped_between_rollouts_are_named(over: Place, tmp_path: Path) -> None:

@@ -64,11 +64,15 @@ def test_recoveries_are_counted_by_component_and_what_was_not_measured_is_left_o
 
 
 @pytest.mark.parametrize(
-    ("action", "made"),
-    [((1, 2, 3), True), ((1, 2), True), ((1, 2, 3, 1, 2, 3), True), ((1, 2, 1), True), ((2, 3), False), ((1, 2, 9), False)],
+    ("action", "whole", "cut"),
+    [((1, 2, 3), True, True), ((1, 2), True, True), ((1, 2, 3, 1, 2, 3), True, True), ((1, 2, 1), False, True),
+     ((1,), False, True), ((2, 3), False, False), ((1, 2, 9), False, False)],
 )  # fmt: skip
-def test_an_action_is_made_of_whole_completions_but_for_the_last(action: tuple[int, ...], made: bool) -> None:
-    assert made_of(action, {1: {(1, 2), (1, 2, 3)}, 3: {(3,)}}) is made
+def test_an_action_is_made_of_whole_completions_but_for_the_last_where_it_was_cut(
+    action: tuple[int, ...], whole: bool, cut: bool
+) -> None:
+    known = {1: {(1, 2), (1, 2, 3)}, 3: {(3,)}}
+    assert (made_of(action, known, cut=False), made_of(action, known, cut=True)) == (whole, cut)
 
 
 def test_the_agent_program_and_the_auditor_digest_a_message_alike(monkeypatch: pytest.MonkeyPatch) -> None:
