@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.base import File, SandboxSpec
+from sandboxes.base import File, ImageRefused, Limits, SandboxSpec
 from sandboxes.conformance import CHECKS, Check, run_check
 from sandboxes.container.engine import Engine
 from sandboxes.container.provider import ContainerProvider
@@ -77,6 +77,31 @@ async def test_a_work_directory_that_is_taken_is_named(work: str) -> None:
     with pytest.raises(ValueError, match=f"WORKDIR {work} is taken"):
         async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": dockerfile})):
             pass
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("truncate -s 300M hole", "a file of more than 64 MB|more than 64 MB"),
+        ("head -c 40M /dev/zero >a && ln a b", r"more than 64 MB \(sandbox.disk_mb"),
+        ("mkfifo pipe", "what is no file, directory or link: 'pipe'"),
+        ("for n in $(seq 60); do echo >$n; done", "more than 50 files and directories"),
+    ],
+    ids=["hole", "hard link", "pipe", "crowd"],
+)
+async def test_what_no_sandbox_takes_of_an_image_is_the_tasks_mistake(made: str, said: str) -> None:
+    dockerfile = f"FROM localhost/penstock-sandbox\nWORKDIR /srv\nRUN {made}\n".encode()
+    spec = SandboxSpec(build={"Dockerfile": dockerfile}, limits=Limits(disk_mb=64, disk_files=50))
+    with pytest.raises(ImageRefused, match=said):
+        async with ContainerProvider().open(spec):
+            pass
+
+
+async def test_links_of_an_image_are_its_own() -> None:
+    dockerfile = b"FROM localhost/penstock-sandbox\nWORKDIR /srv\nRUN echo 1 >a && ln a b && ln -s a c && mkdir -p d/e && ln -s / d/f\n"
+    async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": dockerfile})) as sandbox:
+        result = await sandbox.exec(["sh", "-c", "cat a b c; readlink c d/f; ls d"])
+        assert result.stdout.split() == [b"1", b"1", b"1", b"a", b"/", b"e", b"f"]
 
 
 async def test_an_image_that_is_not_there_is_named_with_the_command() -> None:
