@@ -20,5 +20,6 @@ async def no_violations(stack: Stack, seen: Observer) -> Report:
             sandbox_root=stack.sandbox_root,
             workers=stack.home.workers,
         )
-    assert [check for check in report.checks if check.found] == []
+    found = [each for check in report.checks for each in check.violations]
+    assert not found, found
     return report

@@ -1,4 +1,4 @@
-"""kill -9 of `penstock up` itself, and nobody starts it again: what becomes of everything that it had started."""
+"""kill -9 of `penstock up` itself, and nobody starts it again for a while: what becomes of everything that it had started, and of the run."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.audited import no_violations
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import Stack, until
 
@@ -31,3 +32,7 @@ async def test_after_kill_9_of_the_supervisor_nothing_runs_within_a_time_to_live
     stack.signalled(signal.SIGKILL)
     await until(lambda: stack.left_running() == [] == stack.sandboxes_left(), "nothing is left", TTL_S)
     await until(lambda: not socket.parent.exists(), "the gateway's socket is gone, too", TTL_S)
+    await stack.up()
+    async with observing(stack.home, seen.ledger) as again:
+        await no_violations(stack, again)
+    assert stack.signalled(signal.SIGTERM) == 0

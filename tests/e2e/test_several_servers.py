@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.audited import no_violations
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import Stack, until
 
@@ -32,5 +33,6 @@ async def test_up_starts_as_many_rollout_servers_as_configured_and_a_dead_one_se
         await stack.back("rollout-server-2", killed)
         await until(one_again, "the gateway noticed the death and gave it version 0 again", 60.0)
         await until(both, "both servers are at version 0 again", 60.0)
+        await no_violations(stack, seen)
     assert stack.signalled(signal.SIGTERM) == 0
     assert stack.tracebacks() == [] and stack.left_running() == []

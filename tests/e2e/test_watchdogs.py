@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.e2e.audited import no_violations
 from tests.e2e.observer import PATIENCE_S, observing
 from tests.e2e.stack_rig import Stack, until
 
@@ -57,6 +58,7 @@ async def test_a_process_that_hangs_is_named_by_status_and_the_run_goes_on_when_
             os.kill(runner, signal.SIGCONT)
         await seen.until_ended()
         await seen.nothing_lost()
+        await no_violations(stack, seen)
     written = {file.stem for file in stack.home.layout.run.glob("*.prom")}
     assert written == {*PROCESSES, "web"}
     assert "penstock_stage_open" in (stack.home.layout.run / "orchestrator.prom").read_text()

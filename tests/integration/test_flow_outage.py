@@ -29,6 +29,7 @@ from orchestrator.pool.history import count, lock_run
 from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
 from tests.builders import make_run
+from tests.integration.audited import no_violations
 from tests.integration.flow_rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
 from tests.integration.pool_rig import counter, ended, report, rollout_row, running
 from tests.services import upgrade_to_head
@@ -79,6 +80,7 @@ async def test_postgres_killed_twice_in_mid_run_costs_neither_task_nor_step(
             async with engine.connect() as connection:
                 broken = "SELECT count(*) FROM rollouts r, broken_steps(r.run_id, r.rollout_id, r.attempt)"
                 assert await connection.scalar(text(broken)) == 0
+            await no_violations(engine, stage.run.name)
     finally:
         await server.stop()
 

@@ -20,6 +20,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.pool.tables import processes
 from tests.builders import Author, ready_groups
+from tests.integration.audited import no_violations
 from tests.integration.runner_rig import a_task, open_rig, runs, says
 from tests.integration.small_disk import directory, small_disk
 from tests.integration.trainer_rig import Pool, model, pool, start_trainer
@@ -116,6 +117,8 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
                 assert alive()
         said = events(log)
         assert {"log.lines_lost", "rollout.finished"} <= set(said), said
+        unpublished = ["steps are of published versions"]  # the policy plays a script
+        await no_violations(rig.flow.engine, rig.flow.run, but=unpublished)
 
 
 async def test_a_trainer_whose_disk_is_full_lives_and_its_version_comes_through_once_there_is_room(
@@ -155,6 +158,7 @@ async def test_a_trainer_whose_disk_is_full_lives_and_its_version_comes_through_
     said = events(log)
     assert {"log.lines_lost", "checkpoint.saved", "batch.committed"} <= set(said)
     await there.trainer(run)  # what it saved is whole
+    await no_violations(pool.engine, run.name, there.policies)
 
 
 async def test_a_trainer_that_starts_on_a_full_disk_waits_with_its_first_version(

@@ -15,12 +15,18 @@ from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway_client import Budget, GatewayAdmin, NativeLlm, OpenSession
 from orchestrator.pool.engine import Role, open_engine
 from tests.contract.rollout_server import running_server
+from tests.integration.audited import no_violations
 from tests.integration.gateway_process import gateway_process, settings_in
 from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 LEASE_S = 1.5
+# What the gateway writes; rollouts are leased by hand here.
+RECORDED = (
+    "digests of steps", "digests of prompts", "digests of sampling parameters", "steps are of published versions",
+    "ready rollout servers serve a published version",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +55,7 @@ async def rig(
         await rig.publish(0)
         rig.start_ingest()
         yield rig
+        await no_violations(rig.engine, rig.run, only=RECORDED)
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -15,6 +15,7 @@ from orchestrator.embedded.postgres_cluster import discard_cluster
 from orchestrator.gateway.leases import ServerLease, ServerRows
 from orchestrator.pool.engine import Role, open_engine
 from tests.builders import make_run
+from tests.integration.audited import no_violations
 from tests.services import upgrade_to_head
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -50,7 +51,8 @@ async def test_a_rollout_server_stays_with_its_gateway_through_an_outage_and_goe
             open_engine(server.url, Role.GATEWAY) as gateway,
             anyio.create_task_group() as tasks,
         ):
-            run = (await make_run(engine, Config())).run_id
+            made = await make_run(engine, Config())
+            run = made.run_id
             one, two = (ServerLease(ServerRows(gateway, run, name, TTL_S), URL) for name in ("one", "two"))
             life = anyio.CancelScope()
 
@@ -71,6 +73,7 @@ async def test_a_rollout_server_stays_with_its_gateway_through_an_outage_and_goe
             assert (one.epoch, two.epoch) == (1, None)
             life.cancel()
             await until(lambda: two.epoch == 2)
+            await no_violations(engine, made.name)
             tasks.cancel_scope.cancel()
     finally:
         await server.stop()
