@@ -122,9 +122,17 @@ def _marked(topology: Topology) -> Topology:
             else _Amount(now, place)
         )
         topology = with_value(topology, path, marked)
-    return topology.model_copy(
-        update={"kubernetes": topology.kubernetes.model_copy(update={"monitoring": True})}
-    )
+    return topology
+
+
+def _parts(marked: Topology) -> list[kubernetes.Part]:
+    """Those of the topology, and what Prometheus scrapes also where it says that nobody does: a value decides that. Ways are the topology's."""
+    watched = marked.kubernetes.model_copy(update={"monitoring": True})
+    more = kubernetes.parts(marked.model_copy(update={"kubernetes": watched}))
+    return [
+        *(part for part in kubernetes.parts(marked) if part.name != OPTIONAL),
+        *(part for part in more if part.name == OPTIONAL),
+    ]
 
 
 def _reference(path: Path) -> str:
@@ -186,7 +194,7 @@ def render(topology: Topology) -> Mapping[str, str]:
     files["values.schema.json"] = (
         json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **schema}, indent=1) + "\n"
     )
-    for part in kubernetes.parts(marked):
+    for part in _parts(marked):
         text = _template(topology, documents(part.comment, part.objects))
         if part.name == OPTIONAL:
             text = f"{{{{- if .Values.monitoring }}}}\n{text}{{{{- end }}}}\n"

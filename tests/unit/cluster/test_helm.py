@@ -82,6 +82,15 @@ def test_without_monitoring_its_objects_are_not_there(charts: Path) -> None:
     assert not kinds & {"PodMonitor", "PrometheusRule"} and "StatefulSet" in kinds
 
 
+def test_a_topology_that_nobody_watches_has_no_way_for_prometheus_in_its_chart_either(tmp_path: Path) -> None:
+    of = topology("nodes4")
+    alone = of.model_copy(update={"kubernetes": of.kubernetes.model_copy(update={"monitoring": False})})
+    write(helm.render(alone), tmp_path / "chart")
+    found = by_helm(tmp_path / "chart")
+    same(found, [each for part in plain.parts(alone) for each in part.objects])
+    assert "prometheus" not in str([each for each in found if each["kind"] == "NetworkPolicy"])
+
+
 def test_a_value_that_nothing_reads_is_refused(charts: Path) -> None:
     with helm_python.Chart.load(chart("node8", charts)) as loaded, pytest.raises(helm_python.HelmValuesError):
         loaded.validate_schema({"trainer": {"rankz": 3}})

@@ -356,6 +356,23 @@ def test_nats_has_values_for_its_own_chart_and_one_url_a_server() -> None:
     assert settings.count("nats://nodes4-nats-") == 3
 
 
+@pytest.mark.parametrize("role", ["orchestrator", "gateway", "runner", "verifier", "web"])
+def test_whoever_publishes_has_a_way_to_nats(role: str) -> None:
+    (policy,) = [
+        each
+        for each in objects("nodes4")
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == f"nodes4-{role}"
+    ]
+    peers = [
+        peer["podSelector"]["matchLabels"].get(PART)
+        for entry in policy["spec"]["egress"]
+        for peer in entry.get("to", [])
+    ]
+    assert "nats" in peers
+    services = yaml.safe_load(files("laptop", "compose")["compose.yaml"])["services"]
+    assert all("bus" in service["networks"] for name, service in services.items() if name.startswith(role))
+
+
 @pytest.mark.parametrize(
     ("external", "asked"),
     [
