@@ -23,9 +23,7 @@ MOST_FILE = 256 << 20  # bytes
 MOST_BYTES = 1 << 30
 _PIECE = 1 << 20
 _OF_AN_ENTRY = 4096  # bytes of headers and padding, about
-_HEADER = (
-    1 << 17
-)  # bytes of one header: names and extended attributes; tarfile takes its time over longer ones
+_HEADER = 1 << 17  # bytes of names and extended attributes; tarfile takes its time over longer ones
 _MEMBERS = (*tarfile.REGULAR_TYPES, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
 _NAME, _TARGET = 255, 4095  # bytes that Linux takes
 
