@@ -4,7 +4,7 @@ The policy of these tests asks for one command per turn and never ends by itself
 """
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from orchestrator.flow.whitebox import run_white
 from orchestrator.gateway_client import Budget, NativeLlm
 from sandboxes.base import SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
-from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import Policies, Rig, open_rig
 from tests.integration.talkative_policy import SAMPLING, TASK, make_talkative_policy
 from trainer.checkpoint import TrainerState, save_checkpoint
@@ -50,12 +49,6 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
         canary_ids=list(range(260, 300)),
     )
     return Policies(model, (checkpoint,))
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

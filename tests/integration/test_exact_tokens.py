@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,11 @@ from orchestrator.gateway.parse import parse_action
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway_client import Budget, NativeLlm
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import Policies, Rig, drift, make_policies, open_rig
+from tests.integration.gateway_rig import Policies, Rig, drift, open_rig
 from tests.unit.gateway.driver import TEXTS, user
 from tests.unit.gateway.models import CHATML_DROPS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

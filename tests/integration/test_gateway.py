@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from orchestrator.gateway.sessions import Session
 from orchestrator.gateway.store import SessionStore
 from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway_client import Budget, BudgetExhausted, NativeLlm, SessionOver
-from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -40,12 +39,6 @@ BASH: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     return make_policies(tmp_path_factory.mktemp("policies"), 3)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

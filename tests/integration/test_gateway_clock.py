@@ -1,7 +1,7 @@
 """The gateway's wall clock is set anew, by an hour and more: sessions live and expire as if nothing had happened."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,9 @@ import pytest
 from orchestrator.clock import Clock
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import Budget, NativeLlm, OpenSession, SessionOver
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, make_policies, open_rig
+from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

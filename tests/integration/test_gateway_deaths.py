@@ -1,6 +1,6 @@
 """kill -9 of a gateway: the sessions that it had, and the rollout servers that it owned."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from orchestrator.gateway.server import Gateway
 from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway_client import Budget, GatewayAdmin, NativeLlm, OpenSession
 from orchestrator.pool.engine import Role, open_engine
-from tests.contract.rollout_server import running_server
 from tests.integration.audited import no_violations
 from tests.integration.gateway_process import gateway_process, settings_in
 from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
@@ -32,12 +31,6 @@ RECORDED = (
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     return make_policies(tmp_path_factory.mktemp("policies"), 3)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

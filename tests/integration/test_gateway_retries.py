@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stre
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     return make_policies(tmp_path_factory.mktemp("policies"), 2)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Nobody takes the gateway's steps: with a full spool completions wait, in sessions that stay, and go on when somebody does."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +9,13 @@ import pytest
 
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import Budget, NativeLlm
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, make_policies, open_rig
+from tests.integration.gateway_rig import PATIENCE_S, Policies, Rig, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 SPOOL_MB = 0.02
 SESSIONS = 3
 LARGEST = 8192  # bytes of a step; of each session one may be under way when the spool is full
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

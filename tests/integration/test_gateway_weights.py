@@ -1,6 +1,6 @@
 """New weights in the middle of a generation: spans exact per token, down to the samples that the trainer learns from."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.pool.runs import Run
 from orchestrator.scheduling.policies import queue_policy
 from tests.builders import Author, ready_groups
-from tests.contract.rollout_server import running_server
 from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
 from trainer.batch import make_parts
 from trainer.model import load_model
@@ -34,12 +33,6 @@ TOKENS = 300
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     return make_policies(tmp_path_factory.mktemp("policies"), 2)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import pytest
 from orchestrator.audit import audit
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.tasks.harbor import Task
-from tests.contract.rollout_server import running_server
 from tests.integration.gateway_process import gateway_at
-from tests.integration.gateway_rig import Policies, Proxy, make_policies, running_proxy
+from tests.integration.gateway_rig import Policies, Proxy, running_proxy
 from tests.integration.runner_rig import Rig, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(900)]
@@ -30,17 +29,6 @@ TASK = Task.from_files(
         "tests/test.sh": b"mkdir -p /logs/verifier; grep -c . log > /logs/verifier/n; echo 1 > /logs/verifier/reward.txt\n",
     }
 )
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """How a reply travels on each wire: at once, with signs of life, once; and what is recorded when it does not arrive."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,11 @@ import pytest
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.gateway import app
 from orchestrator.gateway.dialects.base import KEEP_ALIVE_S, RETRY_HEADER
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway_rig import Policies, Rig, open_rig
 from tests.integration.wires_rig import PATHS, ask, bodies
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 wires = pytest.mark.parametrize("path", PATHS)
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

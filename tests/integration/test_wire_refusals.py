@@ -1,6 +1,6 @@
 """What the wires refuse, and how: every error in the caller's dialect, one sentence, and the session lives on; and what probes are told."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anthropic
@@ -9,22 +9,10 @@ import pytest
 
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import Budget
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway_rig import Policies, Rig, open_rig
 from tests.integration.wires_rig import PATHS, ask, bodies, claude, gpt, message_of, user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture

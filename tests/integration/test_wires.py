@@ -1,7 +1,7 @@
 """The three wires against the real gateway, by their official packages and by recorded requests of real programs."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from orchestrator.embedded.nats import EmbeddedNats
-from tests.contract.rollout_server import running_server
-from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway_rig import Policies, Rig, open_rig
 from tests.integration.wires_rig import ask, claude, gpt, user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -27,17 +26,6 @@ RESPONSES_TOOLS: Any = [
 ]
 ANTHROPIC_TOOLS: Any = [{"name": "bash", "description": "Run.", "input_schema": SCHEMA}]
 ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
-
-
-@pytest.fixture(scope="module")
-def server_url(policies: Policies) -> Iterator[str]:
-    with running_server(policies.model) as server:
-        yield server.url
 
 
 @pytest.fixture
