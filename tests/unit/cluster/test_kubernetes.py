@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from orchestrator.cluster.objects import PART, PROMETHEUS, pods, selects
-from orchestrator.cluster.policy import NAME, RULES, broken, sentence
+from orchestrator.cluster.policy import RULES, broken, sentence
+from orchestrator.cluster.policy.network import NAME
 from orchestrator.cluster.read_objects import read_objects
 from orchestrator.cluster.render import render
 from orchestrator.cluster.topology import Topology
