@@ -22,7 +22,7 @@ from sandboxes.owner import Record, record_path, records
 
 _BUSY_S = 2.0
 _LOOK_S = 0.02
-_UNFINISHED_S = 60.0
+_UNFINISHED_S = 2.0  # between making a record's file and locking it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,10 @@ def alone(root: Path, patience_s: float) -> Iterator[bool]:
 
 
 def _sweep(root: Path) -> None:
-    """Records that were never finished, of owners that were killed or had no room."""
+    """Records that were never finished, of owners that were killed or had no room: whoever still writes one holds its lock."""
     for path in root.glob("*.new"):
-        with suppress(OSError):
+        with suppress(OSError), path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if path.stat().st_mtime < time.time() - _UNFINISHED_S:
                 path.unlink()
 

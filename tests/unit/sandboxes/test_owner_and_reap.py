@@ -122,14 +122,16 @@ def test_whoever_stands_still_while_it_cleans_up_stops_nobody_for_long(root: Pat
     assert found.sandboxes == 0 and "somebody else" in found.failures[0]
 
 
-def test_a_record_that_was_never_finished_is_swept_once_it_is_old(root: Path) -> None:
+def test_a_record_that_nobody_finishes_is_swept_and_one_that_somebody_writes_is_not(root: Path) -> None:
     base = default_root()
     prepare_root(base)
-    for name, age_s in (("old", 3600), ("young", 0)):
+    for name, age_s in (("left", 5), ("written", 5), ("young", 0)):
         (base / f"{name}.new").touch()
         os.utime(base / f"{name}.new", (time.time() - age_s,) * 2)
-    assert reap(base) == Reaped(0, 0)
-    assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "young.new"]
+    with (base / "written.new").open() as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        assert reap(base) == Reaped(0, 0)
+    assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "written.new", "young.new"]
 
 
 def test_a_sandbox_of_another_pid_namespace_is_removed_once_nobody_holds_its_record(root: Path) -> None:
