@@ -4,7 +4,10 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
+
 import pytest
+import structlog
 
 from tests.contract.rollout_server import KINDS
 
@@ -15,6 +18,17 @@ pytest_plugins = ["tests.services"]
 def anyio_backend() -> str:
     """nats-py, aiohttp and asyncpg are asyncio-only, so anyio runs on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in its own process configures logging, and would for all tests after it."""
+    configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    if configured:
+        structlog.configure(**before)
+    else:
+        structlog.reset_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

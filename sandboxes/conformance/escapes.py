@@ -141,7 +141,7 @@ CHECKS.extend(
 @check(isolation=True, escape=True)
 async def a_fork_bomb_stays_in_its_sandbox(provider: Provider) -> None:
     seconds = long_sleep()
-    bomb = f"bomb() {{ sleep {seconds} & bomb | bomb & }}; bomb; sleep 2"
+    bomb = f"bomb() {{ sleep {seconds} & bomb | bomb & }}; bomb; sleep {seconds}"
     async with provider.open(SandboxSpec(limits=_LIMITS)) as sandbox:
         process = await sandbox.start(["bash", "-c", bomb], timeout_s=2.0)
         with anyio.fail_after(20):
