@@ -20,6 +20,7 @@ from orchestrator.course import DomainLimits, NextStage, Positive, Section, Stag
 from orchestrator.environment import named
 from orchestrator.explain import explain
 from orchestrator.providers import ContainerSection, KubernetesSection
+from orchestrator.sampling import SamplingSection as SamplingSection
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -90,18 +91,6 @@ class QueueSection(Section):
                 f"queue.capacity ({self.capacity}) must be at least queue.batch_groups ({self.batch_groups}), else no batch ever fills"
             )
         return self
-
-
-class SamplingSection(Section):
-    """Sampling parameters while training; requests of harnesses do not override them, except max_tokens downwards and stops."""
-
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: int = -1
-    max_new_tokens: Positive = 256
-    # A completion that repeats itself ends: after so many consecutive tokens above this probability. 0: none does.
-    repetition_tokens: Annotated[int, Field(ge=0)] = 3000
-    repetition_probability: Annotated[float, Field(gt=0, lt=1)] = 0.99
 
 
 class NoContext(Section):

@@ -89,6 +89,8 @@ async def up(
     """
     config = home.config()
     check_config(config, names("scaffolds"))
+    if "trainer" in only and config.sampling.untrainable:
+        raise ConfigurationError(config.sampling.untrainable)
     if "runner" in only:
         check_scaffolds(config)
     if "rollout-server" in only and not config.servers.urls and not config.policy.model:

@@ -124,11 +124,8 @@ async def wait_for_run(engine: AsyncEngine, name: str) -> Run:
 
 def check_config(config: Config) -> None:
     """Raise ConfigurationError for what no batch could be trained with."""
-    if config.sampling.temperature <= 0:
-        raise ConfigurationError(
-            f"sampling.temperature is {config.sampling.temperature}: greedy samples have no log-probabilities to train on; "
-            "set it above 0"
-        )
+    if config.sampling.untrainable:
+        raise ConfigurationError(config.sampling.untrainable)
     if config.trainer.anchor == "proximal" and config.trainer.parts == 1:
         log.warning(
             "trainer.ratio_is_one",

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from orchestrator.config import Config
+from orchestrator.config import FILE, Config
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.home import Home
 from orchestrator.preflight import (
     check_config,
     check_disk,
@@ -18,6 +19,7 @@ from orchestrator.preflight import (
     check_sandbox,
     check_scaffolds,
 )
+from orchestrator.stack import up
 
 KNOWN = ("mini-swe-agent", "shell")
 
@@ -48,6 +50,17 @@ def test_a_configuration_that_cannot_run_is_refused_in_one_sentence(
     check_config(Config(), KNOWN)
     with pytest.raises(ConfigurationError, match=sentence):
         check_config(Config.model_validate(changes), KNOWN)
+
+
+@pytest.mark.anyio
+async def test_a_run_that_would_sample_from_a_part_of_the_distribution_is_not_started_to_train(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / FILE).write_text('[policy]\nmodel = "nowhere"\n[sampling]\ntop_p = 0.9\n')
+    with pytest.raises(ConfigurationError, match=r"sampling\.top_p is 0\.9: .*; set it to 1"):
+        await up(Home.at(tmp_path))
+    with pytest.raises(ConfigurationError, match="there is no directory"):  # to evaluate, it is
+        await up(Home.at(tmp_path), only=("orchestrator", "gateway"))
 
 
 def test_a_scaffold_that_cannot_be_loaded_is_named_before_it_fails_every_attempt() -> None:

@@ -11,6 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from orchestrator.config import Config, TrainerSection
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.rewards.batch import BatchScaling
 from tests.unit.trainer.forests import everything, group_of_rollouts
 from trainer import schedule
@@ -133,6 +134,27 @@ def test_a_ratio_that_can_only_be_one_is_said_at_the_start(section: dict[str, An
     with capture_logs() as said:
         check_config(Config.model_validate({"trainer": section}))
     assert [entry["event"] for entry in said] == ["trainer.ratio_is_one"] * warned
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"top_p": 0.9}, r"sampling\.top_p is 0\.9: .* ratios would be wrong; set it to 1 \(evaluations may"),
+        ({"top_k": 40}, r"sampling\.top_k is 40: .* ratios would be wrong; set it to -1"),
+        ({"top_k": 1}, r"sampling\.top_k is 1: "),
+        (
+            {"temperature": 0},
+            r"sampling\.temperature is 0\.0: greedy samples have no log-prob.*; set it above 0",
+        ),
+        ({"temperature": 1e-7}, r"sampling\.temperature is 1e-07: greedy"),
+    ],
+)
+def test_a_run_whose_log_probabilities_are_not_those_of_what_is_sampled_is_not_trained(
+    sampling: dict[str, Any], said: str
+) -> None:
+    check_config(Config.model_validate({"sampling": {"temperature": 0.7, "repetition_tokens": 5}}))
+    with pytest.raises(ConfigurationError, match=said):
+        check_config(Config.model_validate({"sampling": sampling}))
 
 
 def test_proximal_logprobs_that_are_not_finite_make_the_batch_bad(model: Path, tmp_path: Path) -> None:
