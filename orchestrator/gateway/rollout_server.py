@@ -7,6 +7,7 @@
 | away: neither | go elsewhere | its keeper, once it answers |
 
 In any of them it may be `draining`: those that it has end there, new ones go elsewhere, and its weights follow all the same.
+Where another gateway changes its weights, a call that comes back broken off begins its sync here too (`overtaken`).
 
 A pause is no reason to leave this table: whether a server is there is asked by a route that answers in every state.
 """
@@ -83,6 +84,9 @@ class RolloutServer:
         self.load = Load()
         self.attention = anyio.Event()  # set: the keeper should look
         self.silence_s = silence_s
+        self.owned: Callable[[], bool] = lambda: (
+            True
+        )  # whether this gateway changes its weights, and no other
         self.changed: Callable[[], None] = lambda: None  # told when calls may be sent again, or go elsewhere
 
     @property
@@ -118,6 +122,13 @@ class RolloutServer:
         """Close the gate, and let nobody wait for it."""
         self.version, self.gate_open, self.held_since = None, False, None
         self.changed()
+
+    def overtaken(self, pinned: int) -> None:
+        """Its owner, another gateway, has paused it before the row was read here: calls wait until its keeper finds that it runs again."""
+        if self.ready and self.version == pinned:
+            log.info("server.overtaken", server=self.url, version=pinned)
+            self.hold()
+        self.attention.set()
 
     def distrust(self, reason: str) -> None:
         """It died or is not what we think: nothing is sent until its keeper has synced it again."""

@@ -277,6 +277,8 @@ class ServerPool:
             context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key, so_far.unrouted)
             flight.server = None
+            if generation is not None and not server.owned():
+                generation = _before_sync(server, generation, pinned, asked_for=flight.abandoned.is_set())
             if generation is not None:
                 foreign = generation.labels - {str(pinned)}
                 if foreign and server.version == pinned:
@@ -390,6 +392,18 @@ class ServerPool:
             others = any(server.ready for server in servers)
             await first_of(changed, flight.abandoned, within=self._spill_s if others else None)
         return None
+
+
+def _before_sync(
+    server: RolloutServer, generation: Generation, pinned: int, *, asked_for: bool
+) -> Generation | None:
+    """What to keep of a reply from a server whose weights another gateway changes. One that is broken off, though nobody here `asked_for`
+    it, is what that one's pause left of it, all of the old weights; one of other weights waited there through the sync, where nobody here
+    could pin them: it is asked for again."""
+    foreign = generation.labels != {str(pinned)}
+    if foreign or (generation.finish.kind == "abort" and not asked_for):
+        server.overtaken(pinned)
+    return None if foreign else generation
 
 
 def with_more(ids: Ids, more: Sequence[int]) -> Ids:

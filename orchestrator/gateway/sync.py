@@ -7,7 +7,8 @@
 
 One sync: gate closed → pause (abort; calls come back with their partial actions and wait at the gate) → weights, caches flushed → continue →
 canary → gate open, and the held calls go on → row. Several versions in a row: only the newest matters. A server that says that it has
-the version already, as after a restart of the gateway, is not paused: the canary alone decides.
+the version already, as after a restart of the gateway, is not paused: the canary alone decides. Calls of other gateways are broken off by
+the same pause, perhaps before they have read the row: a call that comes back so closes their gate until the row says that it is over.
 
 Weights travel through a directory that trainer and servers see. Sending them from process to process instead (SGLang's
 `update_weights_from_distributed`) would be another body of `Keeper._load`: nothing here does it.
@@ -202,6 +203,7 @@ class Keeper:
         self._server = server
         self._purpose = purpose
         self._lease = lease
+        server.owned = lambda: lease.epoch is not None
         self._targets = targets
         self._metrics = metrics
         self._settings = settings
