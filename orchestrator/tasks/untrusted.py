@@ -3,11 +3,14 @@
 Placed into the verifier's sandbox beside the tests; nothing here is imported by Penstock. The tests and what they run share a user, so
 without this the agent's program could write the reward, read what is expected, or kill the script that judges it. Here it can only
 
-- read the system and the work directory, write to the work directory, $HOME and $TMPDIR, see a minimal environment;
+- read the system, the work directory and its judge's $HOME and $TMPDIR, write to the work directory, see a minimal environment;
+- write to a $HOME and a $TMPDIR of its own, empty at first and gone afterwards: in its judge's, whatever the judge runs next would find what it
+  planted there (a usercustomize.py, a .bashrc);
 - signal and look into processes that it started itself.
 
 The kernel's Landlock holds it (signals from Linux 6.12 on). When it ends, or after SECONDS, whatever it left running is killed. The exit
-code is the program's, 124 after SECONDS, 137 if it was killed; 125 if this kernel has no Landlock: then nothing was run.
+code is the program's, 124 after SECONDS, 137 if it was killed; 125 if nothing was run: this kernel has no Landlock, $TMPDIR has no room, or
+the judge's $HOME or $TMPDIR lies in the directory that it is called from.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -49,7 +54,7 @@ def _call(number: int, *arguments: int | bytes) -> int:
     return result
 
 
-def ruleset(version: int, writable: list[Path]) -> int:
+def ruleset(version: int, readable: list[Path], writable: list[Path]) -> int:
     """A Landlock ruleset as a descriptor; `version` is the kernel's, from 1."""
     handled = _ALL.get(version, _NEWEST)
     scopes = _SCOPES if version >= _SCOPED_SIGNALS else 0
@@ -58,7 +63,7 @@ def ruleset(version: int, writable: list[Path]) -> int:
     ]
     rules = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     for path, rights in [
-        *((Path(p), _READ) for p in _SYSTEM),
+        *((p, _READ) for p in (*map(Path, _SYSTEM), *readable)),
         (Path("/dev"), handled),
         *((p, handled) for p in writable),
     ]:
@@ -75,13 +80,33 @@ def ruleset(version: int, writable: list[Path]) -> int:
 def main() -> int:
     seconds, argv = float(sys.argv[1]), sys.argv[2:]
     tests = Path(__file__).resolve().parents[1]
-    places = [Path(os.path.realpath(p)) for p in (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"])]
-    if any(tests == place or place in tests.parents or tests in place.parents for place in places):
-        print(f"untrusted: call it from the work directory, not from {os.getcwd()}", file=sys.stderr)
+    work, home, temporary = (
+        Path(os.path.realpath(p)) for p in (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"])
+    )
+    apart = not any(tests == p or p in tests.parents or tests in p.parents for p in (work, home, temporary))
+    if not apart or any(p == work or work in p.parents for p in (home, temporary)):
+        print(f"untrusted: call it from the work directory, not from {work}", file=sys.stderr)
         return UNHELD
     try:
+        own = Path(tempfile.mkdtemp(prefix="untrusted-", dir=temporary))
+    except OSError as error:
+        print(f"untrusted: no room for a program in {temporary} ({error.strerror})", file=sys.stderr)
+        return UNHELD
+    try:
+        return _held(argv, seconds, work, own, [home, temporary])
+    finally:
+        with contextlib.suppress(RecursionError):  # of a program that dug deep
+            shutil.rmtree(own, ignore_errors=True)
+
+
+def _held(argv: list[str], seconds: float, work: Path, own: Path, readable: list[Path]) -> int:
+    """Run it where it may write to `work` and `own` alone; its exit code, when everything of it is dead."""
+    places = {"HOME": own / "home", "TMPDIR": own / "tmp"}
+    for place in places.values():
+        place.mkdir()
+    try:
         version = _call(_CREATE_RULESET, 0, 0, 1)
-        rules = ruleset(version, places)
+        rules = ruleset(version, readable, [work, *places.values()])
     except OSError as error:
         print(f"untrusted: this kernel has no Landlock ({error})", file=sys.stderr)
         return UNHELD
@@ -92,7 +117,7 @@ def main() -> int:
         os.setsid()
         _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call(_RESTRICT_SELF, rules, 0)
-        code = _run(argv, seconds)
+        code = _run(argv, seconds, places)
         if version >= _SCOPED_SIGNALS:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(
@@ -104,9 +129,10 @@ def main() -> int:
     return 128 - code if code < 0 else code
 
 
-def _run(argv: list[str], seconds: float) -> int:
+def _run(argv: list[str], seconds: float, places: dict[str, Path]) -> int:
     """The program to its end or for so long: its exit code as the shell has it."""
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+    env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    env |= {name: str(place) for name, place in places.items()}
     try:
         code = subprocess.Popen(argv, env=env).wait(seconds)
     except subprocess.TimeoutExpired:
