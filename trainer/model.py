@@ -4,6 +4,7 @@ Weights are read from safetensors only, never over the network, never with code 
 computes in float32 whatever the model's dtype is (see logprobs.py).
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "render.json",  # which chat format the weights speak: the gateway reads it
+)
+
+_OWN_WEIGHTS = re.compile(
+    r"(model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin)(\.index\.json)?"
 )
 
 
@@ -103,6 +108,11 @@ def stored_weights(
         for apart in (True, False)
     )
     return [revert_weight_conversion(hf, half) for half in halves if half]
+
+
+def own_weights(directory: Path) -> list[Path]:
+    """The files of a directory that hold its model's weights or their index, by the names that published models give them."""
+    return [path for path in sorted(directory.iterdir()) if _OWN_WEIGHTS.fullmatch(path.name)]
 
 
 def tokenizer_files(directory: Path) -> list[Path]:

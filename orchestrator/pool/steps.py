@@ -44,6 +44,7 @@ class StoredStep:
     marked: bool
     temperature: float
     reply: dict[str, Any]
+    finish: str  # stop | length | abort
 
     @property
     def full(self) -> Ids:
@@ -116,7 +117,7 @@ async def trajectories(
                 row.rollout_id, row.attempt, row.idx, StepKind(row.kind), row.parent_idx, row.keep_len, row.state_len, branch,
                 logprobs_from_bytes(row.logprobs), tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True)), row.agent,
                 row.parse, key in marked, float(row.params.get("temperature", 1.0)),
-                row.reply or {},
+                row.reply or {}, row.finish,
             )
         )  # fmt: skip
     return result

@@ -21,6 +21,7 @@ EXEMPT = {
     "orchestrator/audit/snapshot.py": "a transaction that only reads, in a process outside the system",
     "orchestrator/failpoints.py": "takes the file that arms a failpoint",
     "trainer/sft/export.py": "writes one file for a person, from rows that nobody changes; started again, it writes it again",
+    "trainer/sft/train.py": "writes one model directory for a person, before any run; started again, it writes it again",
 }
 PRODUCTS = ("orchestrator", "trainer", "agents", "sandboxes", "migrations")
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -100,6 +101,19 @@ async def test_marked_steps_are_no_actions_and_alone_give_no_demonstration(
     assert both.action_tokens < 2 * plain.action_tokens
     lengths = [np.flatnonzero(np.diff(found[i][1], prepend=0) == 1).size for i in range(8, 12)]
     assert lengths == [1, 1, 1, 1]  # of two actions one is left
+
+
+async def test_an_action_that_a_limit_of_tokens_cut_is_no_action(
+    engine: AsyncEngine, reader: AsyncEngine, run: Run, model: Path
+) -> None:
+    class Cut(Author):
+        def trajectory(self, *arguments: object) -> list:  # type: ignore[type-arg]
+            first, second, rewritten = super().trajectory(*arguments)  # type: ignore[arg-type]
+            return [first, second, msgspec.structs.replace(rewritten, finish="length")]
+
+    await record(engine, run, "one", Cut(seed=1))
+    _, found = await exported(reader, model)
+    assert len(found) == 4  # of the leaf that is whole, in each rollout
 
 
 async def test_only_the_selected_rollouts_are_exported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
+from trainer.model import load_model, own_weights, stored_weights
 from trainer.policy.tokenizer import load_tokenizer
 from trainer.sft.batches import Batch, demonstration_batches
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
@@ -76,11 +76,11 @@ def train(
     """Train the model directory `model` on a file of demonstrations and write a new model directory `out`.
 
     The same inputs, seed and number of threads give the same weights. Raises ValueError when the demonstrations were made
-    with another tokenizer, do not fit into the context, or the loss stops being finite.
+    with another tokenizer, do not fit into the context, the weights of `model` are not whole, or the loss stops being finite.
     """
     settings = settings or Settings()
     corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
-    network = _load(model)
+    network: Any = load_model(model, backend=None)
     if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
         raise ValueError(f"a demonstration is longer than the context of {model}")
     words = word_mask(load_tokenizer(model))
@@ -158,19 +158,25 @@ def _losses(network: Any, batch: Batch) -> tuple[torch.Tensor, float, float]:
         return loss, each[action].mean().item(), right.item()
 
 
-def _load(model: Path) -> Any:
-    transformers_logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-
-
 def _save(network: Any, model: Path, out: Path) -> None:
-    """Every file of the model directory but the weights is copied; the weights keep their names."""
+    """Every file of the model directory but weights is copied; of the weights that `out` had, none stays beside the new ones.
+
+    What is killed on the way leaves the old weights, none, or the new ones, and never a mixture.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    old = own_weights(model)
     for file in sorted(model.iterdir()):
-        if file.is_file() and file.suffix != ".safetensors" and out.resolve() != model.resolve():
+        other = file.suffix != ".safetensors" and file not in old
+        if file.is_file() and other and out.resolve() != model.resolve():
             shutil.copy(file, out / file.name)
-    state = {name: value.contiguous() for name, value in network.state_dict().items()}
-    if network.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # the library makes it 0600
+    (tensors,) = stored_weights(network)  # all of them train
+    scratch = out / f".weights.{os.getpid()}"
+    try:
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, scratch, metadata={"format": "pt"})
+        scratch.chmod(0o644)  # the library makes it 0600
+        for file in own_weights(out):
+            file.unlink()
+        os.replace(scratch, out / "model.safetensors")
+    finally:
+        scratch.unlink(missing_ok=True)

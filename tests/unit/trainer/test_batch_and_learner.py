@@ -32,7 +32,7 @@ def step(idx: int, *, rollout_id: int = 1, marked: bool = False) -> StoredStep:
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     return StoredStep(
         rollout_id, 1, idx, StepKind.ROOT, None, 0, 2 + idx, Branch(full), logprobs, ((3, 0, 2), (4, 2, 3)), "main",
-        "ok", marked, 0.7, {},
+        "ok", marked, 0.7, {}, "stop",
     )  # fmt: skip
 
 

@@ -1,17 +1,25 @@
 """Supervised training: the file of demonstrations, the loss weights and a few real train steps."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from orchestrator.contracts.branch import Branch
+from orchestrator.contracts.states import StepKind
+from orchestrator.pool.steps import StoredStep
+from tests.unit.trainer.forests import qwen3_moe, saved
 from trainer.policy.init import Shape, make_policy
 from trainer.policy.tokenizer import load_tokenizer
+from trainer.serving.directory import inspect_directory
 from trainer.sft.batches import demonstration_batches, loss_weights
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.samples import demonstrations_of
 from trainer.sft.train import Settings, train, word_mask
 
 SMALL = Shape(hidden=32, layers=2, head_dim=8, ffn=64, context=64)
@@ -88,6 +96,42 @@ def test_words_copied_from_the_state_weigh_double_and_given_tokens_a_tenth(model
     assert by_text == {"wc": 1.0, " -": 1.0, "l": 1.0, " ": 1.0, "oak": 2.0, ".": 1.0, "md": 1.0}
 
 
+def a_step(
+    idx: int, parent: StoredStep | None, keep: int, delta: int, *, finish: str = "stop", actions: int = 4
+) -> StoredStep:
+    """A step with `delta` more ids of state, and as many actions; its own ids are 10 · idx and above."""
+    own = np.arange(10 * idx, 10 * idx + delta + actions, dtype=np.int32)
+    tokens = Branch(own) if parent is None else Branch(own, parent.tokens, keep)
+    kind = StepKind.ROOT if parent is None else StepKind.REWRITES
+    return StoredStep(
+        1, 1, idx, kind, None if parent is None else parent.idx, keep, keep + delta, tokens, np.zeros(actions, np.float32),
+        ((0, 0, actions),), "main", "ok", False, 1.0, {}, finish,
+    )  # fmt: skip
+
+
+def said(steps: list[StoredStep]) -> list[tuple[list[int], list[int]]]:
+    """(ids, those of them that are actions) of each demonstration."""
+    return [(ids, np.array(ids)[action].tolist()) for ids, action in demonstrations_of(steps)]
+
+
+def test_an_action_of_which_a_rewrite_kept_the_beginning_is_an_action_where_it_is_whole_alone() -> None:
+    root = a_step(0, None, 0, 2)
+    rewrite, goes_on = a_step(1, root, 4, 1), a_step(2, root, 6, 1)
+    assert said([root, rewrite, goes_on]) == [
+        ([0, 1, 2, 3, 10, 11, 12, 13, 14], [11, 12, 13, 14]),
+        ([0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24], [2, 3, 4, 5, 21, 22, 23, 24]),
+    ]
+
+
+def test_an_action_that_a_limit_of_tokens_cut_is_no_action_and_those_around_it_are() -> None:
+    root = a_step(0, None, 0, 2)
+    cut = a_step(1, root, 6, 1, finish="length")
+    last = a_step(2, cut, 11, 1)
+    [(ids, actions)] = said([root, cut, last])
+    assert len(ids) == 16 and actions == [2, 3, 4, 5, 21, 22, 23, 24]
+    assert said([a_step(0, None, 0, 2, finish="length")]) == []
+
+
 def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstrations) -> None:
     words = word_mask(load_tokenizer(model))
     batches = demonstration_batches(toy, words, rows=3, random=np.random.default_rng(0))
@@ -124,9 +168,68 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     assert copied == {path.name for path in model.iterdir()}
 
 
-def test_padding_changes_no_logit_of_a_demonstration(model: Path, toy: Demonstrations) -> None:
-    from transformers import AutoModelForCausalLM
+ONE_STEP = Settings(steps=1, rows=2)
 
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_after_saving_one_set_of_weights_is_there_and_nothing_else_is_touched(
+    model: Path, toy_file: Path, tmp_path: Path
+) -> None:
+    sharded, out = tmp_path / "sharded", tmp_path / "out"
+    seen = AutoModelForCausalLM.from_pretrained(model)
+    seen.save_pretrained(sharded, max_shard_size="20KB")
+    shutil.copy(model / "tokenizer.json", sharded)
+    (sharded / "pytorch_model.bin").write_bytes(b"the same in another format")
+    assert len(list(sharded.glob("model-*-of-*.safetensors"))) > 1
+    shutil.copytree(sharded, out)
+    theirs = {
+        "toy.safetensors": toy_file.read_bytes(),
+        "model.safetensors.md": b"notes",
+        "model-card.txt": b"",
+    }
+    for name, content in theirs.items():
+        (out / name).write_bytes(content)
+    for given in (sharded, out):  # into a directory that has weights, then in place
+        before = files_of(out)
+        train(toy_file, given, out, seed=0, settings=ONE_STEP, progress=lambda _: None)
+        assert files_of(out).keys() == {
+            *theirs, "config.json", "generation_config.json", "tokenizer.json", "sft.json", "model.safetensors"
+        }  # fmt: skip
+        assert {name: files_of(out)[name] for name in theirs} == theirs
+        assert files_of(out)["model.safetensors"] != before.get("model.safetensors")
+    assert inspect_directory(out).weight_files == (out / "model.safetensors",)
+
+
+def test_weights_are_saved_under_the_names_of_published_checkpoints(tmp_path: Path) -> None:
+    directory, out = saved(qwen3_moe, tmp_path / "moe", 259), tmp_path / "out"
+    demonstrations = tmp_path / "file"
+    Demonstrations.of([([1, 2, 3], [False, True, True])], tokenizer=tokenizer_digest(directory)).save(
+        demonstrations
+    )
+    train(demonstrations, directory, out, seed=0, settings=ONE_STEP, progress=lambda _: None)
+    before, after = (load_file(one / "model.safetensors") for one in (directory, out))
+    assert {name: value.shape for name, value in after.items()} == {
+        name: value.shape for name, value in before.items()
+    }
+    assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
+
+
+def test_a_model_that_lacks_a_weight_is_refused_rather_than_trained_from_random_numbers(
+    model: Path, toy_file: Path, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(model, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"do not fit its configuration: model\.layers\.1\.mlp\.up_proj"):
+        train(toy_file, broken, tmp_path / "out", seed=0, settings=ONE_STEP, progress=lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_padding_changes_no_logit_of_a_demonstration(model: Path, toy: Demonstrations) -> None:
     network = AutoModelForCausalLM.from_pretrained(model)
     ids = torch.from_numpy(toy[0][0].astype(np.int64))[None]
     padded = torch.nn.functional.pad(ids, (0, 5))
