@@ -69,22 +69,40 @@ SCALED = strict(
     minReplicaCount=COUNT,
     maxReplicaCount={"type": "integer", "minimum": 1},
     pollingInterval=COUNT,
-    cooldownPeriod=COUNT,
-    triggers=listed(
-        strict(
-            ("type", "metadata"),
-            type={"const": "nats-jetstream"},
-            metadata=strict(
-                ("natsServerMonitoringEndpoint", "account", "stream", "consumer"),
-                natsServerMonitoringEndpoint=TEXT,
-                account=TEXT,
-                stream=TEXT,
-                consumer=TEXT,
-                lagThreshold={"type": "string", "pattern": "^[0-9]+$"},
-                activationLagThreshold={"type": "string", "pattern": "^[0-9]+$"},
-            ),
+    advanced=strict(
+        horizontalPodAutoscalerConfig=strict(
+            behavior=strict(
+                scaleDown=strict(
+                    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+                    policies=listed(
+                        strict(
+                            ("type", "value", "periodSeconds"),
+                            type={"enum": ["Pods", "Percent"]},
+                            value={"type": "integer", "minimum": 1},
+                            periodSeconds={"type": "integer", "minimum": 1, "maximum": 1800},
+                        )
+                    ),
+                )
+            )
         )
     ),
+    triggers=listed(
+        strict(
+            ("type", "metadata", "authenticationRef"),
+            type={"const": "postgresql"},
+            metadata=strict(
+                ("query", "targetQueryValue"),
+                query=TEXT,
+                targetQueryValue={"type": "string", "pattern": "^[0-9]+$"},
+                dbName=TEXT,
+            ),
+            authenticationRef=strict(("name",), name=TEXT),
+        )
+    ),
+)
+LOGIN = strict(
+    ("secretTargetRef",),
+    secretTargetRef=listed(strict(("parameter", "name", "key"), parameter=TEXT, name=TEXT, key=TEXT)),
 )
 GROUPS = strict(
     ("leaderWorkerTemplate",),
@@ -142,6 +160,7 @@ RULES = strict(
 SPECS: dict[tuple[str, str], Schema] = {
     ("postgresql.cnpg.io/v1", "Cluster"): CLUSTER,
     ("keda.sh/v1alpha1", "ScaledObject"): SCALED,
+    ("keda.sh/v1alpha1", "TriggerAuthentication"): LOGIN,
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): GROUPS,
     ("monitoring.coreos.com/v1", "PodMonitor"): MONITOR,
     ("monitoring.coreos.com/v1", "PrometheusRule"): RULES,

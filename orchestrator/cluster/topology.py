@@ -223,7 +223,7 @@ class Gateways(Role):
 
 class RunnerPool(Role):
     """Runners with `slots` rollouts each. `provider`: of sandboxes; empty: the target's own. `max_replicas`: what Kubernetes may scale to
-    by the work that waits; 0: it does not."""
+    by the work that waits and that they hold; 0: it does not."""
 
     name: Label = "default"
     replicas: Positive = 1

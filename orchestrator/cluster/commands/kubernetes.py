@@ -73,7 +73,7 @@ def on_kubernetes(change: Change, site: Site, target: str, changed: Sequence[str
     yield Step("the cluster does the rest", applied)
     if any(_scaled(after, each) for each in kinds(after).values() if each.key in _keys(change)):
         yield Step(
-            "KEDA ends and begins runners by the work that waits: what one of them held goes on elsewhere from its recorded steps"
+            "KEDA ends and begins runners by the work that waits and that they hold: what one of them held goes on elsewhere from its recorded steps"
         )
     if "runner" in change.readers:
         yield Step(

@@ -13,7 +13,7 @@ REACH = {
     "rollout-server": {"gateway", "trainer", "rollout-server"},
 }
 """Who may reach whom, of the run's own."""
-OUTSIDE = {"postgres": {"cnpg-system"}, "nats": {"keda"}}
+OUTSIDE = {"postgres": {"cnpg-system", "keda"}}
 """Namespaces of operators that reach what they look after."""
 SCRAPED = {"rollout-server": "http"}
 """The port that Prometheus reads, where it is not called metrics."""

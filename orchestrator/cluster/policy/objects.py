@@ -254,6 +254,20 @@ def scaling(seen: Seen) -> Iterator[str]:
             yield f"{called(pod.of)}: it says replicas, which {called(found)} decides: every apply would undo the scaling"
 
 
+@rule
+def busy_counts(seen: Seen) -> Iterator[str]:
+    """What scales runners counts the work that they hold, too: by what waits alone it would end those that are busy with all there is."""
+    by_name = {called(pod.of): pod for pod in seen.pods}
+    for found in seen.kind("ScaledObject"):
+        target = found.get("spec", {}).get("scaleTargetRef", {})
+        pod = by_name.get(f"{str(target.get('kind', 'Deployment')).lower()}/{target.get('name')}")
+        held = {"runner": "'running'", "verifier": "'verifying'"}.get(pod.component if pod else "", "")
+        for trigger in found.get("spec", {}).get("triggers", []) if held else ():
+            query = str((trigger.get("metadata") or {}).get("query", ""))
+            if trigger.get("type") != "postgresql" or held not in query or "lease_owner" not in query:
+                yield f"{called(found)}: its trigger {trigger.get('type')} does not count rollouts that are {held} by their lease_owner"
+
+
 # --- what belongs together ------------------------------------------------------------------------------------
 
 
@@ -288,7 +302,7 @@ def selectors(seen: Seen) -> Iterator[str]:
 
 @rule
 def references(seen: Seen) -> Iterator[str]:
-    """What a pod names is there: its account, its settings, the Service of its set."""
+    """What an object names is there: a pod's account and settings, the Service of a set, the login of a trigger."""
     have = {(str(found.get("kind")), str(found.get("metadata", {}).get("name"))) for found in seen.objects}
     for pod in seen.pods:
         names: list[tuple[str, Any]] = [("ServiceAccount", pod.spec.get("serviceAccountName"))]
@@ -309,6 +323,11 @@ def references(seen: Seen) -> Iterator[str]:
             for mount in container.get("volumeMounts", []):
                 if mount.get("name") not in volumes:
                     yield f"{called(pod.of)}: container {container.get('name')} mounts {mount.get('name')}, which is no volume"
+    for found in seen.kind("ScaledObject"):
+        for trigger in found.get("spec", {}).get("triggers", []):
+            name = (trigger.get("authenticationRef") or {}).get("name")
+            if name is not None and ("TriggerAuthentication", str(name)) not in have:
+                yield f"{called(found)}: there is no TriggerAuthentication {name}"
 
 
 @rule

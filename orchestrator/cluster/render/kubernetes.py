@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.cluster.placement import kinds
 from orchestrator.cluster.processes import Links, configuration
-from orchestrator.cluster.render import monitoring, network, services
+from orchestrator.cluster.render import monitoring, network, scaling, services
 from orchestrator.cluster.render.objects import PROVIDER, Object, made, named
 from orchestrator.cluster.render.text import documents, to_yaml
 from orchestrator.cluster.render.workloads import Workloads
@@ -62,7 +62,7 @@ def parts(topology: Topology) -> list[Part]:
         for role, pools in (("runner", topology.runners), ("verifier", topology.verifiers))
         for pool in pools
     ]
-    scaling = [each for process, pool in runners for each in monitoring.scaled(topology, process, pool)]
+    scaled = [each for process, pool in runners for each in scaling.scaled(topology, process, pool)]
     listed = [
         Part("00-namespaces", "Where the run lives, and where its sandboxes do.", services.namespaces(topology)),
         Part("01-network", "Who may talk to whom: nothing by default.", network.policies(topology, found)),
@@ -82,7 +82,7 @@ def parts(topology: Topology) -> list[Part]:
         Part("44-trainer", "The trainer: one.", make.trainer(found["trainer", ""])),
         Part("45-web", "The dashboard: kubectl port-forward, then the URL in .penstock/run/web.url of its pod.",
              make.web(found["web", ""]) if topology.web.replicas else []),
-        Part("50-scaling", "Runner pools by the work that waits (KEDA).", scaling),
+        Part("50-scaling", "Runner pools by the work that waits and that they hold (KEDA).", scaled),
         Part("60-monitoring", "What Prometheus scrapes, and when it calls (Prometheus operator); Grafana's dashboards.", [
             *monitoring.scrapes(topology), *monitoring.alerts(topology), *monitoring.dashboards(topology),
         ] if topology.kubernetes.monitoring else []),

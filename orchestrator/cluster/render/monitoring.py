@@ -1,19 +1,15 @@
-"""Kubernetes: scrapes, alert rules and dashboards for the metrics that exist, and the scaling of runner pools by the work that waits."""
+"""Kubernetes: scrapes, alert rules and dashboards for the metrics that exist."""
 
 import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
-from orchestrator.bus import subjects
-from orchestrator.bus.link import urls_of
-from orchestrator.cluster.placement import Process
-from orchestrator.cluster.render.objects import METRICS, Object, labels, made, named
-from orchestrator.cluster.topology import RunnerPool, Topology
+from orchestrator.cluster.render.objects import METRICS, Object, labels, made
+from orchestrator.cluster.topology import Topology
 
 DASHBOARDS = Path(__file__).resolve().parents[3] / "ops" / "dashboards"
 SHOWN = ("overview", "gateway", "trainer", "infrastructure")
@@ -88,57 +84,3 @@ def dashboards(topology: Topology) -> list[Object]:
         each["metadata"]["labels"]["grafana_dashboard"] = "1"
         found.append(each)
     return found
-
-
-def first_host(urls: str) -> str:
-    """Of URLs with commas between them; an address of IPv6 in brackets.
-
-    >>> first_host("nats://one:4222,nats://two:4222")
-    'one'
-    """
-    first = urls_of(urls)[0]
-    host = urlsplit(first if "://" in first else f"//{first}").hostname or ""
-    return f"[{host}]" if ":" in host else host
-
-
-def scaled(topology: Topology, process: Process, pool: RunnerPool) -> list[Object]:
-    """A ScaledObject of KEDA: one runner more for as many waiting assignments as it has slots. Only runners and verifiers: what they hold
-    is leased and comes back by itself; a gateway, a rollout server or a trainer is what somebody else waits for."""
-    if not pool.max_replicas or not topology.kubernetes.autoscaling:
-        return []
-    run = topology.name
-    rollouts = process.role == "runner"
-    consumer = subjects.consume_work_rollout(run) if rollouts else subjects.consume_work_verify(run)
-    server = (
-        first_host(topology.nats.external)
-        if topology.nats.external
-        else f"{named(topology, 'nats')}-headless.{topology.kubernetes.namespace}.svc"
-    )
-    trigger = {
-        "type": "nats-jetstream",
-        "metadata": {
-            "natsServerMonitoringEndpoint": f"{server}:{topology.nats.monitor_port}",
-            "account": "$G",
-            "stream": consumer.stream,
-            "consumer": consumer.durable,
-            "lagThreshold": f"{pool.slots}",
-            "activationLagThreshold": "0",
-        },
-    }
-    spec = {
-        "scaleTargetRef": {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "name": named(topology, process.name),
-        },
-        "minReplicaCount": pool.replicas,
-        "maxReplicaCount": pool.max_replicas,
-        "pollingInterval": 15,
-        "cooldownPeriod": 600,  # a runner that goes gives its rollouts back: not for every lull
-        "triggers": [trigger],
-    }
-    return [
-        made(
-            topology, "keda.sh/v1alpha1", "ScaledObject", process.name, process.role, spec, pool=process.pool
-        )
-    ]

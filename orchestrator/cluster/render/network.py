@@ -127,8 +127,8 @@ def _roles(topology: Topology, kinds: Mapping[tuple[str, str], Process]) -> Iter
             ingress.append({"from": [_namespace("cnpg-system")], "ports": _tcp(5432, OPERATOR_PORT)})
             egress.append({"to": [own], "ports": _tcp(5432, OPERATOR_PORT)})
             egress.append(_api_server(topology))
-        if component == "nats" and topology.kubernetes.autoscaling:
-            ingress.append({"from": [_namespace("keda")], "ports": _tcp(topology.nats.monitor_port)})
+            if topology.kubernetes.autoscaling:  # it counts rollouts
+                ingress.append({"from": [_namespace("keda")], "ports": _tcp(5432)})
         watched = (
             _ports(topology, kinds, component, "metrics")
             if component not in ("postgres", "nats", "migrate")

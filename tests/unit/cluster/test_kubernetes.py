@@ -75,8 +75,21 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "a field that CloudNativePG has not": (
         lambda o: get(o, "Cluster", "nodes4-postgres")["spec"].update(replicas=3), "'replicas' was unexpected",
     ),
-    "a trigger without its stream": (
-        lambda o: get(o, "ScaledObject", RUNNER)["spec"]["triggers"][0]["metadata"].pop("stream"), "'stream' is a required property",
+    "a trigger without its query": (
+        lambda o: get(o, "ScaledObject", RUNNER)["spec"]["triggers"][0]["metadata"].pop("query"), "'query' is a required property",
+    ),
+    "a trigger by what waits at NATS": (
+        lambda o: get(o, "ScaledObject", RUNNER)["spec"]["triggers"][0].update(type="nats-jetstream"), "'postgresql' was expected",
+    ),
+    "runners that are scaled by what waits alone": (
+        lambda o: get(o, "ScaledObject", RUNNER)["spec"]["triggers"][0]["metadata"].update(query="SELECT count(*) FROM rollouts"),
+        "does not count rollouts that are 'running' by their lease_owner (rule busy-counts)",
+    ),
+    "a login of nobody": (
+        lambda o: drop(o, "TriggerAuthentication", RUNNER), "scaledobject/nodes4-runner: there is no TriggerAuthentication nodes4-runner",
+    ),
+    "KEDA at NATS": (
+        lambda o: way(o, "nats", {"namespaceSelector": {"matchLabels": {NAME: "keda"}}}, 8222), "namespace keda may reach nats",
     ),
     "an alert for a wrong time": (
         lambda o: get(o, "PrometheusRule", "nodes4-alerts")["spec"]["groups"][0]["rules"][0].update({"for": "soon"}), "'soon' does not match",
@@ -372,25 +385,6 @@ def test_whoever_publishes_has_a_way_to_nats(role: str) -> None:
     assert "nats" in peers
     services = yaml.safe_load(files("laptop", "compose")["compose.yaml"])["services"]
     assert all("bus" in service["networks"] for name, service in services.items() if name.startswith(role))
-
-
-@pytest.mark.parametrize(
-    ("external", "asked"),
-    [
-        ("nats://bus.example.org:4222", "bus.example.org:8222"),
-        ("nats://one:4222,nats://two:4222", "one:8222"),
-        ("one:4222", "one:8222"),
-        ("nats://[fd00::1]:4222", "[fd00::1]:8222"),
-    ],
-)
-def test_keda_asks_the_host_of_a_nats_that_is_there_already(external: str, asked: str) -> None:
-    of = topology("nodes4")
-    found = made(of.model_copy(update={"nats": of.nats.model_copy(update={"external": external})}))
-    for scaling in (each for each in found if each["kind"] == "ScaledObject"):
-        (trigger,) = scaling["spec"]["triggers"]
-        assert trigger["metadata"]["natsServerMonitoringEndpoint"] == asked
-    assert any(each["kind"] == "ScaledObject" for each in found)
-    assert unfit(found) == [] and broken(found) == []
 
 
 def test_what_is_no_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
