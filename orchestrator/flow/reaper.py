@@ -1,14 +1,14 @@
-"""The reaper: leases that ran out. After the database, the bus or the reaper itself was away, every lease first gets one full TTL, once:
-on a machine so busy that every look is late, dead holders are found nevertheless.
+"""The reaper: leases that ran out. After the database or the reaper itself was away, every lease first gets one full TTL, once until its owner
+renews it: on a machine so busy that every look is late, or where orchestrators begin again and again, dead holders are found nevertheless.
 
 | produces | waits for | unblocked by |
 |---|---|---|
 | resumes, new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
+| the same of what is reported, whose steps the bus may carry | the bus as well | its return, and a full time to arrive |
 | assignments that nobody took, once more | `rollout.remind_s` | time |
 """
 
-from collections import deque
-from datetime import datetime
+from collections.abc import Collection
 
 import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,11 +19,12 @@ from orchestrator.flow.context import Flow
 from orchestrator.flow.ingest import verify_again
 from orchestrator.flow.rebuild import remind
 from orchestrator.pool import history, leases
-from orchestrator.pool.leases import Expired
+from orchestrator.pool.leases import LEASED, Expired
 from orchestrator.pool.transact import transact
 from orchestrator.progress import pause
 
-GIVEN = 64
+# Holders say that they live without the bus. Only the steps of what is reported come over it.
+WITHOUT_BUS = tuple(state for state in LEASED if state is not RolloutState.REPORTED)
 
 
 async def reaper(flow: Flow) -> None:
@@ -31,32 +32,33 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     reminded = anyio.current_time()
     last: float | None = None  # when a look was committed
-    away = False  # the bus, at that look
-    given: deque[datetime] = deque(maxlen=GIVEN)  # ends that late looks gave
+    whole = True  # that look
 
-    async def look(connection: AsyncConnection) -> None:
-        # While the bus is away nobody could take over what is taken back; and what a reported rollout waits for cannot come.
-        if away or not flow.bus.reachable:
-            await leases.grace(connection, flow.run_id, ttl_s)
-            return
+    async def look(connection: AsyncConnection) -> bool:
+        """Returns whether it was whole: one that began without the bus leaves alone what is reported."""
+        there = flow.bus.reachable
+        states = LEASED if there else WITHOUT_BUS
         # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
         if last is None or anyio.current_time() - last > ttl_s / 2:
-            given.extend(await leases.grace(connection, flow.run_id, ttl_s, given=given))
-        await reap(connection, flow)
+            await leases.grace(connection, flow.run_id, ttl_s, states=states)
+        elif there and not whole:
+            await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED])
+        await reap(connection, flow, states)
+        return there
 
     while True:
-        await transact(flow.engine, look, at="reaper.commit")
-        last, away = anyio.current_time(), not flow.bus.reachable
+        whole = await transact(flow.engine, look, at="reaper.commit")
+        last = anyio.current_time()
         if last - reminded > flow.config.rollout.remind_s:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             reminded = last
         await pause(min(1.0, ttl_s / 10))
 
 
-async def reap(connection: AsyncConnection, flow: Flow) -> None:
-    """Take every lease back that has run out."""
+async def reap(connection: AsyncConnection, flow: Flow, states: Collection[RolloutState] = LEASED) -> None:
+    """Take every lease of `states` back that has run out."""
     await history.lock_run(connection, flow.run_id)
-    for lease in await leases.expired(connection, flow.run_id):
+    for lease in await leases.expired(connection, flow.run_id, states=states):
         await history.count(
             connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
         )

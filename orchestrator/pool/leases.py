@@ -6,7 +6,7 @@ Times are the database's.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import case, func, select, text, update
@@ -267,8 +267,14 @@ class Expired:
     given_back: bool
 
 
-async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) -> list[Expired]:
-    """Lock leases that have run out, skipping what another reaper holds."""
+async def expired(
+    connection: AsyncConnection,
+    run_id: int,
+    limit: int = 100,
+    *,
+    states: Collection[RolloutState] = LEASED,
+) -> list[Expired]:
+    """Lock leases of `states` that have run out, skipping what another reaper holds."""
     rows = await connection.execute(
         select(
             rollouts.c.run_id,
@@ -280,7 +286,7 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
         )
         .where(
             rollouts.c.run_id == run_id,
-            in_state(rollouts.c.state, *LEASED),
+            in_state(rollouts.c.state, *states),
             rollouts.c.lease_until < func.clock_timestamp(),
         )
         .order_by(rollouts.c.rollout_id)
@@ -297,36 +303,42 @@ async def expired(connection: AsyncConnection, run_id: int, limit: int = 100) ->
 
 
 async def grace(
-    connection: AsyncConnection, run_id: int, ttl_s: float, *, given: Collection[datetime] = ()
-) -> set[datetime]:
-    """Give every lease at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a reported
-    rollout waits for may have been kept back by the bus: it gets its full time to arrive.
+    connection: AsyncConnection, run_id: int, ttl_s: float, *, states: Collection[RolloutState] = LEASED
+) -> None:
+    """Give every lease of `states` at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a
+    reported rollout waits for may have been kept back by the bus: it gets its full time to arrive.
 
-    Returns the ends that the leases got. One that still has an end of `given`, of earlier calls, was renewed by nobody since: it gets no
-    more. One that was given back has no holder.
+    Once until its owner renews it, whoever gave it: `graced_until` remembers the end that was given, and whatever else sets an end sets
+    another one. So neither an orchestrator that begins again and again nor several of them keep a dead holder's lease alive. One that was
+    given back has no holder.
     """
-    now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
-    full = now + timedelta(seconds=ttl_s)
-    arrived = max(full, now + timedelta(seconds=clock().arrival_s))
-    reported = rollouts.c.state == RolloutState.REPORTED
-    until = case((reported, arrived), else_=full)
+    now, reported = func.clock_timestamp(), rollouts.c.state == RolloutState.REPORTED
+    full, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, clock().arrival_s))
+    length = case((reported, arrived), else_=full)
     short = (
-        select(rollouts.c.rollout_id)
+        select(rollouts.c.rollout_id, length.label("length"))
         .where(
             rollouts.c.run_id == run_id,
-            in_state(rollouts.c.state, *LEASED),
-            rollouts.c.lease_until < until,
-            rollouts.c.lease_until.not_in(list(given)),
+            in_state(rollouts.c.state, *states),
+            rollouts.c.lease_until < now + length,
+            rollouts.c.graced_until.is_distinct_from(rollouts.c.lease_until),
             rollouts.c.lease_owner.is_not(None) | reported,
         )
         .order_by(rollouts.c.rollout_id)
         .with_for_update()
         .cte("short")
     )
-    await connection.execute(
-        update(rollouts).where(rollouts.c.rollout_id == short.c.rollout_id).values(lease_until=until)
+    # One reading of the clock for both columns, and after the wait for the lock.
+    given = (
+        select(short.c.rollout_id, (now + short.c.length).label("until"))
+        .cte("given")
+        .prefix_with("MATERIALIZED")
     )
-    return {full, arrived}
+    await connection.execute(
+        update(rollouts)
+        .where(rollouts.c.rollout_id == given.c.rollout_id)
+        .values(lease_until=given.c.until, graced_until=given.c.until)
+    )
 
 
 async def group_of(connection: AsyncConnection, rollout_id: int) -> int:

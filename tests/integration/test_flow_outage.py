@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +30,10 @@ from orchestrator.publish import publish_tasks
 from tests.builders import make_run
 from tests.integration.audited import no_violations
 from tests.integration.flow_rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
-from tests.integration.pool_rig import counter, ended, report, rollout_row, running
+from tests.integration.pool_rig import counter, ended, engine, flow_of, report, rollout_row, running
 from tests.services import upgrade_to_head
 
+__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
@@ -107,49 +107,100 @@ async def test_a_database_that_is_not_there_or_not_migrated_is_named_in_one_sent
             await check_revision(connection)
 
 
-async def test_steps_that_an_absent_bus_keeps_back_are_waited_for_and_their_rollout_does_not_run_again(
+async def test_without_the_bus_the_dead_are_found_and_what_is_reported_waits_for_the_steps_that_it_keeps_back(
     database_url: str, services_directory: Path
 ) -> None:
     async with (
         open_engine(database_url) as engine,
         EmbeddedNats(services_directory / "nats-that-dies") as nats,
-        staged(engine, nats.url, rollout={"lease_ttl_s": 0.5}) as stage,
+        staged(engine, nats.url, rollout={"lease_ttl_s": 0.5}, queue={"max_attempts": 9}) as stage,
     ):
         await stage.serves(0)
-        [lease, _] = await running(engine, stage.run)
+        [lease, dead] = await running(engine, stage.run)
         steps = AUTHOR.trajectory(lease, stage.run.name, AUTHOR.ids(5, 5))
         async with playing([partial(reaper, stage.flow), partial(ingest_steps, stage.flow)]):
             assert await report(stage.flow, ended(stage.run.name, lease, steps))
             os.kill(nats.pid, signal.SIGKILL)
             await nats.stop()  # reaps it
             await until(partial(_unreachable, stage))
-            for _ in range(3):  # the lease of the report runs out again and again
-                before = (await rollout_row(engine, lease.rollout_id)).lease_until
-                async with engine.begin() as connection:
-                    await connection.execute(text(RUN_OUT), {"id": lease.rollout_id})
-                await until(partial(_renewed, engine, lease.rollout_id, before))
+            for _ in range(
+                3
+            ):  # a look finds each time whose holder is dead, and the lease of the report runs out again and again
+                attempt = (await rollout_row(engine, dead.rollout_id)).attempt
+                await _now_dead(engine, dead.rollout_id, lease.rollout_id)
+                await until(partial(_again, engine, dead.rollout_id, attempt + 1))
+                row = await rollout_row(engine, lease.rollout_id)
+                assert (row.state, row.attempt) == ("reported", 1), "its steps cannot come"
             await nats.start()
+            await until(partial(_graced, engine, lease.rollout_id))
             for step in steps:
                 await stage.send(subjects.steps(stage.run.name, str(lease.rollout_id)), step)
             await until(partial(_finished, engine, lease.rollout_id))
         assert (await rollout_row(engine, lease.rollout_id)).attempt == 1
 
 
-RUN_OUT = "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 second' WHERE rollout_id = :id"
+NOW_DEAD = """UPDATE rollouts SET state = CASE rollout_id WHEN :dead THEN 'running' ELSE state END,
+                                  lease_owner = CASE rollout_id WHEN :dead THEN 'dead' END,
+                                  lease_until = clock_timestamp() - interval '1 second', graced_until = NULL
+               WHERE rollout_id IN (:dead, :reported)"""
+
+
+async def change(engine: AsyncEngine, statement: str, **parameters: object) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text(statement), parameters)
+
+
+async def _now_dead(engine: AsyncEngine, dead: int, reported: int) -> None:
+    """Somebody took the lease of one and died; that of the other ran out as well."""
+    await change(engine, NOW_DEAD, dead=dead, reported=reported)
+
+
+async def _again(engine: AsyncEngine, rollout_id: int, attempt: int) -> bool:
+    row = await rollout_row(engine, rollout_id)
+    return (row.state, row.attempt) == ("queued", attempt)
 
 
 async def _unreachable(stage: Stage) -> bool:
     return not stage.flow.bus.reachable
 
 
-async def _renewed(engine: AsyncEngine, rollout_id: int, before: datetime) -> bool:
+async def _graced(engine: AsyncEngine, rollout_id: int) -> bool:
     row = await rollout_row(engine, rollout_id)
-    assert (row.state, row.attempt) == ("reported", 1)
-    return bool(row.lease_until > before)
+    assert (row.state, row.attempt) == ("reported", 1), "it was taken back at the moment of the bus's return"
+    return row.graced_until is not None and row.graced_until == row.lease_until
 
 
 async def _finished(engine: AsyncEngine, rollout_id: int) -> bool:
     return bool((await rollout_row(engine, rollout_id)).state == "finished")
+
+
+async def test_reapers_that_begin_again_and_again_find_the_dead(engine: AsyncEngine) -> None:
+    run = await make_run(
+        engine, Config.model_validate({"run": {"name": "run"}, "rollout": {"lease_ttl_s": 0.5}})
+    )
+    [dead, _] = await running(engine, run)
+    await change(engine, RUN_OUT, id=dead.rollout_id)
+    before = (await rollout_row(engine, dead.rollout_id)).lease_until
+
+    async def looked_at() -> bool:
+        return (await rollout_row(engine, dead.rollout_id)).lease_until != before
+
+    async def over() -> bool:
+        async with engine.connect() as connection:
+            return bool(await connection.scalar(text(IS_OVER), {"id": dead.rollout_id}))
+
+    for state in ("running", "queued"):
+        async with playing([partial(reaper, flow_of(engine, run))]):
+            await until(looked_at)
+        row = await rollout_row(engine, dead.rollout_id)
+        assert row.state == state, "one full time to live, and no second one"
+        before = row.lease_until
+        await until(over)
+    assert await counter(engine, run, "leases_expired") == 1
+
+
+RUN_OUT = "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 second' WHERE rollout_id = :id"
+IS_OVER = "SELECT coalesce(lease_until < clock_timestamp(), true) FROM rollouts WHERE rollout_id = :id"
 
 
 @asynccontextmanager

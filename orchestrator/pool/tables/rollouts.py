@@ -163,6 +163,11 @@ rollouts = Table(
     Column(
         "lease_until", DateTime(timezone=True), comment="when the lease ends unless a heartbeat renews it"
     ),
+    Column(
+        "graced_until",
+        DateTime(timezone=True),
+        comment="the end that a reaper gave the lease after an absence: no second one while lease_until is still this",
+    ),
     Column("not_before", DateTime(timezone=True), comment="a retry waits until then"),
     Column(
         "verify_tries",
