@@ -21,15 +21,19 @@ _REPORTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What is remembered of a placed file: enough to recognise it, not its bytes."""
+    """What is remembered of a placed file: enough to recognise it, not its bytes. Of what is no file (`LINK`, `DIRECTORY`): that it was there."""
 
     size: int
     sha256: bytes
     executable: bool
+    directory: bool = False
 
     @classmethod
     def of(cls, file: File) -> Placed:
         return cls(len(file.data), hashlib.sha256(file.data).digest(), bool(file.mode & 0o100))
+
+
+LINK, DIRECTORY = Placed(-1, b"", False), Placed(-1, b"", False, directory=True)
 
 
 @dataclass(slots=True)
@@ -49,8 +53,9 @@ class _Collector:
     def _look(self, entry: tree.Entry, placed: Placed | None) -> RefusedReason | None:
         if not entry.path.isprintable() and not _is_utf8(entry.path):
             return RefusedReason.NAME
-        self.seen.add(entry.path)
         mode, size = entry.stat.st_mode, entry.stat.st_size
+        if placed is None or placed.directory or not stat.S_ISDIR(mode):
+            self.seen.add(entry.path)
         if stat.S_ISDIR(mode):
             return _directory_problem(entry, self.limits.depth)
         if not stat.S_ISREG(mode):
@@ -90,13 +95,23 @@ def changed(work: Path, placed: Mapping[str, Placed], limits: ArtifactLimits) ->
     for entry in tree.walk(work, limits.skip, limits.depth):
         found.visit(entry, placed.get(entry.path))
     closed = tuple(f"{path}/" for path, _ in found.refused)
-    deleted = tuple(
-        path
-        for path in sorted(placed.keys() - found.seen)
-        if not path.startswith(closed) and not limits.skip.intersection(path.split("/")[:-1])
-    )
+    deleted: list[str] = []
+    gone = "\0"  # the directory that was found gone last, with what was below it
+    for path in sorted(placed.keys() - found.seen):
+        directory = placed[path].directory
+        looked_into = path.split("/") if directory else path.split("/")[:-1]
+        if path.startswith(closed) or limits.skip.intersection(looked_into):
+            continue
+        if directory and path.startswith(f"{gone}/"):
+            continue
+        gone = path if directory else gone
+        deleted.append(path)
     return Artifacts(
-        found.added, found.modified, deleted, tuple(found.refused[:_REPORTED]), complete=not found.refused
+        found.added,
+        found.modified,
+        tuple(deleted),
+        tuple(found.refused[:_REPORTED]),
+        complete=not found.refused,
     )
 
 

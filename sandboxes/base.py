@@ -154,7 +154,8 @@ class SandboxSpec:
 
     `build` is for providers with `containers` alone, others refuse it: a build context (path → bytes, `Dockerfile`
     among them) whose image the programs find around the places above. Its ENV and WORKDIR hold then, WORKDIR
-    being the work directory in place of `/app`; `env` is added to them and `cwd` is not looked at.
+    being the work directory in place of `/app`; `env` is added to them and `cwd` is not looked at. `without`: absolute paths below `/app`
+    that the image's work directory has and the sandbox's has not, with all below them.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)
@@ -165,6 +166,7 @@ class SandboxSpec:
     directories: tuple[str, ...] = ()
     cwd: str = WORK
     build: Mapping[str, bytes] | None = None
+    without: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
 
@@ -199,7 +201,8 @@ class ExecResult:
 class Artifacts:
     """The work directory against what was placed there: regular files only, in the order of their names.
 
-    Paths are relative to `/app`. A file counts as modified when its bytes or its executable bit differ.
+    Paths are relative to `/app`. A file counts as modified when its bytes or its executable bit differ, and as deleted also where a directory
+    is now. Of an image's work directory links and directories that are gone are among the deleted, too.
     `refused` holds at most 100 entries; `complete` is false when any was refused, skipped directories apart.
     """
 

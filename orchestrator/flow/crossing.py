@@ -4,12 +4,15 @@ Only the difference travels. Links, devices and what lies too deep stay behind; 
 a budget: a policy failure, and then no file crosses at all.
 """
 
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64, unb64
+from orchestrator.tasks.environment import Environment
 from sandboxes.base import WORK, ArtifactLimits, Artifacts, File, RefusedReason
 
 TOTAL_BYTES = (
@@ -46,13 +49,47 @@ def packed(changed: Artifacts) -> list[ArtifactFile]:
     return sorted([*found, *gone], key=lambda file: file.path)
 
 
+def graded(environment: Environment, artifacts: Sequence[ArtifactFile]) -> Environment:
+    """The pristine environment with the difference of its work directory: what is gone stays gone, and where the agent left a file in place of
+    a directory, or the other way round, that is what there is. Where the tests would begin in what is a file now, they begin beside it."""
+    files = applied(environment.files, artifacts)
+    left = {f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.body is not None}
+    begin = environment.work_dir
+    while _covered(begin, left):
+        begin = posixpath.dirname(begin)
+    return replace(
+        environment,
+        files=files,
+        directories=tuple(path for path in environment.directories if not _covered(path, left)),
+        work_dir=begin,
+        without=tuple(f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.body is None),
+    )
+
+
 def applied(environment: Mapping[str, File], artifacts: Sequence[ArtifactFile]) -> dict[str, File]:
-    """The pristine environment with the difference of its work directory, both absolute path → file."""
-    files = dict(environment)
-    for artifact in artifacts:
-        path = f"{WORK}/{artifact.path}"
-        if artifact.body is None:
-            files.pop(path, None)
-        else:
-            files[path] = File(unb64(artifact.body), artifact.mode & 0o777)
-    return files
+    """The pristine environment's files with the difference of its work directory, both absolute path → file. Below and above a file that the agent
+    left there is no other."""
+    gone = {f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.body is None}
+    left = {
+        f"{WORK}/{artifact.path}": File(unb64(artifact.body), artifact.mode & 0o777)
+        for artifact in artifacts
+        if artifact.body is not None
+    }
+    directories = {above for path in left for above in _above(path)}
+    kept = {
+        path: file
+        for path, file in environment.items()
+        if path not in gone and path not in directories and not _covered(path, left)
+    }
+    return {**kept, **left}
+
+
+def _covered(path: str, left: Collection[str]) -> bool:
+    """Whether a file that was left lies at `path`, or above it."""
+    return path in left or any(above in left for above in _above(path))
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories that `path` lies in, the work directory and what is above it left out."""
+    while (path := posixpath.dirname(path)).startswith(f"{WORK}/"):
+        yield path

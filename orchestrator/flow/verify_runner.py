@@ -24,7 +24,7 @@ from orchestrator.contracts.errors import VerifierFailure
 from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.assignments import Assignments
-from orchestrator.flow.crossing import applied
+from orchestrator.flow.crossing import graded
 from orchestrator.flow.measured import sandbox
 from orchestrator.flow.outcome import LOG_BYTES
 from orchestrator.flow.worker import Worker, WorkerSettings, environment_of, open_worker, sandbox_limits
@@ -111,9 +111,9 @@ class VerifyRunner:
         self, verdict: VerdictReached, task: Task, answer: str, artifacts: list[ArtifactFile]
     ) -> VerdictReached:
         timeout_s = task.settings.verifier.timeout_sec
-        environment = environment_of(task, self._worker)
-        files = applied(environment.files, artifacts)
-        files |= {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
+        environment = graded(environment_of(task, self._worker), artifacts)
+        tests = {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
+        files = {**environment.files, **tests}
         files[UNTRUSTED_FILE] = UNTRUSTED
         files[ANSWER_FILE] = File(answer.encode(errors="replace"))
         limits = sandbox_limits(self._worker.config.sandbox, timeout_s)

@@ -37,7 +37,8 @@ _WILD = re.compile(r"[*?\[]")
 class Environment:
     """What a sandbox is opened with: `files` and `directories` by absolute path, `env`, and `work_dir`, /app or below it.
 
-    `build` is the build context where the provider makes the image; all else is then in the image.
+    `build` is the build context where the provider makes the image; all else is then in the image, but what `without` names: absolute paths
+    that are not there.
     """
 
     files: Mapping[str, File]
@@ -45,11 +46,12 @@ class Environment:
     env: Mapping[str, str] = field(default_factory=dict)
     work_dir: str = WORK
     build: Mapping[str, bytes] | None = None
+    without: tuple[str, ...] = ()
 
     def spec(self, files: Mapping[str, File], limits: Limits) -> SandboxSpec:
         """A sandbox of this environment, with `files` in place of its own."""
         return SandboxSpec(
-            files, env=self.env, directories=self.directories, cwd=self.work_dir, build=self.build, limits=limits
+            files, env=self.env, directories=self.directories, cwd=self.work_dir, build=self.build, without=self.without, limits=limits
         )  # fmt: skip
 
 

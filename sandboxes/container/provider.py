@@ -11,7 +11,8 @@ when it is too much, where this process may look at it (as root, or where the en
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import anyio.to_thread
 
 from sandboxes import tree
-from sandboxes.artifacts import Placed
+from sandboxes.artifacts import DIRECTORY, LINK, Placed
 from sandboxes.base import (
     DEFAULT_ENV,
     GATEWAY_SOCKET,
@@ -212,18 +213,28 @@ class ContainerSandbox(DirectorySandbox):
             self._unpack()
 
     def _unpack(self) -> None:
-        """What the image has in its work directory, below whatever the spec placed there."""
+        """What the image has in its work directory, below whatever the spec placed there, and but for what it leaves out."""
         owner = (self.uid, self.uid) if self.uid >= 0 else None
         app = self.directory / "files" / host_name(WORK)
+        absent = {path.removeprefix(f"{WORK}/") for path in self.spec.without}
+        covered = absent | self._placed.keys()
         for path in self._image.directories:
-            tree.make(app, path.split("/"), owner)
+            if not _within(path, covered):
+                tree.make(app, path.split("/"), owner)
+                self._placed[path] = DIRECTORY
         for path, file in self._image.content.items():
-            if path not in self._placed:
+            if not _within(path, covered) and not os.path.lexists(app / path):
                 tree.write(app, path.split("/"), file, owner)
                 self._placed[path] = Placed.of(file)
         for path, target in self._image.links.items():
-            if not os.path.lexists(app / path):
+            if not _within(path, covered) and not os.path.lexists(app / path):
                 tree.make(app, path.split("/")[:-1], owner)
                 (app / path).symlink_to(target)
                 if owner is not None:
                     os.lchown(app / path, *owner)
+                self._placed[path] = LINK
+
+
+def _within(path: str, covered: Collection[str]) -> bool:
+    """Whether `path` or a directory that it lies in is one of those."""
+    return path in covered or any(path[: at.start()] in covered for at in re.finditer("/", path))

@@ -1,7 +1,11 @@
 """What crosses to verification, there and back."""
 
-from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, packed
-from sandboxes.base import Artifacts, File, RefusedReason
+import pytest
+
+from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, graded, packed
+from orchestrator.tasks.environment import Environment
+from sandboxes.base import Artifacts, File, Limits, RefusedReason
+from sandboxes.bubblewrap import BubblewrapProvider
 
 
 def changed(
@@ -34,6 +38,36 @@ def test_the_difference_turns_the_pristine_environment_into_what_the_agent_left(
         "/app/was": File(b"now a file"),
         "/tmp/gone": File(b"6"),
     }
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("agent", "found"),
+    [
+        ("rm file; mkdir file; echo 1 >file/in", "file/in sub/deep/a tree/a"),
+        ("rm file; mkdir file", "sub/deep/a tree/a"),
+        ("rm -r tree; echo 1 >tree", "file sub/deep/a tree"),
+        ("rm -r tree; mkdir -p tree/a; echo 1 >tree/a/b", "file sub/deep/a tree/a/b"),
+        ("rm -r sub; echo 1 >sub", "file sub tree/a"),
+        ("rm -r sub/deep; echo 1 >sub/deep", "file sub/deep tree/a"),
+        ("rm -r sub __pycache__; echo 1 >__pycache__", "__pycache__ file tree/a"),
+    ],
+)
+async def test_a_file_in_place_of_a_directory_and_the_other_way_round_is_graded_as_what_it_is(
+    agent: str, found: str
+) -> None:
+    places = ("file", "tree/a", "sub/deep/a", "__pycache__/a")
+    environment = Environment(
+        {f"/app/{place}": File(b"") for place in places}, ("/app/sub", "/app/sub/deep"), work_dir="/app/sub/deep"
+    )  # fmt: skip
+    provider = BubblewrapProvider()
+    async with provider.open(environment.spec(environment.files, Limits())) as box:
+        assert (await box.exec(["sh", "-c", agent], cwd="/app")).ok
+        changed = await box.changed(LIMITS)
+    pristine = graded(environment, packed(changed))
+    async with provider.open(pristine.spec(pristine.files, Limits())) as box:
+        seen = await box.exec(["sh", "-c", "cd /app; find * -type f ! -path '*cache__/*' | LC_ALL=C sort"])
+        assert seen.stdout.decode().split() == found.split(), seen
 
 
 def test_links_stay_behind_silently_and_whatever_is_too_much_is_named() -> None:

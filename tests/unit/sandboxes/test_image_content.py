@@ -1,6 +1,7 @@
 """What an image's work directory may hold: bounded before it is kept, and refused in one sentence."""
 
 import io
+import subprocess
 import sys
 import tarfile
 import tracemalloc
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import ImageRefused, Limits, SandboxError
+from orchestrator.flow.crossing import graded
+from orchestrator.flow.crossing import packed as result_of
+from orchestrator.tasks.environment import Environment
+from sandboxes.base import File, ImageRefused, Limits, SandboxError, SandboxSpec
 from sandboxes.container.content import Bounds, Content, read
 from sandboxes.container.engine import Engine
-from sandboxes.container.image import built
+from sandboxes.container.image import Image, built
+from sandboxes.container.provider import ContainerSandbox
 from sandboxes.container.settings import ContainerSettings
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +71,40 @@ def test_files_links_hard_links_and_directories_come_as_they_are() -> None:
     }
     assert (found.links, found.directories) == ({"link": "/anywhere"}, ["sub"])
     assert content(packed()) == Content()
+
+
+async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it_replaced_is_what_it_made_of_it(
+    root: Path,
+) -> None:
+    names = ("kept/a", "gone/deep/a", "emptied/a", "tree/a", "edited", "removed", "file")
+    image = Image(
+        "image",
+        content={name: File(b"image") for name in names},
+        links={"link": "kept/a", "cut": "kept/a"},
+        directories=("kept", "gone", "gone/deep", "emptied", "tree", "void", "__pycache__"),
+    )
+    agent = (
+        "rm -r gone emptied/a tree removed file void cut __pycache__; echo agent >edited; echo agent >tree;"
+        " mkdir file; echo agent >file/in"
+    )
+    engine = Engine(ContainerSettings())
+
+    async with ContainerSandbox(root, SandboxSpec(), engine, image).opened() as box:
+        before = await box.changed()
+        assert not (before.added or before.modified or before.deleted)
+        subprocess.run(["sh", "-c", agent], cwd=root / box.id / "files/app", check=True)
+        changed = await box.changed()
+    assert changed.deleted == (
+        "cut", "emptied/a", "file", "gone", "gone/deep/a", "removed", "tree/a", "void",
+    )  # fmt: skip
+    task = graded(Environment({}, build={"Dockerfile": b"FROM x"}), result_of(changed))
+    async with ContainerSandbox(root, task.spec(task.files, Limits()), engine, image).opened() as box:
+        app = root / box.id / "files/app"
+        found = {str(path.relative_to(app)): path for path in app.rglob("*")}
+        assert sorted(found) == [
+            "__pycache__", "edited", "emptied", "file", "file/in", "kept", "kept/a", "link", "tree",
+        ]  # fmt: skip
+        assert all(found[name].read_text() == "agent\n" for name in ("edited", "file/in", "tree"))
 
 
 def claims(size: int) -> bytes:
