@@ -10,7 +10,20 @@ SANDBOXES: Mapping[str, str] = {"app.kubernetes.io/name": "penstock", PART: "san
 """Labels of each pod that the provider `kubernetes` makes (sandboxes/kubernetes/objects.py), whatever run it is of."""
 PROMETHEUS: Mapping[str, str] = {"app.kubernetes.io/name": "prometheus"}
 """Labels of Prometheus's pods, as its operator gives them."""
+NATS: Mapping[str, str] = {"app.kubernetes.io/name": "nats", PART: "nats"}
+"""Labels of each pod of the chart nats/nats. Its set selects by them, so nobody can give its pods others."""
 LONG_LIVED = ("Deployment", "StatefulSet", "DaemonSet", "LeaderWorkerSet")
+
+LONGEST: Mapping[str, int] = {
+    "StatefulSet": 52,
+    "LeaderWorkerSet": 48,
+    "ScaledObject": 54,
+    "Deployment": 63,
+    "Job": 63,
+    "Service": 63,
+}
+"""Letters that a name may have where the cluster makes a label of it, at most 63 in all: behind it a hyphen and a revision of ten letters, of a
+group before that the number of one of up to a thousand; before it, where KEDA scales, `keda-hpa-`. A longer one is taken, and makes no pod."""
 
 
 def called(found: Object) -> str:
@@ -89,3 +102,12 @@ def selects(selector: Object, labels: Mapping[str, str]) -> bool:
         if not holds:
             return False
     return True
+
+
+def unlabelled(found: Object) -> str:
+    """Why the cluster could make no label of an object's name; empty: it can."""
+    longest = LONGEST.get(str(found.get("kind")), 253)
+    length = len(str(found.get("metadata", {}).get("name", "")))
+    if length <= longest:
+        return ""
+    return f"its name has {length} letters, and the cluster makes labels of at most {longest}"

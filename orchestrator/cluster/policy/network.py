@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.cluster.objects import PART, PROMETHEUS, SANDBOXES, Object, called, namespace, selects
+from orchestrator.cluster.objects import NATS, PART, PROMETHEUS, SANDBOXES, Object, called, namespace, selects
 from orchestrator.cluster.policy.rules import Seen, rule
 
 REACH = {
@@ -118,6 +118,27 @@ def _stranger(seen: Seen, found: Object, server: str, peer: Object, ports: Seque
     if scraper and only(SCRAPED.get(server, "metrics")):
         return ""
     return f"namespace {name} may reach {server}: who looks in from outside is Prometheus's pods ({PROMETHEUS}), at the port that they read"
+
+
+@rule
+def labels_of_nats(seen: Seen) -> Iterator[str]:
+    """NATS has the labels that its own chart gives: a policy that asks for others is about nobody, and nothing reaches it."""
+    if any(pod.component == "nats" for pod in seen.pods):
+        return  # it is made here, with labels of one's own
+    for found in seen.kind("NetworkPolicy"):
+        spec = found.get("spec", {})
+        peers = [
+            peer.get("podSelector")
+            for way, end in (("ingress", "from"), ("egress", "to"))
+            for entry in spec.get(way) or []
+            for peer in entry.get(end) or []
+        ]
+        for selector in [spec.get("podSelector"), *peers]:
+            wanted = (selector or {}).get("matchLabels") or {}
+            if wanted.get(PART) == "nats" and any(
+                wanted.get(key, value) != value for key, value in NATS.items()
+            ):
+                yield f"{called(found)}: pods of NATS have the labels {dict(NATS)}, not {dict(wanted)}"
 
 
 @rule

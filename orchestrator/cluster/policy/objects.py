@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.cluster.inline import login, secret_options
-from orchestrator.cluster.objects import LONG_LIVED, called, namespace, selects
+from orchestrator.cluster.objects import LONG_LIVED, called, namespace, selects, unlabelled
 from orchestrator.cluster.policy.rules import Seen, rule
 
 # --- containers -----------------------------------------------------------------------------------------------
@@ -81,6 +81,22 @@ def nothing_of_the_node(seen: Seen) -> Iterator[str]:
                 yield f"{called(pod.of)}: {key} must not be set"
         if any(port.get("hostPort") for container in pod.containers for port in container.get("ports", [])):
             yield f"{called(pod.of)}: hostPort takes a port of the node"
+
+
+@rule
+def shared_memory(seen: Seen) -> Iterator[str]:
+    """Ranks of one pod share more than the 64 MB that a runtime gives: /dev/shm of a trainer and of SGLang is a volume in memory with a limit."""
+    for where, pod, container in seen.containers():
+        if container in pod.spec.get("initContainers", []):
+            continue
+        argv = [*container.get("command", []), *container.get("args", [])]
+        if pod.component != "trainer" and "sglang.launch_server" not in argv:
+            continue
+        mounted = {mount.get("mountPath"): mount.get("name") for mount in container.get("volumeMounts", [])}
+        volumes = {volume.get("name"): volume.get("emptyDir") or {} for volume in pod.spec.get("volumes", [])}
+        volume = volumes.get(mounted.get("/dev/shm"), {})
+        if volume.get("medium") != "Memory" or not volume.get("sizeLimit"):
+            yield f"{where}: /dev/shm must be an emptyDir in Memory with a sizeLimit"
 
 
 # --- secrets --------------------------------------------------------------------------------------------------
@@ -328,6 +344,14 @@ def references(seen: Seen) -> Iterator[str]:
             name = (trigger.get("authenticationRef") or {}).get("name")
             if name is not None and ("TriggerAuthentication", str(name)) not in have:
                 yield f"{called(found)}: there is no TriggerAuthentication {name}"
+
+
+@rule
+def names_fit(seen: Seen) -> Iterator[str]:
+    """The cluster can make labels of names: what is longer is taken, and makes no pods."""
+    for found in seen.objects:
+        if said := unlabelled(found):
+            yield f"{called(found)}: {said}"
 
 
 @rule

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.cluster.objects import called, unlabelled
 from orchestrator.cluster.placement import kinds
 from orchestrator.cluster.processes import Links, configuration
 from orchestrator.cluster.render import monitoring, network, scaling, services
@@ -49,7 +50,7 @@ def links(topology: Topology) -> Links:
 
 
 def parts(topology: Topology) -> list[Part]:
-    """All objects, by file."""
+    """All objects, by file. ValueError where a pool's name makes one that the cluster cannot take."""
     found = kinds(topology)
     linked = links(topology)
     settings = to_toml(configuration(topology, linked))
@@ -87,6 +88,13 @@ def parts(topology: Topology) -> list[Part]:
             *monitoring.scrapes(topology), *monitoring.alerts(topology), *monitoring.dashboards(topology),
         ] if topology.kubernetes.monitoring else []),
     ]  # fmt: skip
+    long = [(each, said) for part in listed for each in part.objects if (said := unlabelled(each))]
+    if long:
+        one, said = long[0]
+        pool = one["metadata"]["labels"].get("penstock/pool", "")
+        raise ValueError(
+            f"{called(one)}: {said}: shorten `name`, or the name of the pool {pool!r}, which are parts of it"
+        )
     return [part for part in listed if part.objects]
 
 

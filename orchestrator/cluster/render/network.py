@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.cluster.objects import PROMETHEUS, SANDBOXES
+from orchestrator.cluster.objects import NATS, PROMETHEUS, SANDBOXES
 from orchestrator.cluster.placement import Process
-from orchestrator.cluster.render.objects import Object, labels, made, makes_pods
+from orchestrator.cluster.render.objects import Object, labels, made, makes_pods, named
 from orchestrator.cluster.topology import Topology
 
 EDGES = (
@@ -35,6 +35,8 @@ SANDBOX = "sandbox"
 def _of(topology: Topology, component: str) -> Mapping[str, str]:
     if component == "postgres":
         return {"cnpg.io/cluster": f"{topology.name}-postgres"}
+    if component == "nats":
+        return {**NATS, "app.kubernetes.io/instance": named(topology, "nats")}  # the chart's release
     return labels(topology, component)
 
 

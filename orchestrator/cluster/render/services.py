@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.cluster.render.objects import Object, labels, made, named
+from orchestrator.cluster.render.objects import USER, Object, made, named
 from orchestrator.cluster.topology import Topology
 
 SANDBOXES = "sandbox"
@@ -112,8 +112,28 @@ def postgres(topology: Topology) -> list[Object]:
     return [made(topology, "postgresql.cnpg.io/v1", "Cluster", "postgres", "postgres", spec)]
 
 
+def _nobody() -> Object:
+    """Of a pod. One user for all of its containers, since the reloader signals the server."""
+    return {
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    }
+
+
+def _nothing() -> Object:
+    """Of a container."""
+    return {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+
+
 def nats_values(topology: Topology) -> dict[str, Any]:
-    """Values of the chart `nats` of the NATS project: JetStream on files, as many servers as the topology says."""
+    """Values of the chart `nats` of the NATS project: JetStream on files, as many servers as the topology says. Its images run as root and its pods
+    say nothing of what they may do, which the namespace's standard (`restricted`) refuses: each container says it, also those that are off here."""
     of = topology.nats
     image, _, tag = topology.images.nats.partition(":")
     storage: Object = {"enabled": True, "size": f"{of.store_gb}Gi"}
@@ -129,8 +149,10 @@ def nats_values(topology: Topology) -> dict[str, Any]:
         "fullnameOverride": named(topology, "nats"),
         "container": {
             "image": repository,
-            "merge": {"resources": {"requests": amount, "limits": dict(amount)}},
+            "merge": {"resources": {"requests": amount, "limits": dict(amount)}, **_nothing()},
         },
+        "reloader": {"merge": _nothing()},
+        "promExporter": {"merge": _nothing()},
         "config": {
             "cluster": {"enabled": of.nodes > 1, "replicas": of.nodes, "port": of.cluster_port},
             "jetstream": {
@@ -141,12 +163,11 @@ def nats_values(topology: Topology) -> dict[str, Any]:
             "monitor": {"enabled": True, "port": of.monitor_port},
             "merge": {"max_payload": "<< 8MB >>"},
         },
-        "natsBox": {"enabled": False},
-        "podTemplate": {
-            "merge": {
-                "metadata": {"labels": labels(topology, "nats")},
-                "spec": {"automountServiceAccountToken": False},
-            }
+        "natsBox": {
+            "enabled": False,
+            "container": {"merge": _nothing()},
+            "podTemplate": {"merge": {"spec": _nobody()}},
         },
+        "podTemplate": {"merge": {"spec": {**_nobody(), "automountServiceAccountToken": False}}},
         "podDisruptionBudget": {"enabled": of.nodes > 1},
     }

@@ -41,6 +41,9 @@ from orchestrator.cluster.topology import Resources, Role, RunnerPool, SecretKey
 SMALL = Resources(cpus=0.5, memory_gb=0.5, disk_gb=1)
 SERVER_START_S = 3600  # hundreds of gigabytes of weights are read from a shared directory
 FINISHED_S = 3600
+SHM: Object = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8G"}}
+"""What processes of one pod share, of the container's memory: the runtime's own /dev/shm has 64 MB, and ranks that outgrow it end by SIGBUS."""
+SHM_MOUNT: Object = {"name": "shm", "mountPath": "/dev/shm"}
 ALONE = ("trainer", "web")
 GRACE_S = {
     "orchestrator": 30,
@@ -122,9 +125,9 @@ class Workloads:
     def _process(
         self, process: Process, role: Role, resources: Resources, *, where: Where | None = None,
         environment: Sequence[Object] = (), secrets: Sequence[SecretKey] = (), shared: str = "",
-        probes: Object | None = None, **pod_others: Any,
+        ranks: bool = False, probes: Object | None = None, **pod_others: Any,
     ) -> Object:  # fmt: skip
-        """The pod of one of the product's processes."""
+        """The pod of one of the product's processes. `ranks`: of several, which share memory."""
         starts = command(self.topology, process, where or self.where())
         files = [*starts.files.values(), *secrets]
         volumes, mounts = (
@@ -135,6 +138,9 @@ class Workloads:
             volume, mount = self._shared(read_only=shared == "read")
             volumes.append(volume)
             mounts.append(mount)
+        if ranks:
+            volumes.append(SHM)
+            mounts.append(SHM_MOUNT)
         main = container(
             process.role, self.topology.images.penstock, starts.argv,
             environment=self._environment(starts, *environment), ports=process.ports, mounts=mounts,
@@ -262,12 +268,11 @@ class Workloads:
         starts = command(self.topology, process, where)
         volume, mount = self._shared(read_only=True)
         sglang = pool.engine == "sglang"
-        memory: list[Object] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if sglang else []
         main = container(
             "rollout-server", self.topology.images.sglang if sglang else self.topology.images.penstock, starts.argv,
             environment=self._environment(starts, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}),
             ports=process.ports,
-            mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *({"name": each["name"], "mountPath": "/dev/shm"} for each in memory)],
+            mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *([SHM_MOUNT] if sglang else [])],
             resources=quantities(pool.resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
             probes=server_probes(SERVER_START_S if sglang else 300),
         )  # fmt: skip
@@ -275,7 +280,7 @@ class Workloads:
         def template(containers: list[Object]) -> Object:
             return pod(
                 self.topology, "rollout-server", pool=pool.name, containers=containers,
-                volumes=[{"name": "tmp", "emptyDir": {}}, volume, *memory], grace_s=GRACE_S["rollout-server"],
+                volumes=[{"name": "tmp", "emptyDir": {}}, volume, *([SHM] if sglang else [])], grace_s=GRACE_S["rollout-server"],
                 selector=pool.node_selector, gpus=len(process.gpus),
             )  # fmt: skip
 
@@ -295,7 +300,8 @@ class Workloads:
         of = self.topology.trainer
         where = self.where(leader="$(LWS_LEADER_ADDRESS)", node="$(LWS_WORKER_INDEX)")
         template = self._process(
-            process, of, of.resources, where=where, shared="write", probes=own_probes(start_s=SERVER_START_S),
+            process, of, of.resources, where=where, shared="write", ranks=True,
+            environment=[{"name": "HOME", "value": "/tmp"}], probes=own_probes(start_s=SERVER_START_S),
         )  # fmt: skip
         if of.nodes == 1:
             service = headless(self.topology, "trainer", "trainer", process.ports)

@@ -137,6 +137,25 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "the node's network": (
         lambda o: pod(o, "Deployment", "nodes4-web").update(hostNetwork=True), "hostNetwork must not be set",
     ),
+    "ranks with the memory of nobody": (
+        lambda o: pod(o, "StatefulSet", SERVERS)["volumes"][-1]["emptyDir"].pop("sizeLimit"), "(rule shared-memory)",
+    ),
+    "a trainer whose ranks share 64 MB": (
+        lambda o: get(o, "LeaderWorkerSet", "nodes4-trainer")["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0][
+            "volumeMounts"
+        ].pop(),
+        "leaderworkerset/nodes4-trainer: container trainer: /dev/shm must be an emptyDir in Memory",
+    ),
+    "NATS by labels that its chart does not give": (
+        lambda o: get(o, "NetworkPolicy", "nodes4-nats")["spec"]["podSelector"]["matchLabels"].update({"app.kubernetes.io/name": "penstock"}),
+        "networkpolicy/nodes4-nats: pods of NATS have the labels",
+    ),
+    "a way to NATS by labels that its chart does not give": (
+        lambda o: get(o, "NetworkPolicy", GATEWAY)["spec"]["egress"][1]["to"][0]["podSelector"]["matchLabels"].update(
+            {"app.kubernetes.io/name": "penstock"}
+        ),
+        "networkpolicy/nodes4-gateway: pods of NATS have the labels",
+    ),
     "no default-deny": (
         lambda o: drop(o, "NetworkPolicy", "nodes4-default-deny"),
         "namespace penstock: no NetworkPolicy denies all egress and ingress (rule default-deny)",
@@ -251,6 +270,10 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     ),
     "settings that are not there": (
         lambda o: drop(o, "ConfigMap", "nodes4-settings"), "there is no ConfigMap nodes4-settings",
+    ),
+    "a set whose revision makes no label": (
+        lambda o: get(o, "StatefulSet", GATEWAY)["metadata"].update(name="g" * 53),
+        "its name has 53 letters, and the cluster makes labels of at most 52 (rule names-fit)",
     ),
     "an object twice": (lambda o: o.append(get(o, "Service", GATEWAY)), "it is there twice in penstock"),
 }  # fmt: skip
@@ -385,6 +408,28 @@ def test_whoever_publishes_has_a_way_to_nats(role: str) -> None:
     assert "nats" in peers
     services = yaml.safe_load(files("laptop", "compose")["compose.yaml"])["services"]
     assert all("bus" in service["networks"] for name, service in services.items() if name.startswith(role))
+
+
+@pytest.mark.parametrize(
+    ("key", "nodes", "longest"),
+    [("servers", 1, 52), ("servers", 2, 48), ("runners", 1, 54), ("verifiers", 1, 54)],
+)
+@pytest.mark.parametrize("target", ["kubernetes", "helm"])
+def test_a_pool_whose_objects_would_have_too_long_a_name_is_refused(
+    key: str, nodes: int, longest: int, target: str
+) -> None:
+    of = topology("nodes4")
+    (pool,) = getattr(of, key)
+    more = {"nodes": nodes, "tp": 2 * nodes} if key == "servers" else {"max_replicas": 4}
+    role = {"servers": "rollout-server", "runners": "runner", "verifiers": "verifier"}[key]
+    room = longest - len(f"nodes4-{role}-")
+
+    def called(letters: int) -> Topology:
+        return of.model_copy(update={key: (pool.model_copy(update={**more, "name": "p" * letters}),)})
+
+    render(called(room), target)
+    with pytest.raises(ValueError, match=f"at most {longest}: shorten `name`, or the name of the pool 'ppp"):
+        render(called(room + 1), target)
 
 
 def test_what_is_no_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
