@@ -18,9 +18,12 @@ def with_trajectories(snapshot: Snapshot) -> str:
     return snapshot.pruned
 
 
+UNDER_WAY = "what is under way is fine"
+
+
 def at_the_end(snapshot: Snapshot) -> str:
     """What may still be under way says nothing yet."""
-    return "" if snapshot.ended else f"the run is {snapshot.state}: what is under way is fine"
+    return "" if snapshot.ended else f"the run is {snapshot.state}: {UNDER_WAY}"
 
 
 @dataclass(frozen=True, slots=True)
