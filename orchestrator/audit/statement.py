@@ -18,12 +18,12 @@ def with_trajectories(snapshot: Snapshot) -> str:
     return snapshot.pruned
 
 
-UNDER_WAY = "what is under way is fine"
+NOT_YET = "what is under way is fine"
 
 
 def at_the_end(snapshot: Snapshot) -> str:
     """What may still be under way says nothing yet."""
-    return "" if snapshot.ended else f"the run is {snapshot.state}: {UNDER_WAY}"
+    return "" if snapshot.ended else f"the run is {snapshot.state}: {NOT_YET}"
 
 
 @dataclass(frozen=True, slots=True)

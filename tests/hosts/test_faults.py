@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.audit import audit
 from orchestrator.audit.leases import RENEWED, TAKEN_BACK
-from orchestrator.audit.statement import UNDER_WAY
+from orchestrator.audit.statement import NOT_YET
 from orchestrator.audit.witness import GENERATED, RECEIVED
 from orchestrator.cluster.measured import predicted_against, rounds, span, taking_turns
 from orchestrator.cluster.size import plan_of_config
@@ -314,8 +314,9 @@ async def test_a_rollout_server_that_joins_late_serves_only_after_it_has_the_cur
 
 
 async def audited(world: World, *, ended: bool) -> set[str]:
-    """No violation of anything; the checks that were skipped, but for those that only an ended run can pass while it lives. `penstock audit` knows one host's processes and sandboxes, but all of these are of
-    one machine, so that here everything can be looked at."""
+    """No violation of anything; the checks that were skipped, but for those that an ended run alone can pass.
+
+    `penstock audit` knows one host's processes and sandboxes, but all of these are of one machine, so that here everything can be looked at."""
     report = await audit(
         world.seen.engine,
         world.seen.run,
@@ -326,7 +327,7 @@ async def audited(world: World, *, ended: bool) -> set[str]:
     )
     assert [check for check in report.checks if check.found] == []
     skipped = {check.name: check.skipped for check in report.checks if check.skipped}
-    early = {name for name, why in skipped.items() if why.endswith(UNDER_WAY)}
+    early = {name for name, why in skipped.items() if why.endswith(NOT_YET)}
     assert bool(early) is not ended, early
     return set(skipped) - early
 
