@@ -25,6 +25,7 @@ from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.gateway_client import SAMPLING_KEYS
 from orchestrator.pool.clean import clean
+from orchestrator.pool.policies import check_pinned
 from orchestrator.pool.runs import Run, find_run, intake_open, takes_steps
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
 from orchestrator.tasks.admit import check_admissible
@@ -95,6 +96,9 @@ class Intake:
                 raise MessageError(f"run {run.name!r} takes no more tasks: it has ended and is pruned")
             if group.purpose is Purpose.TRAIN and not await intake_open(connection, run.run_id):
                 raise MessageError(f"run {run.name!r} takes no more training tasks: its intake is closed")
+            if group.pinned_version is not None:
+                keep = self._configs[run.run_id].trainer.keep_checkpoints
+                await check_pinned(connection, run.run_id, group.pinned_version, keep)
             return await accept(connection, run.run_id, group), None
         except (MessageError, ConfigurationError, ValueError) as error:
             answer = await reject(connection, run.run_id, submission, str(error))

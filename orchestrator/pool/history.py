@@ -21,6 +21,13 @@ async def lock_run(connection: AsyncConnection, run_id: int) -> None:
     await connection.execute(select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update())
 
 
+async def hold_run(connection: AsyncConnection, run_id: int) -> None:
+    """Keep others from `lock_run` until the end of the transaction. Several may hold it at once."""
+    await connection.execute(
+        select(queue.c.run_id).where(queue.c.run_id == run_id).with_for_update(read=True)
+    )
+
+
 async def _record(
     connection: AsyncConnection,
     *,

@@ -4,10 +4,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 from sqlalchemy import exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState, GroupState, Purpose, RolloutState
+from orchestrator.pool import history
 from orchestrator.pool.tables import batches, groups, policy_versions, rollout_servers, rollouts, train_steps
 
 
@@ -159,3 +162,34 @@ async def needed_checkpoints(connection: AsyncConnection, run_id: int, newest: i
         )
     )
     return {Path(path).name for path in paths}
+
+
+async def check_pinned(connection: AsyncConnection, run_id: int, version: int, newest: int) -> None:
+    """Raise ConfigurationError, one sentence, unless a group may pin `version`: no server would ever serve it, and the group's rollouts would
+    hold a slot for ever. `newest` as in `needed_versions`.
+
+    What it allows stays there until the group is committed: who prunes or rewinds locks the run, and finds the group afterwards.
+    """
+    await history.hold_run(connection, run_id)
+    table = policy_versions.c
+    row = (
+        await connection.execute(
+            select(table.superseded_by, table.path).where(table.run_id == run_id, table.version == version)
+        )
+    ).first()
+    if row is None:
+        last = await newest_version(connection, run_id)
+        known = f"its newest is {last.version}" if last else "it has none yet"
+        raise ConfigurationError(f"policy version {version} was never published in this run: {known}")
+    if row.superseded_by is not None:
+        raise ConfigurationError(
+            f"policy version {version} was undone by a rewind: version {row.superseded_by} came in its place"
+        )
+    if Path(row.path).name in await needed_checkpoints(connection, run_id, newest):
+        return
+    # The trainer may not have pruned yet. Where its directory is not seen from here, what the data pool says counts.
+    if not await anyio.Path(row.path).exists():
+        raise ConfigurationError(
+            f"the weights of policy version {version} are not kept any more ({Path(row.path).name}): "
+            "trainer.keep_checkpoints says how many are"
+        )

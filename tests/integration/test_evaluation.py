@@ -8,24 +8,30 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
 from orchestrator.bus import subjects
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.embedded.nats import EmbeddedNats
 from orchestrator.evaluation import Asked, Bench
+from orchestrator.flow.intake import Intake
 from orchestrator.home import Home
 from orchestrator.pool.dead import dead_groups, next_retry
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.history import lock_run
+from orchestrator.pool.policies import check_pinned
 from orchestrator.pool.tables import groups, policy_versions, queue, rollout_servers, tasks
+from orchestrator.publish import publish_tasks
 from orchestrator.retry import submit_again
 from orchestrator.tasks.harbor import Task
 from tests import builders
 from tests.integration.evaluations_rig import evaluated
-from tests.integration.flow_rig import Runners, Stage, playing, staged
+from tests.integration.flow_rig import TASK, Runners, Stage, playing, staged
 from tests.integration.pool_rig import engine, small
 from tests.integration.test_cli_export import process
 
@@ -155,6 +161,56 @@ async def test_a_dead_group_that_was_tried_again_counts_as_its_newest_try_and_th
     assert name.endswith(":retry-1") and await stage.count("groups") == 3
     assert (again.groups, again.scored, again.unscored, again.open) == (first.groups, 2, 0, 0)
     assert next(point.n for point in again.points if point.domain == "all") == 2
+
+
+async def test_a_pin_on_a_version_that_never_was_was_undone_or_is_not_kept_is_rejected_of_a_dead_group_too(
+    stage: Stage, tmp_path: Path
+) -> None:
+    await stage.serves(4, 5, 6)
+    pins = {
+        1: "are not kept any more (version-1)",
+        2: "",
+        3: "",
+        4: "was undone by a rewind: version 6",
+        9: "never published",
+    }
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(text("UPDATE policy_versions SET path = '/nowhere/version-' || version"))
+        await connection.execute(text("UPDATE policy_versions SET superseded_by = 6 WHERE version = 4"))
+        # One that the trainer has not come to prune.
+        there = text("UPDATE policy_versions SET path = :path WHERE version = 2")
+        await connection.execute(there, {"path": str(tmp_path)})
+    async with playing([Intake(stage.flow, ["shell"]).run]):
+        events = [
+            TaskSubmitted(task=TASK, submission=f"on-{version}", purpose="eval", version=version)
+            for version in pins
+        ]
+        answers = await publish_tasks(stage.bus, stage.run.name, [("coding", each) for each in events], 30.0)
+        for version, reason in pins.items():
+            status, said = answers[f"on-{version}"]
+            assert status == ("rejected" if reason else "accepted") and reason in said and "\n" not in said
+        async with stage.flow.engine.begin() as connection:
+            await connection.execute(
+                update(groups).where(groups.c.pinned_version == 3).values(state="dead", reason="poison")
+            )
+            await connection.execute(text("UPDATE policy_versions SET superseded_by = 6 WHERE version = 3"))
+            (group,) = await dead_groups(connection, stage.run.run_id)
+        with pytest.raises(ValueError, match="was rejected: policy version 3 was undone by a rewind"):
+            await submit_again(stage.bus, stage.run.name, group, "on-3:retry-1", timeout_s=30)
+    assert await stage.count("groups") == 2, "what was dead stays so"
+
+
+async def test_nobody_prunes_or_rewinds_between_the_look_at_a_pin_and_its_group(stage: Stage) -> None:
+    engine, run_id = stage.flow.engine, stage.run.run_id
+    async with engine.begin() as intake, engine.connect() as other:
+        for each in (intake, other):
+            await each.execute(text("SET LOCAL lock_timeout = '200ms'"))
+        await check_pinned(intake, run_id, 3, 1)
+        await check_pinned(other, run_id, 3, 1)  # another orchestrator's intake need not wait
+        await other.rollback()
+        await other.execute(text("SET LOCAL lock_timeout = '200ms'"))
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            await lock_run(other, run_id)
 
 
 async def test_groups_that_another_version_answered_have_no_result(stage: Stage) -> None:
