@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -161,7 +162,7 @@ class Calls:
             return None
         node = replay.repeated(request)
         if node is None and replay.open:
-            node = replay.take(request, self._place(session, request))
+            node = replay.take(request, partial(self._place, session, request))
             if node is not None or replay.parted is not None:
                 self._tasks.start_soon(self._store.save_progress, session)
             session.check_open()
@@ -210,10 +211,10 @@ class Calls:
             session.mark(session.forest.nodes[step], UNDELIVERED)
             self._tasks.start_soon(self._store.save_progress, session)
 
-    def _place(self, session: Session, request: CompletionRequest) -> Placement:
+    def _place(self, session: Session, request: CompletionRequest, before: int | None = None) -> Placement:
         shown = request.tools and self._renderer.tools_in_prompt
         tools = sha256(msgspec.json.encode(request.tools, order="deterministic")).hex() if shown else ""
-        return session.forest.place(request.turns, request.tools, tools)
+        return session.forest.place(request.turns, request.tools, tools, before)
 
     def _stopped(self, request: CompletionRequest, node: Node) -> str | None:
         """The stop string of the request that ended a step."""

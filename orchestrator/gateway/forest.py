@@ -128,10 +128,12 @@ class Forest:
         self.nodes.append(node)
         (node.parent.children if node.parent is not None else self._roots).append(node)
 
-    def match(self, turns: Sequence[Turn], tools: str) -> tuple[Node | None, int]:
-        """(deepest step whose conversation with its reply begins `turns`, turns consumed); (None, 0) without one."""
+    def match(self, turns: Sequence[Turn], tools: str, before: int | None = None) -> tuple[Node | None, int]:
+        """(deepest step whose conversation with its reply begins `turns`, turns consumed); (None, 0) without one. Steps from the idx
+        `before` on have no part in it."""
+        end_idx = len(self.nodes) if before is None else before
         best: tuple[Node, int] | None = None
-        frontier = [(node, 0) for node in self._roots if node.tools == tools]
+        frontier = [(node, 0) for node in self._roots if node.tools == tools and node.idx < end_idx]
         while frontier:
             node, at = frontier.pop()
             end = at + len(node.history)
@@ -143,31 +145,38 @@ class Forest:
             if deeper or (
                 best is not None
                 and end + 1 == best[1]
-                and self._preferred(node, end + 1, turns) > self._preferred(best[0], end + 1, turns)
+                and self._preferred(node, end + 1, turns, end_idx)
+                > self._preferred(best[0], end + 1, turns, end_idx)
             ):
                 best = (node, end + 1)
-            frontier += [(child, end + 1) for child in node.children]
+            frontier += [(child, end + 1) for child in node.children if child.idx < end_idx]
         return best or (None, 0)
 
     @staticmethod
-    def _preferred(node: Node, consumed: int, turns: Sequence[Turn]) -> tuple[bool, bool, int]:
+    def _preferred(node: Node, consumed: int, turns: Sequence[Turn], end_idx: int) -> tuple[bool, bool, int]:
         """Among equal siblings, the one that the tool-call ids name, else one that was asked this before (the same body is the
         same state again), else the newest."""
         rest = turns[consumed:]
-        asked = any(same_turns(child.history, rest) for child in node.children)
+        asked = any(same_turns(child.history, rest) for child in node.children if child.idx < end_idx)
         return turns[consumed - 1].hint == node.idx, asked, node.idx
 
-    def place(self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str) -> Placement:
-        """Where `turns` belong, and the exact ids of their state: recorded ids for whatever was sampled, rendered ones for the rest."""
-        parent, consumed = self.match(turns, tools_digest)
+    def place(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], tools_digest: str, before: int | None = None
+    ) -> Placement:
+        """Where `turns` belong, and the exact ids of their state: recorded ids for whatever was sampled, rendered ones for the rest. With
+        `before` as it was when the step of that idx was about to be made."""
+        parent, consumed = self.match(turns, tools_digest, before)
         if not self._renderer.extends:
             return self._place_whole(turns, tools, tools_digest, parent)
         rest = turns[consumed:]
         segments = _split(rest)
         ids: list[int] = []
         action = None if parent is None else parent.action.tolist()
+        at = consumed
         for run, said in segments:
-            known = self._sampled(said) if said is not None else None
+            at += len(run)
+            known = self._sampled(turns, at, before) if said is not None else None
+            at += 1
             asking = said is None or known is not None
             if action is None:
                 ids += self._renderer.opening(run, tools, asking=asking)
@@ -192,11 +201,16 @@ class Forest:
             )
         return Placement(None, tuple(turns), ids, tools_digest, False, tuple(turns), matched)
 
-    def _sampled(self, turn: Turn) -> Node | None:
-        """The step that said `turn`, on whatever branch: its sampled ids stand for it, rather than a rendering. Of several that the message
-        fits, the one that its tool-call ids name, else the first: later steps change nothing about an earlier request."""
-        known = [node for node in self.nodes if len(node.action) and node.reply.same(turn)]
-        return next((node for node in known if node.idx == turn.hint), known[0] if known else None)
+    def _sampled(self, turns: Sequence[Turn], at: int, before: int | None) -> Node | None:
+        """The step that said the turn `at` of a rewritten history: its sampled ids stand for it, rather than a rendering. Of several, the one
+        that its tool-call ids name, else the first: later steps change nothing about an earlier request."""
+        said, recorded = turns[at], self.nodes[:before]
+        known = [
+            node
+            for node in recorded
+            if len(node.action) and node.reply.same(said) and _said_here(node, turns, at, len(recorded))
+        ]
+        return next((node for node in known if node.idx == said.hint), known[0] if known else None)
 
     def classify(self, placement: Placement, reason: str | None) -> Origin:
         """How the step is stored: the longest common prefix with any earlier step, or a root when not even the first turn is shared."""
@@ -237,6 +251,19 @@ def _first_turn(node: Node) -> tuple[Turn, ...]:
     while node.parent is not None:
         node = node.parent
     return node.history[:1]
+
+
+def _said_here(node: Node, turns: Sequence[Turn], at: int, end_idx: int) -> bool:
+    """Whether the turn `at`, which reads as the step's reply, is that reply: its tool-call ids say so, it says all that was said, or it stands
+    beside what it stood beside. An example, or another agent's answer, that merely reads the same must not bring the reasoning
+    of a conversation that is none of its own."""
+    said = turns[at]
+    if said.hint == node.idx or (said.reasoning or "").strip() == (node.reply.reasoning or "").strip():
+        return True
+    if at and node.history and node.history[-1].same(turns[at - 1]):
+        return True
+    onward = [child.history[:1] for child in node.children if child.idx < end_idx and child.history]
+    return any(same_turns(begun, turns[at + 1 : at + 2]) for begun in onward)
 
 
 def _after(node: Node, turns: Sequence[Turn]) -> Sequence[Turn]:

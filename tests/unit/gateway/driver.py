@@ -78,9 +78,9 @@ class Driver:
         self.forest.add(node)
         return Stepped(as_message(node), node, origin, placement)
 
-    def placing(self, messages: list[Message], *, tools: str = "") -> Placement:
-        """Where a request belongs; nothing is recorded."""
-        return self.forest.place(read_messages(messages)[0], (), tools)
+    def placing(self, messages: list[Message], *, tools: str = "", before: int | None = None) -> Placement:
+        """Where a request belongs, or did before the step of that idx; nothing is recorded."""
+        return self.forest.place(read_messages(messages)[0], (), tools, before)
 
     def fold(self, idx: int) -> Ids:
         """The full ids of a step from stored deltas alone."""

@@ -132,6 +132,35 @@ def test_a_turn_that_was_sampled_elsewhere_stands_in_a_rewritten_history_as_it_w
     assert " ".join(map(str, action.tolist())) in text
 
 
+def test_an_example_that_reads_like_another_conversations_reply_does_not_get_its_reasoning(
+    renderer: Renderer,
+) -> None:
+    driver = Driver(renderer)
+    driver.step([user("how many oaks?")], Turn("assistant", "Two.", "A secret of the other conversation."))
+    example: Message = {"role": "assistant", "content": "Two.", "tool_calls": []}
+    placement = place(driver, user("how many eyes?"), example, user("how many hands?"))
+    text = renderer.decode(placement.ids.tolist())
+    assert "Two." in text and "secret" not in text
+
+
+def test_a_reply_whose_reasoning_a_program_left_out_keeps_it_where_its_neighbours_are_its_own(
+    renderer: Renderer,
+) -> None:
+    driver, begun = Driver(renderer), user("how many oaks?")
+    system: Message = {"role": "system", "content": "It is noon."}
+    first = driver.step([system, begun], Turn("assistant", "Two.", "I count."))
+    bare = {"role": "assistant", "content": "Two.", "tool_calls": []}
+    onward = driver.step([system, begun, bare, user("and elms?")], Turn("assistant", "One.", "I count on."))
+    assert onward.node.parent is first.node
+    later: Message = {"role": "system", "content": "It is one."}
+    said = renderer.decode(place(driver, later, begun, bare, user("why?")).ids.tolist())
+    assert "I count." in said, "it answers the same question"
+    said = renderer.decode(place(driver, later, bare, user("and elms?")).ids.tolist())
+    assert "I count." in said, "the same was said to it"
+    said = renderer.decode(place(driver, later, user("eyes?"), bare, user("why?")).ids.tolist())
+    assert "I count." not in said
+
+
 @pytest.mark.parametrize(
     ("replayed", "same"),
     [

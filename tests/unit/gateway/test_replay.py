@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.forest import Node, Placement
+from orchestrator.gateway.forest import Node
 from orchestrator.gateway.messages import Turn, read_messages
 from orchestrator.gateway.render import Renderer
-from orchestrator.gateway.replay import OWN_WIRE, Replay
+from orchestrator.gateway.replay import OWN_WIRE, Place, Replay
 from orchestrator.gateway.requests import CompletionRequest, body_digest
 from orchestrator.gateway.sessions import AUXILIARY, UNDELIVERED, Session, Terms
 from orchestrator.gateway_client import Budget
-from tests.unit.gateway.driver import Driver, Message, respond, saying, user
+from tests.unit.gateway.driver import Driver, Message, as_message, respond, saying, user
 
 pytestmark = pytest.mark.anyio
 TERMS = Terms(1, 1, 2, Budget(10, 1000), expires=float("inf"))
@@ -66,8 +66,10 @@ def talk(
     return program, [program.record(saying(dice), dice) for _ in range(turns)]
 
 
-def placed(program: Program) -> Placement:
-    return program.driver.placing(program.messages)
+def placed(program: Program, messages: list[Message] | None = None) -> Place:
+    """How its request is placed now."""
+    asked = list(messages or program.messages)
+    return lambda before: program.driver.placing(asked, before=before)
 
 
 def asked_again(before: Program, replay: Replay, turns: int) -> list[Node | None]:
@@ -119,6 +121,57 @@ def test_equal_requests_get_their_steps_in_recorded_order_and_a_retry_gets_the_s
     assert replay.repeated(request) is None
     assert replay.repeated(replace(request, retries=1)) is nodes[0], "it says that it asks again"
     assert [replay.take(request, placed(program)) for _ in range(3)] == [*nodes[1:], None]
+
+
+def twins(program: Program, says: Turn, *also: Turn) -> list[Node]:
+    """The steps of one request that was asked several times, in this order; the program is where it was."""
+    request, nodes = program.request(), []
+    for said in (says, *also):
+        node = program.driver.step(program.messages, said).node
+        node.digest, node.agent = request.digest, program.agent
+        nodes.append(node)
+    return nodes
+
+
+@pytest.mark.parametrize("metadata", [{}, {"session_id": "another"}], ids=["by body", "by state"])
+def test_of_two_replies_to_a_request_that_was_sent_again_the_one_that_the_program_went_on_with_is_served(
+    renderer: Renderer, metadata: dict[str, str]
+) -> None:
+    program = Program(Driver(renderer))
+    lost, got = twins(program, Turn("assistant", "oak"), Turn("assistant", "elm"))
+    before = list(program.messages)
+    program.messages = [*before, as_message(got), user("go on")]
+    onward = program.record(Turn("assistant", "ash"), random.Random(7))
+    assert onward.parent is got
+    replay, again = Replay([lost, got, onward]), program.again()
+    assert replay.take(again.request(**metadata), placed(again)) is got
+    again.messages = program.messages[: len(before) + 2]
+    assert replay.take(again.request(), placed(again)) is onward
+    assert replay.missing() == [], "the lost one need not be asked for"
+    assert replay.take(program.again().request(), placed(program.again())) is lost, "but may be"
+
+
+def test_of_two_replies_one_that_certainly_reached_nobody_is_served_last(renderer: Renderer) -> None:
+    program = Program(Driver(renderer))
+    lost, got = twins(program, Turn("assistant", "oak"), Turn("assistant", "elm"))
+    replay = Replay([lost, got], needless={lost.idx})
+    request = program.request()
+    assert [replay.take(request, placed(program)) for _ in range(2)] == [got, lost]
+
+
+def test_what_was_recorded_after_a_step_has_no_part_in_its_state_when_it_is_asked_for_again(
+    renderer: Renderer,
+) -> None:
+    program = Program(Driver(renderer))
+    example = program.messages
+    program.messages = [*example, {"role": "assistant", "content": "oak", "tool_calls": []}, user("and you?")]
+    first = program.record(Turn("assistant", "elm"), random.Random(7))
+    later = program.driver.step(example, Turn("assistant", "oak", "It is one.")).node
+    again, asked = program.again(), [*example, *program.messages[1:3]]
+    again.messages = asked
+    assert placed(again)(None).parent is later, "by now the policy has said what the example says"
+    replay = Replay([first, later])
+    assert replay.take(again.request(), placed(again)) is first and replay.parted is None
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -186,8 +239,8 @@ async def test_a_new_request_waits_for_its_own_agents_record_and_for_no_other(re
 def test_the_same_body_with_other_ids_parts_from_the_record(renderer: Renderer) -> None:
     program, nodes = talk(renderer, 2)
     replay, again = Replay(nodes), program.again()
-    elsewhere = program.driver.placing([user("another beginning")])
-    assert replay.take(again.request(), elsewhere) is None
+    elsewhere = [user("another beginning")]
+    assert replay.take(again.request(), placed(again, elsewhere)) is None
     assert replay.parted == "the request of step 0 has other ids than are recorded"
 
 
@@ -221,6 +274,6 @@ def test_after_a_restart_of_the_gateway_whoever_goes_on_with_a_reply_has_got_it(
     again = program.again()
     again.messages = program.messages
     new = placed(again)
-    assert new.parent is nodes[3]
+    assert new(None).parent is nodes[3]
     assert replay.take(again.request(), new) is None
     assert replay.missing() == [] and replay.told()["replayed"] == 4
