@@ -29,14 +29,19 @@ async def _prune(
 
     async with open_engine(url, size=1, name="penstock-prune") as engine:
 
-        async def look(connection: AsyncConnection) -> tuple[int, list["Held"]]:
+        async def look(connection: AsyncConnection) -> tuple[int, list["Held"], int]:
             run = await get_run(connection, name)
             await retention.check_prunable(connection, run)
-            return run.run_id, await retention.held(connection, run.run_id)
+            old = (
+                0
+                if letters_days is None
+                else await retention.old_letters(connection, run.run_id, letters_days)
+            )
+            return run.run_id, await retention.held(connection, run.run_id), old
 
-        run_id, found = await transact(engine, look, at="person.commit")
+        run_id, found, old = await transact(engine, look, at="person.commit")
         if dry_run:
-            return found, 0
+            return found, old
 
         async def mark(connection: AsyncConnection) -> int:
             await retention.begin(connection, await get_run(connection, name))
@@ -86,7 +91,7 @@ def prune(
     size = sum(each.size or 0 for each in found) / 2**20
     typer.echo(
         f"run {name!r}: {size:,.1f} MiB {'would be' if dry_run else 'are'} given back"
-        + (f", {letters} dead messages deleted" if letters else "")
+        + (f", {letters:,} dead messages {'would be ' if dry_run else ''}deleted" if letters else "")
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import ColumnElement, delete, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -32,6 +32,7 @@ LOCK_WAIT = (
     "1s"  # whoever wants another lock on these tables (a new run's partitions, say) waits no longer than this
 )
 PATIENCE_S = 60.0
+OLDEST_DAYS = 36_500  # a hundred years: PostgreSQL's calendar ends somewhere
 _NO_LOCK, _UNFINISHED, _NO_TABLE = "55P03", "55000", "42P01"
 """lock_not_available · another detach was broken off, or was finished by somebody else · somebody else has detached it"""
 
@@ -118,13 +119,25 @@ async def drop(engine: AsyncEngine, run_id: int, patience_s: float = PATIENCE_S)
     await transact(engine, beside, at="person.commit")
 
 
+async def old_letters(connection: AsyncConnection, run_id: int, older_than_days: float) -> int:
+    """How many dead messages of the run are older. Raises ConfigurationError, one sentence, for what is no age."""
+    found = select(func.count()).select_from(dead_letters).where(*_older(run_id, older_than_days))
+    return int(await connection.scalar(found) or 0)
+
+
 async def drop_letters(connection: AsyncConnection, run_id: int, older_than_days: float) -> int:
-    """Delete dead messages of the run that are older; returns how many."""
-    before = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 0, older_than_days * 86400)
-    done = await connection.execute(
-        delete(dead_letters).where(dead_letters.c.run_id == run_id, dead_letters.c.at < before)
-    )
+    """Delete them; returns how many. Raises as `old_letters` does."""
+    done = await connection.execute(delete(dead_letters).where(*_older(run_id, older_than_days)))
     return done.rowcount
+
+
+def _older(run_id: int, days: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    if not 0 <= days <= OLDEST_DAYS:  # what is not a number neither
+        raise ConfigurationError(
+            f"{days:g} days are no age of dead messages: give 0, which is all of them, to {OLDEST_DAYS:,}"
+        )
+    before = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 0, days * 86400)
+    return dead_letters.c.run_id == run_id, dead_letters.c.at < before
 
 
 @asynccontextmanager

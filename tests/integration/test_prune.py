@@ -312,6 +312,13 @@ async def test_the_command_says_what_it_would_drop_and_then_drops_it(
     assert [each["table"] for each in would["dropped"]] == [f"{t}_{run.run_id}" for t in prune.PARTITIONED]  # type: ignore[attr-defined]
     assert all(each["rows"] > 0 and each["size"] > 0 for each in would["dropped"])  # type: ignore[attr-defined]
     assert (await kept(engine, run))["steps"]
+    assert would["dead_letters"] == 1, "counted, and not deleted: it is deleted below"
+    for age in ("-1", "nan", "1e9"):
+        refused = await anyio.to_thread.run_sync(
+            lambda age=age: CliRunner().invoke(app, [*command, "--dead-letters", age])  # type: ignore[misc]
+        )
+        assert refused.exit_code == 1 and "no age of dead messages" in str(refused.exception)
+    assert (await kept(engine, run))["steps"], "nothing is dropped where anything is refused"
     done = await anyio.to_thread.run_sync(invoke)
     assert (done["dropped"], done["dead_letters"]) == (would["dropped"], 1)
     assert not (await kept(engine, run))["steps"]
