@@ -5,7 +5,7 @@ job that was requeued, on other nodes too, goes on where it was. When any step e
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator.cluster.placement import Process
 from orchestrator.cluster.processes import READS_POOL, configuration, migrate
@@ -40,21 +40,28 @@ done
 declare -A running=() # what was started, by the process id of its srun
 stopping=""
 
-# step NAME GROUP NODE CPUS MEMORY_MB GPUS PROGRAM [ARGUMENTS …]: a process on one node of the job, in the background.
+# step NAME GROUP NODE CPUS MEMORY_MB GPUS HAS PROGRAM [ARGUMENTS …]: a process on one node of the job, in the background.
+# HAS: alone (its cores, memory and GPUs are no other step's) or overlap (with whoever else is on a node that has too few for all).
 step() {
-  local name="$1" group="$2" node="$3" cpus="$4" memory="$5" gpus="$6"
-  shift 6
-  srun "${HET[@]/%/$group}" --relative="$node" --nodes=1 --ntasks=1 --exact --overlap --job-name="$name" --cpus-per-task="$cpus" \\
-    --mem="${memory}M" ${GRES:+"--gres=$GRES:$gpus"} --kill-on-bad-exit=1 --output="$logs/$name.log" --open-mode=append "$@" &
+  local name="$1" group="$2" node="$3" cpus="$4" memory="$5" gpus="$6" how=(--exact)
+  [ "$7" = alone ] || how+=(--overlap)
+  if [ -n "$GRES" ] && [ "$gpus" = 0 ]; then
+    how+=(--gres=none) # else it would have all of the job's
+  elif [ -n "$GRES" ]; then
+    how+=("--gres=$GRES:$gpus")
+  fi
+  shift 7
+  srun "${HET[@]/%/$group}" --relative="$node" --nodes=1 --ntasks=1 "${how[@]}" --job-name="$name" --cpus-per-task="$cpus" \\
+    --mem="${memory}M" --kill-on-bad-exit=1 --output="$logs/$name.log" --open-mode=append "$@" &
   running[$!]="$name"
 }
 
-# process NAME GROUP NODE CPUS MEMORY_MB GPUS WAIT PROGRAM [ARGUMENTS …]: a step with a directory of its own that holds penstock.toml.
+# process NAME GROUP NODE CPUS MEMORY_MB GPUS HAS WAIT PROGRAM [ARGUMENTS …]: a step with a directory of its own that holds penstock.toml.
 # WAIT: schema, run (both are waited for) or nothing.
 process() {
-  local name="$1" wait="$7" prepared
-  local place=("${@:1:6}")
-  shift 7
+  local name="$1" wait="$8" prepared
+  local place=("${@:1:7}")
+  shift 8
   prepared="mkdir -p -m 700 '$PENSTOCK_STATE/$name' && cp '$logs/penstock.toml' '$PENSTOCK_STATE/$name/'"
   case "$wait" in
     schema) prepared+=" && '$BIN/penstock' cluster wait -c '$PENSTOCK_STATE/$name'" ;;
@@ -140,6 +147,16 @@ class _Job:
             programs="$BIN/",
         )
 
+        self.narrow = {host for host in topology.machines if not _fits(host, self.topology, self.takes(host))}
+
+    def takes(self, host: str) -> list[Process]:
+        """Those that run there as steps."""
+        return [each for each in self.site.processes if each.host == host and each.role != "postgres"]
+
+    def has(self, process: Process) -> str:
+        """Whether its cores and memory are its own. GPUs always are: two that overlap would be given the same ones."""
+        return "overlap" if process.host in self.narrow and not process.gpus else "alone"
+
     def header(self) -> list[str]:
         of = self.topology.slurm
         common = [
@@ -177,6 +194,33 @@ class _Job:
         return [f"mapfile -t NODES < <({'; '.join(lists)})", "HET=(--het-group=)"]
 
 
+def _asked(topology: Topology, processes: Sequence[Process]) -> tuple[int, int]:
+    """Cores and MB of memory, as steps ask for them."""
+    found = [resources_of(topology, each) for each in processes]
+    return sum(math.ceil(each.cpus) for each in found), sum(round(each.memory_gb * 1000) for each in found)
+
+
+def _fits(host: str, topology: Topology, processes: Sequence[Process]) -> bool:
+    """Whether all can have what they ask for. ValueError where those with GPUs cannot: each of their steps would wait for another to end."""
+    machine = topology.machines[host]
+
+    def few(some: Sequence[Process]) -> str:
+        cpus, memory = _asked(topology, some)
+        if cpus > machine.cpus:
+            return f"cpus = {machine.cpus:g}, but {cpus}"
+        return (
+            f"memory_gb = {machine.memory_gb:g}, but {memory / 1000:g}"
+            if memory > machine.memory_gb * 1000
+            else ""
+        )
+
+    if said := few([each for each in processes if each.gpus]):
+        raise ValueError(
+            f"host {host} has {said} are asked for by its processes with GPUs, which share nothing: give the host more, or their resources less"
+        )
+    return not few(processes)
+
+
 def _time(hours: float) -> str:
     minutes = round(hours * 60)
     days, rest = divmod(minutes, 24 * 60)
@@ -201,6 +245,7 @@ def _line(job: _Job, process: Process) -> str:
         math.ceil(resources.cpus),
         round(resources.memory_gb * 1000),
         len(process.gpus),
+        job.has(process),
     ]
     environment = [
         f"{key}={value}" for key, value in starts.environment.items() if key != "CUDA_VISIBLE_DEVICES"
@@ -251,7 +296,7 @@ def script(topology: Topology) -> str:
         f"(cd {topology.bare.install} && DATABASE_URL_FILE={_shell(job.site.secret(topology.secrets.database_url))} "
         f"{' '.join(migrate(job.site.where(first)))}) > \"$logs/migrate.log\" 2>&1",
         "",
-        "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS … ---",
+        "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS HAS … ---",
     ]  # fmt: skip
     for process in job.site.processes:
         if process.role == "postgres":
@@ -266,7 +311,7 @@ def script(topology: Topology) -> str:
         lines += [
             f'cat > "$logs/{process.name}.conf" <<NATS',
             _here(conf).replace("STATE", home) + "NATS",
-            f"step {process.name} {group} {node} {math.ceil(of.cpus)} {round(of.memory_gb * 1000)} 0 "
+            f"step {process.name} {group} {node} {math.ceil(of.cpus)} {round(of.memory_gb * 1000)} 0 {job.has(process)} "
             f'"$BIN/nats-server" --config "$logs/{process.name}.conf"',
         ]
     return "\n".join([*lines, "", WATCH])

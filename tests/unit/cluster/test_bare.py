@@ -172,13 +172,16 @@ done
 echo "$name" >> "$STARTED"
 exec "$@" >> "$log" 2>&1
 """
-PENSTOCK = """\
+ENDING = 'until [ "$(find "$READY" -type f | wc -l)" = 7 ]; do sleep 0.05; done'
+"""Who ends waits for the others of the job to be ready to be told to: each has set its trap, then made a file."""
+PENSTOCK = f"""\
 #!/usr/bin/env bash
 case "$1 $2" in
   "cluster wait") exit 0 ;;
 esac
-if [ "$1" = "$ENDS" ]; then sleep 0.3; exit "$STATUS"; fi
-trap 'echo stopped; exit 0' TERM
+if [ "$1" = "$ENDS" ]; then {ENDING}; exit "$STATUS"; fi
+trap 'rm -f "$READY/$$"; echo stopped; exit 0' TERM
+touch "$READY/$$"
 echo up
 while :; do sleep 0.05; done
 """
@@ -187,7 +190,7 @@ while :; do sleep 0.05; done
 def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
     """A job of one node on this machine: the steps are real processes, srun and penstock are stand-ins that say what they were told."""
     install, shared, fakes = tmp_path / "install", tmp_path / "shared", tmp_path / "fakes"
-    for directory in (install / "bin", shared, fakes):
+    for directory in (install / "bin", shared, fakes, tmp_path / "ready"):
         directory.mkdir(parents=True)
     secret = tmp_path / "secrets"
     for key in ("db/uri", "gw/admin"):
@@ -222,6 +225,7 @@ def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
         "SLURM_JOB_NODELIST": "node1",
         "TMPDIR": str(tmp_path),
         "STARTED": str(tmp_path / "started"),
+        "READY": str(tmp_path / "ready"),
         "ENDS": "nobody",
         "STATUS": "0",
     }
@@ -296,9 +300,7 @@ def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:
     file.write_text(text.replace("SECONDS + 60", "SECONDS + 3"))
     logs, ended = tmp_path / "shared/logs/7/attempt-0", tmp_path / "ended"
     gateway = f"until [ $(grep -lx up {logs}/*.log | wc -l) = 5 ]; do sleep 0.1; done; touch {ended}; exit 3"
-    stubborn = PENSTOCK.replace("trap 'echo stopped; exit 0' TERM", "trap '' TERM").replace(
-        "sleep 0.3", gateway
-    )
+    stubborn = re.sub(r"trap '.*' TERM", "trap '' TERM", PENSTOCK).replace(ENDING, gateway)
     for name in ("python3", "nats-server"):  # in order, as ever
         (tmp_path / "install" / "bin" / name).write_text(PENSTOCK.replace("echo up", "echo here"))
     (tmp_path / "install" / "bin" / "penstock").write_text(stubborn)

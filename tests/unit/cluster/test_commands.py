@@ -46,7 +46,7 @@ def slurm(name: str) -> Iterator[list[str]]:
     script = next(text for file, text in files(name, "slurm").items() if file.endswith(".sbatch"))
     for line in script.splitlines():
         if line.startswith("process "):
-            parts = shlex.split(line)[8:]
+            parts = shlex.split(line)[9:]
             while parts[0] == "env" or re.match(r"[A-Z_]+=", parts[0]):
                 parts = parts[1:]
             yield parts

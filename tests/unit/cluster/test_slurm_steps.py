@@ -1,0 +1,115 @@
+"""What each process of a job has of its node: GPUs that no other one has, and cores of its own where there are enough."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster.placement import placed
+from orchestrator.cluster.render import render
+from orchestrator.cluster.render.bare import resources_of, unit_of
+from orchestrator.cluster.render.slurm import script
+from orchestrator.cluster.topology import Resources, Topology
+from tests.unit.cluster.rendered import EXAMPLES, topology
+
+PLACE = re.compile(r"^(?:process|step) (\S+) (\d+) (\d+) (\d+) (\d+) (\d+) (alone|overlap) ", re.MULTILINE)
+
+
+def steps(of: Topology) -> dict[str, tuple[int, int, int, str]]:
+    """Cores, MB and GPUs of each process, and whether they are its own."""
+    return {
+        name: (int(cpus), int(memory), int(gpus), has)
+        for name, _, _, cpus, memory, gpus, has in PLACE.findall(script(of))
+    }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_two_processes_of_a_node_are_given_the_same_gpus_or_wait_for_each_others_cores(name: str) -> None:
+    of = topology(name)
+    found = steps(of)
+    processes = [each for each in placed(of) if each.role != "postgres"]
+    assert set(found) == {unit_of(each) for each in processes}
+    for host, machine in of.machines.items():
+        own = [
+            found[unit_of(each)]
+            for each in processes
+            if each.host == host and found[unit_of(each)][3] == "alone"
+        ]
+        assert sum(gpus for _, _, gpus, _ in own) == sum(
+            len(each.gpus) for each in processes if each.host == host
+        )
+        assert sum(cpus for cpus, _, _, _ in own) <= machine.cpus
+        assert sum(memory for _, memory, _, _ in own) <= machine.memory_gb * 1000
+
+
+def test_on_a_node_with_too_few_cores_those_without_gpus_share_them() -> None:
+    assert {has for *_, has in steps(topology("laptop")).values()} == {"overlap"}
+    of = topology("node8")
+    (host,) = of.hosts
+    narrow = of.model_copy(update={"hosts": (host.model_copy(update={"cpus": 64.0}),)})
+    shares = {
+        has: {name for name, step in steps(narrow).items() if step[3] == has} for has in ("alone", "overlap")
+    }
+    assert shares["alone"] == {"trainer", *(f"rollout-server-default-{number}" for number in range(4))}
+    assert "runner-0" in shares["overlap"]
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        ({"cpus": 40.0}, "host gpu-1 has cpus = 40, but 48 are asked for by its processes with GPUs"),
+        (
+            {"memory_gb": 500.0},
+            "host gpu-1 has memory_gb = 500, but 640 are asked for by its processes with GPUs",
+        ),
+    ],
+)
+def test_processes_with_gpus_that_a_node_cannot_hold_are_refused(update: dict[str, Any], says: str) -> None:
+    of = topology("node8")
+    (host,) = of.hosts
+    with pytest.raises(ValueError, match=says):
+        render(of.model_copy(update={"hosts": (host.model_copy(update=update),)}), "slurm")
+
+
+def srun(tmp_path: Path, gres: str, place: Sequence[str]) -> list[str]:
+    """Options of `srun` for one step."""
+    (body,) = re.findall(r"^step\(\) \{\n.*?^\}$", script(topology("node8")), re.MULTILINE | re.DOTALL)
+    said = tmp_path / "srun"
+    said.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    said.chmod(0o755)
+    text = f"set -euo pipefail\nHET=() logs=. GRES={gres}\ndeclare -A running=()\n{body}\nstep {' '.join(place)} true\nwait"
+    done = subprocess.run(
+        ["bash", "-c", text],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "has", "expected"),
+    [
+        ("gpu", "2", "alone", ["--exact", "--gres=gpu:2"]),
+        ("gpu", "0", "alone", ["--exact", "--gres=none"]),
+        ("gpu", "0", "overlap", ["--exact", "--overlap", "--gres=none"]),
+        ("", "0", "overlap", ["--exact", "--overlap"]),
+    ],
+)
+def test_a_step_says_which_gpus_it_has_and_whether_it_shares(
+    gres: str, gpus: str, has: str, expected: list[str], tmp_path: Path
+) -> None:
+    said = srun(tmp_path, gres, ["runner-0", "0", "0", "4", "8000", gpus, has])
+    assert [each for each in said if each.startswith(("--exact", "--overlap", "--gres"))] == expected
+    assert {"--cpus-per-task=4", "--mem=8000M"} <= set(said)
+
+
+def test_resources_of_a_step_are_those_of_its_process() -> None:
+    of = topology("node8")
+    asked = resources_of(of, next(each for each in placed(of) if each.role == "runner"))
+    assert asked == Resources(cpus=16, memory_gb=64, disk_gb=20)
+    assert steps(of)["runner-0"] == (16, 64000, 0, "alone")
