@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from posixpath import relpath
 
 from orchestrator.cluster.placement import Process
-from orchestrator.cluster.processes import READS_POOL, configuration, migrate, wait
+from orchestrator.cluster.processes import READS_POOL, TRAINS, configuration, migrate, wait
 from orchestrator.cluster.render.bare import (
     Site,
     below,
@@ -25,7 +25,6 @@ ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
 ProtectClock=yes
-ProtectHostname=yes
 ProtectKernelModules=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictRealtime=yes
@@ -38,6 +37,7 @@ UMask=0077
 """
 APART = """\
 PrivateUsers=yes
+ProtectHostname=yes
 ProtectProc=invisible
 ProtectControlGroups=yes
 ProtectKernelLogs=yes
@@ -51,11 +51,16 @@ NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed\n"
 GPUS = "DevicePolicy=closed\nDeviceAllow=char-nvidia rw\nDeviceAllow=char-nvidia-uvm rw\nDeviceAllow=char-nvidia-caps r\n"
 MAKES_SANDBOXES = """\
 # Sandboxes are user namespaces of their own with a fresh /proc, and control groups below this unit: no ProtectKernelTunables,
-# ProtectControlGroups or RestrictNamespaces, which would forbid them. Their loopback is set up by netlink.
+# ProtectControlGroups or RestrictNamespaces, which would forbid them. Their loopback is set up by netlink. Each names itself in a UTS namespace
+# of its own: no ProtectHostname, which refuses sethostname also there, and that call beside those of a service.
 Delegate=yes
 RestrictAddressFamilies=AF_NETLINK
-SystemCallFilter=@system-service @mount seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self
+SystemCallFilter=@system-service @mount sethostname seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self
 SystemCallErrorNumber=EPERM
+"""
+COMPUTES = """\
+# Ranks look for each other's network interfaces by netlink.
+RestrictAddressFamilies=AF_NETLINK
 """
 STOP_S = {"gateway": 60, "runner": 120, "verifier": 60, "trainer": 60, "rollout-server": 60}
 
@@ -90,6 +95,8 @@ def _unit(here: Site, process: Process) -> str:
     topology, name = here.topology, unit_of(process)
     starts, where = here.command(process), here.where(process)
     resources, home = resources_of(topology, process), here.home(process)
+    # Caches of what they compile and load: the user's own home may be none, and is out of sight.
+    environment = {**starts.environment, **({"HOME": home} if process.role in TRAINS else {})}
     owned = process.role in READS_POOL
     keys = [
         *starts.files.values(),
@@ -115,7 +122,7 @@ def _unit(here: Site, process: Process) -> str:
         f"StateDirectory=penstock/{topology.name}/{name}",
         "StateDirectoryMode=0700",
         f"WorkingDirectory={home}",
-        *(f"Environment={_quoted(f'{key}={value}')}" for key, value in starts.environment.items()),
+        *(f"Environment={_quoted(f'{key}={value}')}" for key, value in environment.items()),
         *credentials,
     ]
     if owned:
@@ -140,6 +147,8 @@ def _unit(here: Site, process: Process) -> str:
         lines += [*NO_DEVICES.splitlines(), *MAKES_SANDBOXES.splitlines()]
     else:
         lines += [*APART.splitlines(), *(GPUS if process.gpus else NO_DEVICES).splitlines()]
+    if process.role in TRAINS:
+        lines += COMPUTES.splitlines()
     if process.role in ("trainer", "gateway", "rollout-server"):
         mode = "ReadWritePaths" if process.role == "trainer" else "ReadOnlyPaths"
         lines.append(f"{mode}={topology.shared.path}")
@@ -284,5 +293,5 @@ Written by `penstock cluster render`; change the topology and render again, or g
        systemctl enable --now 'penstock-{topology.name}.target' $(cd hosts/HOST && ls *.service)
 
 Processes wait for the schema, which one unit on one host makes. `systemctl stop penstock-{topology.name}.target` stops all of a host;
-`systemd-analyze security penstock-{topology.name}-web.service` says what a unit may still do.
+`systemd-analyze security penstock-{topology.name}-gateway-0.service` says what a unit may still do.
 """
