@@ -47,7 +47,7 @@ DEFAULT_ENV: Mapping[str, str] = {
 class SandboxError(RuntimeError):
     """Signals that the platform failed (no namespaces, no disk, a process that will not die).
 
-    Never the program's fault, hence never a reward.
+    Never the program's fault, hence never a reward; but for `SandboxSpent`.
     """
 
 
@@ -56,6 +56,11 @@ class SandboxFull(SandboxError):
 
     Raised by `open` and `problems` alone. Says nothing of the work: wait until there is room, then open it again.
     """
+
+
+class SandboxSpent(SandboxError):
+    """Signals that a sandbox is gone as a whole because its programs used up a limit, as where a cluster ends their pod: the programs' doing. Those
+    that ran say the same by `ExecResult.killed_by`; what they left cannot be read any more."""
 
 
 class ImageRefused(ValueError):

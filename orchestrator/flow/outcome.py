@@ -11,7 +11,7 @@ from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.log import get
 from orchestrator.pool.clean import clean
-from sandboxes.base import ImageRefused, SandboxError, SandboxFull
+from sandboxes.base import ImageRefused, SandboxError, SandboxFull, SandboxSpent
 
 log = get(__name__)
 
@@ -23,9 +23,9 @@ UNSEEN = frozenset({"auxiliary", "undelivered"})  # marks of steps that cannot h
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`answer` is the final message, None without one. `log` is for people. `scaffold_error`: not foreseen by anybody, to be counted.
-    `own_word`: how a program that ran to its end was classified; a failed sandbox or gateway is never that. `platform`: what the runner
-    itself saw fail while the program ran, empty if nothing. `resumable`: an infrastructure failure that leaves the recorded steps worth
-    going on from. `replay`: what became of a resume, None if it was none.
+    `own_word`: how a program that ran to its end, or used up its sandbox, was classified; a failed sandbox or gateway is never that.
+    `platform`: what the runner itself saw fail while the program ran, empty if nothing. `resumable`: an infrastructure failure that leaves
+    the recorded steps worth going on from. `replay`: what became of a resume, None if it was none.
 
     Texts are made fit for a message and for Postgres.
     """
@@ -73,6 +73,8 @@ def outcome_of(error: Exception) -> Outcome:
             return Outcome(error.failure, str(error))
         case PolicyFault():
             return Outcome(FailureClass.POLICY_FAILURE, str(error))
+        case SandboxSpent():  # what its programs did: the policy's from the first served step on, the scaffold's before (`judged`)
+            return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}", own_word=True)
         case SandboxError():
             return Outcome(FailureClass.INFRA_FAILURE, f"sandbox: {error}", resumable=True)
         case ImageRefused():  # the next attempt meets the same image: its group ends as a dead letter that says so

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -40,6 +41,7 @@ class Program:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.kept = (bytearray(), bytearray())
+        self.began = time.monotonic()
         self.cpu_s = 0.0
         self.result: dict[str, Any] | None = None
 
@@ -237,12 +239,16 @@ class Keeper:
                     program.result = {**message["result"], "sizes": [len(kept) for kept in program.kept]}
                 else:
                     await self.say({"program": name, **message}, body)
-        await program.process.wait()
-        if program.result is None:  # it was ended by the kernel, for want of memory: nobody inside may end it
+        code = await program.process.wait()
+        if program.result is None:
             self.sweep()
-            program.result = {
-                "failed": f"the process that answers for a program ended with {program.process.returncode}"
-            }
+            program.result = {"failed": f"the process that answers for a program ended with {code}"}
+            if code == -signal.SIGKILL:  # the kernel's doing, for want of memory: nobody inside may end it
+                program.result = {
+                    "code": 137, "killed_by": "memory", "truncated": False,
+                    "wall_s": time.monotonic() - program.began, "cpu_s": program.cpu_s,
+                    "sizes": [len(kept) for kept in program.kept],
+                }  # fmt: skip
         await self.say({"program": name, "result": program.result})
 
     def sweep(self) -> None:

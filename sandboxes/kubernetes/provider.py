@@ -31,7 +31,7 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
-from sandboxes.base import KilledBy, PathRefused, Sandbox, SandboxError, SandboxSpec
+from sandboxes.base import KilledBy, PathRefused, Sandbox, SandboxError, SandboxSpec, SandboxSpent
 from sandboxes.bubblewrap import check_spec
 from sandboxes.container.settings import from_environment
 from sandboxes.directory import FIRST_UID, refuse_build
@@ -228,7 +228,8 @@ class KubernetesProvider:
                 return None
             if pod["metadata"]["uid"] != uid or pod["status"].get("phase") in ("Succeeded", "Failed"):
                 sandbox.out_of = _used_up(pod)
-                return SandboxError(f"the pod {sandbox.id} has ended: {_state(pod)}")
+                spent = SandboxSpent if sandbox.out_of is not None else SandboxError
+                return spent(f"the pod {sandbox.id} has ended: {_state(pod)}")
             return None
 
         async def keep() -> None:

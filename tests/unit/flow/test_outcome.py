@@ -10,7 +10,7 @@ from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.flow.outcome import Outcome, captured, judged, replayed
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayRefused, Seal
-from sandboxes.base import ImageRefused, SandboxError
+from sandboxes.base import ImageRefused, SandboxError, SandboxSpent
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +33,7 @@ async def outcome(error: Exception) -> Outcome:
         (AgentTimeout("wall clock"), FailureClass.TIMEOUT, "wall clock"),
         (InfraFailure("gateway"), INFRA, "gateway"),
         (SandboxError("no disk"), INFRA, "sandbox: no disk"),
+        (SandboxSpent("its memory"), INFRA, "sandbox: its memory"),
         (ImageRefused("environment/Dockerfile: no"), INFRA, "task: environment/Dockerfile: no"),
         (GatewayRefused(400, "x", "malformed"), INFRA, "scaffold: GatewayRefused"),
         (KeyError("x"), INFRA, "scaffold: KeyError"),
@@ -53,6 +54,14 @@ async def test_every_exception_has_a_failure_class(
 async def test_what_a_person_must_mend_is_not_data() -> None:
     with pytest.raises(ServiceError):
         await outcome(ServiceError("the secret is wrong"))
+
+
+async def test_a_sandbox_that_its_programs_used_up_is_the_policys_doing_once_it_was_served() -> None:
+    spent = await outcome(SandboxSpent("its memory"))
+    assert judged(spent, seal(0)).infra and not spent.resumable
+    assert judged(spent, seal(3)).failure is POLICY
+    assert judged(spent, seal(3, failing="no rollout server answers")).infra
+    assert judged(await outcome(SandboxError("the node is gone")), seal(3)).infra
 
 
 async def test_texts_fit_a_message_and_postgres() -> None:

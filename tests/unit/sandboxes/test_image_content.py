@@ -1,13 +1,13 @@
 """What an image's work directory may hold: bounded before it is kept, and refused in one sentence."""
 
 import io
-import subprocess
 import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from orchestrator.flow.crossing import graded
@@ -92,7 +92,7 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
     async with ContainerSandbox(root, SandboxSpec(), engine, image).opened() as box:
         before = await box.changed()
         assert not (before.added or before.modified or before.deleted)
-        subprocess.run(["sh", "-c", agent], cwd=root / box.id / "files/app", check=True)
+        await anyio.run_process(["sh", "-c", agent], cwd=root / box.id / "files/app")
         changed = await box.changed()
     assert changed.deleted == (
         "cut", "emptied/a", "file", "gone", "gone/deep/a", "removed", "tree/a", "void",

@@ -6,6 +6,7 @@
 import asyncio
 import json
 import os
+import signal
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.providers import ContainerSection, KubernetesSection
-from sandboxes.base import Limits, SandboxError, SandboxSpec
+from sandboxes.base import KilledBy, Limits, SandboxError, SandboxSpec, SandboxSpent
+from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.kubernetes.objects import Identity, name_of, pod, secret
 from sandboxes.kubernetes.provider import KubernetesProvider
@@ -142,6 +144,22 @@ async def test_a_pod_that_was_ended_for_its_memory_is_the_programs_doing() -> No
                     await anyio.sleep(0.01)
             result = await sandbox.exec(["true"])
             assert result.killed_by.value == "memory" and result.exit_code == 137
+            with pytest.raises(SandboxSpent, match=r"has ended: .*OOMKilled"):
+                await sandbox.changed()
+
+
+async def test_a_program_whose_own_keeper_the_kernel_ended_for_memory_was_ended_for_its_memory() -> None:
+    async with cluster(processes=True) as (_, provider):
+        async with provider.open(SandboxSpec()) as sandbox:
+            token = long_sleep()
+            process = await sandbox.start(["sh", "-c", f"echo begun; exec sleep {token}"])
+            assert (await process.read())[0] == b"begun\n"
+            [program] = [pid for pid in sleepers(token) if "sleep" in Path(f"/proc/{pid}/comm").read_text()]
+            answers = Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1]
+            os.kill(int(answers), signal.SIGKILL)
+            result = await process.wait()
+            assert (result.killed_by, result.exit_code, result.stdout) == (KilledBy.MEMORY, 137, b"begun\n")
+            assert (await sandbox.exec(["true"])).ok and not sleepers(token)
 
 
 @pytest.mark.parametrize(
