@@ -4,8 +4,8 @@
     pool.steps.trajectories    the step tree with behavior logprobs, version spans, temperature: one scan
     parts                      U lists of groups by queue position, one train step each
 
-Steps of train weight 0 (marked ones) and empty actions make no sample. The result depends on the rows alone, so a batch that is
-repeated after a crash gives the same samples in the same order.
+Steps of train weight 0 (marked ones) and empty actions make no sample; a train step whose groups have none changes nothing. The result depends
+on the rows alone, so a batch that is repeated after a crash gives the same samples in the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,17 +59,19 @@ async def read_parts(
 def make_parts(
     rollouts: Sequence[BatchRollout], recorded: Mapping[int, Sequence[StoredStep]], parts: int
 ) -> list[Part]:
-    """Samples of all rollouts, split by group in order of queue position. Raises BadBatch."""
+    """Samples of all rollouts, split by group in order of queue position: a group that gives no sample counts in its part, too. Raises BadBatch."""
     samples = [
         sample
         for rollout in rollouts
         for sample in rollout_samples(rollout, recorded.get(rollout.rollout_id, []))
     ]
-    made = []
-    for chosen in split_train_steps(samples, parts) or [[]]:
-        groups = {sample.seq for sample in chosen}
-        made.append(Part(chosen, [rollout for rollout in rollouts if rollout.seq in groups]))
-    return made
+    return [
+        Part(
+            [sample for sample in samples if sample.seq in seqs],
+            [rollout for rollout in rollouts if rollout.seq in seqs],
+        )
+        for seqs in split_train_steps((rollout.seq for rollout in rollouts), parts) or [[]]
+    ]
 
 
 def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[Sample]:

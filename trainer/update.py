@@ -8,7 +8,7 @@ The function knows neither the data pool nor files.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -141,20 +141,17 @@ def anchored(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettin
     ]
 
 
-def split_train_steps(samples: Sequence[Sample], train_steps: int) -> list[list[Sample]]:
-    """Split a batch into `train_steps` parts by group, in order of queue position; sizes differ by at most one group.
+def split_train_steps(seqs: Iterable[int], train_steps: int) -> list[list[int]]:
+    """Split a batch's groups, by their queue positions, into `train_steps` parts; sizes differ by at most one.
 
     With fewer groups than train steps there is one part per group. No part is empty.
     """
     if train_steps < 1:
         raise ValueError(f"a batch needs at least 1 train step, got {train_steps}")
-    groups: dict[tuple[int, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault((sample.seq, sample.group), []).append(sample)
-    ordered = [groups[key] for key in sorted(groups)]
+    ordered = sorted(set(seqs))
     parts = min(train_steps, len(ordered))
     cuts = [len(ordered) * i // parts for i in range(parts + 1)] if parts else [0]
-    return [[sample for group in ordered[begin:end] for sample in group] for begin, end in pairwise(cuts)]
+    return [ordered[begin:end] for begin, end in pairwise(cuts)]
 
 
 def _backward(

@@ -79,6 +79,28 @@ async def test_a_stored_batch_is_trained_merged_as_it_would_be_one_row_per_sampl
     assert checks["tokens forwarded"].ours < 0.7 * checks["tokens forwarded"].theirs
 
 
+async def test_a_train_step_whose_groups_have_nothing_to_train_counts_them_and_changes_nothing(
+    pool: Pool,
+) -> None:
+    author = scored_by(pool.model)
+    run = await pool.run(queue={"batch_groups": 3, "capacity": 9}, trainer={"parts": 2})
+    marks = {"a": [0, 1, 2], "b": [0, 1, 2], "c": []}
+    for name, marked in marks.items():
+        [group] = await accepted(pool.engine, run, [name], domain="agent" if marked else "coding")
+        await dispatch(pool.engine, run)
+        await finish(pool.engine, run, group, author, performances=[1, 1, 0, 0], marked=marked)
+    await train_batches(await pool.trainer(run), 2)
+    stored = await recorded(pool, 0)
+    first, second = stored.metrics
+    assert (first["groups"], first["rollouts"], first["samples"]) == (1, 4, 0)
+    assert (first["applied"], first["skip_reason"], first["performance"]) == (False, "no_action_tokens", 0.5)
+    assert (second["groups"], second["rollouts"], second["samples"]) == (2, 8, 12)
+    assert second["applied"] and second["domains"]["agent"]["rollouts"] == 4
+    assert second["domains"]["agent"]["token_share"] == 0
+    checks = verify(stored, "float32")
+    assert checks and not [check for check in checks if check.missed]
+
+
 async def test_in_float32_its_own_bounds_hold_and_a_part_of_the_batch_is_enough(pool: Pool) -> None:
     await trained(pool, scored_by(pool.model), trainer={"parts": 1})
     checks = by_name(verify(await recorded(pool, 0, groups=1), "float32"))

@@ -72,7 +72,8 @@ def verify(recorded: Recorded, dtype: Dtype) -> list[Check]:
         model = _load(recorded.checkpoint, dtype)
         if recorded.config.trainer.routing_replay:
             attach_replay(model)
-        samples = [anchored(model, part.samples, settings) for part in recorded.parts]
+        trained = [part.samples for part in recorded.parts if part.samples]  # a train step may have none
+        samples = [anchored(model, part, settings) for part in trained]
         merged = [_merged(model, part, settings, recorded.version) for part in samples]
         detach_tree_attention(model)
         steps = [

@@ -332,8 +332,8 @@ WORKS: dict[str, Work] = {
     "a rank without samples": equal(
         "qwen3", loose(budget=SMALL), [forests.append_only_chain()], gradient=True
     ),
-    "dense": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED] * 3, repeat=True),
-    "experts": equal("qwen3_moe", UpdateSettings(balance=0.01), [MIXED] * 3),
+    "dense": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED, MIXED, [], MIXED], repeat=True),
+    "experts": equal("qwen3_moe", UpdateSettings(balance=0.01), [MIXED, [], MIXED, MIXED]),
     "recorded experts": equal(
         "minimax_m2", UpdateSettings(bias_rate=0.01), [drawn(MIXED, 1, (0, 1, -1))] * 3
     ),

@@ -56,14 +56,21 @@ def test_steps_other_than_the_rewarded_ones_make_the_batch_bad() -> None:
         rollout_samples(rollout(1), [step(0)])
 
 
-def test_groups_are_split_by_queue_position_and_a_batch_without_samples_is_one_empty_part() -> None:
+def test_groups_are_split_by_queue_position_and_one_without_samples_counts_in_its_train_step() -> None:
     rollouts = [rollout(i, seq=seq) for i, seq in enumerate([4, 2, 4, 9])]
     recorded = {i: [step(0, rollout_id=i), step(1, rollout_id=i)] for i in range(4)}
     parts = make_parts(rollouts, recorded, 2)
     assert [{r.seq for r in part.rollouts} for part in parts] == [{2}, {4, 9}]
     assert [{s.seq for s in part.samples} for part in parts] == [{2}, {4, 9}]
-    nothing = make_parts([rollout(1, advantages=[])], {}, 2)
-    assert [(list(part.samples), list(part.rollouts)) for part in nothing] == [([], [])]
+    left_out = [replace(one, weights=[0, 0]) if one.seq == 4 else one for one in rollouts]
+    parts = make_parts(left_out, recorded, 2)
+    assert [{r.seq for r in part.rollouts} for part in parts] == [{2}, {4, 9}]
+    assert [{s.seq for s in part.samples} for part in parts] == [{2}, {9}]
+    without = rollout(1, advantages=[])
+    assert [(list(part.samples), list(part.rollouts)) for part in make_parts([without], {}, 2)] == [
+        ([], [without])
+    ]
+    assert [(list(part.samples), list(part.rollouts)) for part in make_parts([], {}, 2)] == [([], [])]
 
 
 def test_the_control_gives_each_rollout_the_advantages_of_a_random_one_always_the_same_for_a_seed() -> None:

@@ -227,17 +227,9 @@ def test_supervised_training_weighs_tokens_and_ignores_advantages() -> None:
 
 
 def test_a_batch_is_split_by_group_in_queue_order() -> None:
-    samples = [
-        Sample.of([1], [2], behavior_logprobs=[0.0], advantage=0.0, group=f"g{seq}", seq=seq, step=step)
-        for seq in (4, 2, 7, 5, 9)
-        for step in (0, 1)
-    ]
-    parts = split_train_steps(samples, 2)
-    assert [[(s.seq, s.step) for s in part] for part in parts] == [
-        [(2, 0), (2, 1), (4, 0), (4, 1)],
-        [(5, 0), (5, 1), (7, 0), (7, 1), (9, 0), (9, 1)],
-    ]
-    assert len(split_train_steps(samples, 99)) == 5
+    positions = (4, 2, 7, 4, 5, 9, 2)
+    assert split_train_steps(positions, 2) == [[2, 4], [5, 7, 9]]
+    assert split_train_steps(positions, 99) == [[2], [4], [5], [7], [9]]
     assert split_train_steps([], 2) == []
     with pytest.raises(ValueError, match="at least 1 train step"):
-        split_train_steps(samples, 0)
+        split_train_steps(positions, 0)
