@@ -7,7 +7,13 @@ from orchestrator.publish import publish_tasks
 
 
 async def publish_again(bus: Bus, message: DeadMessage) -> None:
-    """Published first, dropped then by whoever asks: in between it is twice there, and ingest takes what it has as a no-op."""
+    """Published first, dropped then by whoever asks: in between it is twice there, and ingest takes what it has as a no-op. ValueError, one
+    sentence, for what is kept in part: nobody sent that."""
+    if message.in_part:
+        raise ValueError(
+            f"m{message.number} cannot be published again, it is kept in part only: {message.reason}; "
+            "let its sender send it again, or drop it"
+        )
     # An id of its own: the stream remembers the first one for a while, and would swallow it.
     name = f"{message.msg_id or 'dead'}:again:{message.number}"
     await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))

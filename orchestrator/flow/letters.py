@@ -18,7 +18,7 @@ from orchestrator.bus.base import Delivery
 from orchestrator.flow.consume import consume
 from orchestrator.flow.context import Flow
 from orchestrator.log import get
-from orchestrator.pool.dead import Letter, keep
+from orchestrator.pool.dead import Letter, in_part, keep
 from orchestrator.pool.runs import find_run
 
 log = get(__name__)
@@ -50,7 +50,7 @@ async def read_letter(connection: AsyncConnection, delivery: Delivery) -> Letter
     reason = headers.get(subjects.HEADER_DEAD_REASON) or "no reason given"
     whole = _number(headers.get(subjects.HEADER_DEAD_BODY_BYTES))
     if whole > len(delivery.body):
-        reason += f" (the first {len(delivery.body):,} of {whole:,} bytes are kept)"
+        reason += in_part(len(delivery.body), whole)
     try:
         run = await find_run(connection, subjects.run_of(subject))
     except ValueError:

@@ -45,6 +45,11 @@ class DeadMessage:
     deliveries: int
     body: bytes
 
+    @property
+    def in_part(self) -> bool:
+        """Whether `body` is only the beginning of what arrived."""
+        return _IN_PART.search(self.reason) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class DeadAttempt:
@@ -77,6 +82,18 @@ class DeadGroup:
     sampling: dict[str, Any] | None
     reason: str
     body: dict[str, Any]
+
+
+_IN_PART = re.compile(r" \(the first [0-9,]+ of [0-9,]+ bytes are kept\)\Z")
+
+
+def in_part(kept: int, whole: int) -> str:
+    """What the reason of a message ends with that is kept in part: `kept` of `whole` bytes.
+
+    >>> in_part(3, 1000)
+    ' (the first 3 of 1,000 bytes are kept)'
+    """
+    return f" (the first {kept:,} of {whole:,} bytes are kept)"
 
 
 async def dead_messages(

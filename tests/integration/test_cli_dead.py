@@ -196,6 +196,39 @@ async def test_what_a_runner_refused_is_listed_shown_published_again_and_dropped
         group.cancel_scope.cancel()
 
 
+async def test_a_message_of_which_only_a_part_is_kept_is_not_published_again_and_stays(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with open_engine(database_url) as engine, NatsBus.connect(nats_server.url) as bus:
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        subject = subjects.work_rollout(run.name)
+        headers = {
+            subjects.HEADER_DEAD_KEPT: "no",
+            subjects.HEADER_DEAD_SUBJECT: subject,
+            subjects.HEADER_DEAD_REASON: "too large",
+            subjects.HEADER_DEAD_BODY_BYTES: "5000000",
+        }
+        async with anyio.create_task_group() as group:
+            group.start_soon(keep_letters, Flow(run.run_id, run.name, config, engine, bus))
+            await bus.publish(Outgoing("dead.work", f"{run.name}:cut", "", b'{"run": ', headers))
+
+            async def kept() -> bool:
+                return any(subject in line["what"] for line in await listed(home))
+
+            await until(kept)
+            group.cancel_scope.cancel()
+        (letter,) = [line for line in await listed(home) if subject in line["what"]]
+        refused = await dead(home, "retry", letter["id"])
+        assert (
+            refused.exit_code == 1
+            and "it is kept in part only: too large (the first 8 of 5,000,000 bytes" in str(refused.exception)
+        )
+        assert letter in await listed(home)
+        assert (await dead(home, "drop", letter["id"])).exit_code == 0
+
+
 async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_name_of_its_own(
     home: Path, database_url: str, nats_server: EmbeddedNats
 ) -> None:
