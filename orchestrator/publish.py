@@ -32,12 +32,13 @@ async def publish_tasks(
     is told how many of how many are answered, `earlier` which submission had its answer before.
 
     Blocks while the stream is full (back-pressure). Submissions without an id get sha256 of their body.
-    Raises BusError when the bus does not take a message at all.
+    Raises BusError when the bus does not take a message at all; ValueError, and nothing is published, where a submission could not be answered
+    under its id.
     """
     open_tasks: dict[str, Outgoing] = {}
     for domain, event in tasks:
         body = encode(event)
-        submission = event.submission or sha256(body).hex()
+        submission = subjects.check_submission(event.submission or sha256(body).hex())
         open_tasks[submission] = Outgoing(
             subjects.tasks(run, domain), f"{run}:{submission}", event.schema(), body
         )

@@ -56,3 +56,19 @@ async def test_what_nobody_answers_is_published_again_less_and_less_often_until_
         assert await publish_tasks(bus, "run", TASKS, 0.25) == {}
         assert anyio.current_time() - began >= 0.25
     assert 2 <= len(bus.turns) <= 4 and set(bus.turns) == {len(TASKS)}  # after 0.02, 0.06 and 0.14 s
+
+
+@pytest.mark.parametrize(
+    "submission", ["my suite:7", "a*", "a.>", "a..b", ".a", "a.", "tab\there", "nul\0", "ümlaut", "x" * 129]
+)
+async def test_a_submission_that_nobody_could_be_answered_under_is_refused_at_once_and_nothing_is_published(
+    submission: str,
+) -> None:
+    bus = CountingBus()
+    tasks = [*TASKS, ("coding", TaskSubmitted(task={}, submission=submission))]
+    with anyio.fail_after(5):
+        with pytest.raises(
+            ValueError, match=r"^the submission id .* cannot be used: write 1 to 128 "
+        ) as refused:
+            await publish_tasks(bus, "run", tasks, 60.0)
+    assert "\n" not in str(refused.value) and bus.turns == []
