@@ -89,7 +89,7 @@ async def test_a_train_step_whose_groups_have_nothing_to_train_counts_them_and_c
         [group] = await accepted(pool.engine, run, [name], domain="agent" if marked else "coding")
         await dispatch(pool.engine, run)
         await finish(pool.engine, run, group, author, performances=[1, 1, 0, 0], marked=marked)
-    await train_batches(await pool.trainer(run), 2)
+    await train_batches(await pool.trainer(run), 1)
     stored = await recorded(pool, 0)
     first, second = stored.metrics
     assert (first["groups"], first["rollouts"], first["samples"]) == (1, 4, 0)
