@@ -38,6 +38,7 @@ from sandboxes.base import (
     SandboxSpec,
 )
 from sandboxes.cgroups import Cgroup, Hierarchies
+from sandboxes.looks import Looks
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import Bounds, Program
 from sandboxes.room import making
@@ -61,6 +62,7 @@ class DirectorySandbox(ABC):
         self._root = root
         self._claim = -1
         self._hierarchies = hierarchies
+        self._looks = Looks(self.directory / "files", spec.limits)
         self._placed: dict[str, artifacts.Placed] = {}
         self._programs: set[Program] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -121,7 +123,7 @@ class DirectorySandbox(ABC):
         bounds = Bounds(
             self.limits,
             self.limits.wall_s if timeout_s is None else timeout_s,
-            self.directory / "files",
+            self._looks,
             self.cgroup,
         )
         program = spawn(partial(self.launch, argv, self.environment(env or {}), cwd, bounds, stdin))

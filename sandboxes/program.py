@@ -22,18 +22,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
-from sandboxes import procfs, tree
+from sandboxes import procfs
 from sandboxes.base import ExecResult, KilledBy, Limits, SandboxError
 from sandboxes.cgroups import Cgroup
+from sandboxes.looks import SHARE, Looks
 
 LOOK_S = 0.25
-"""Seconds between two looks at what a program uses. Shorter programs are looked at once, at their end."""
+"""Seconds between two looks at what a program uses. Shorter programs are looked at at their end (looks.py)."""
 _FLOOD = 16
 _SIGXCPU_EXIT, _SIGXFSZ_EXIT, _KILLED_EXIT = 128 + 24, 128 + 25, 128 + 9
 
@@ -50,11 +49,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What this program may use, and where that can be read: `files` is the writable tree."""
+    """What this program may use, and where that can be read."""
 
     limits: Limits
     timeout_s: float
-    files: Path
+    looks: Looks
     cgroup: Cgroup | None
 
 
@@ -216,10 +215,9 @@ class Program(ABC):
                 return
             reason = self._overuse()
             if reason is KilledBy.NONE and now >= next_scan:
-                if await self._disk_is_full():
+                if await self._bounds.looks.full():
                     reason = KilledBy.DISK
-                # Large trees are scanned less often: never more than a tenth of the time.
-                next_scan = time.monotonic() + 9 * (time.monotonic() - now)
+                next_scan = time.monotonic() + SHARE * (time.monotonic() - now)
             if reason is not KilledBy.NONE:
                 self._end(reason)
                 return
@@ -232,11 +230,6 @@ class Program(ABC):
             return KilledBy.MEMORY if cgroup.oom_kills() > self._oom_before else KilledBy.NONE
         _, resident = procfs.use(self.living())
         return KilledBy.MEMORY if resident > limits.memory_mb << 20 else KilledBy.NONE
-
-    async def _disk_is_full(self) -> bool:
-        used = await anyio.to_thread.run_sync(tree.usage, self._bounds.files)
-        limits = self._bounds.limits
-        return used.bytes > limits.disk_mb << 20 or used.files > limits.disk_files or used.too_deep
 
     def _end(self, reason: KilledBy) -> None:
         """Begin to end the program; the first reason given stays."""
@@ -270,7 +263,7 @@ class Program(ABC):
         """The limit that the kernel enforced, or that was passed since the watch last looked."""
         if code == _SIGXCPU_EXIT or cpu_s > self._bounds.limits.cpu_s:
             return KilledBy.CPU
-        if code == _SIGXFSZ_EXIT or (wall_s > 0.1 and await self._disk_is_full()):
+        if code == _SIGXFSZ_EXIT or await self._bounds.looks.full_after(wall_s):
             return KilledBy.DISK
         return KilledBy.NONE
 

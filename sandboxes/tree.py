@@ -23,6 +23,7 @@ MAX_DEPTH = 100
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_ENTER = stat.S_IRUSR | stat.S_IXUSR
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -106,24 +107,28 @@ def read_at(parent_fd: int, name: str, label: str, max_bytes: int) -> File:
         os.close(fd)
 
 
-def walk(base: Path, skip: frozenset[str] = frozenset(), depth: int = MAX_DEPTH) -> Iterator[Entry]:
+def walk(
+    base: Path, skip: frozenset[str] = frozenset(), depth: int = MAX_DEPTH, *, opening: bool = False
+) -> Iterator[Entry]:
     """Every entry below `base`, directories before their content, sorted by name.
 
-    A directory at `depth`, or one that cannot be opened, is yielded but not entered; one called as in `skip` is
-    not yielded at all. An entry's `parent_fd` is open until the next one is asked for.
+    A directory at `depth`, or one that cannot be opened, is yielded but not entered; `opening`: one of ours can, whatever its permissions.
+    `base` itself always can, and stays open. A directory called as in `skip` is not yielded at all. An entry's `parent_fd` is open until the
+    next one is asked for.
     """
-    fd = os.open(base, _DIRECTORY)
+    fd = os.open(base, _DIRECTORY) if os.access(base, os.R_OK | os.X_OK) else _unlocked(None, base)[0]
     try:
-        yield from _walk(fd, "", 1, skip, depth)
+        yield from _walk(fd, "", 1, skip, depth, opening)
     finally:
         os.close(fd)
 
 
 def usage(base: Path) -> Usage:
-    """What lies below `base`. Allocated blocks, so that a sparse file counts for what it costs."""
+    """What lies below `base`. Allocated blocks, so that a sparse file counts for what it costs. A directory of ours that is closed to us is open
+    while it is looked into, and closed again."""
     total = files = 0
     too_deep = False
-    for entry in walk(base):
+    for entry in walk(base, opening=True):
         files += 1
         total += entry.stat.st_blocks * 512
         too_deep |= entry.depth >= MAX_DEPTH
@@ -179,7 +184,9 @@ def _open_own_directory(parent_fd: int, name: str) -> int:
     return os.open(name, _DIRECTORY, dir_fd=parent_fd)
 
 
-def _walk(fd: int, prefix: str, level: int, skip: frozenset[str], depth: int) -> Iterator[Entry]:
+def _walk(
+    fd: int, prefix: str, level: int, skip: frozenset[str], depth: int, opening: bool
+) -> Iterator[Entry]:
     try:
         names = sorted(os.listdir(fd))
     except PermissionError:
@@ -195,14 +202,32 @@ def _walk(fd: int, prefix: str, level: int, skip: frozenset[str], depth: int) ->
         yield Entry(prefix + name, name, fd, status, level)
         if not directory or level >= depth:
             continue
+        shut = (
+            opening
+            and status.st_mode & _ENTER != _ENTER
+            and not os.access(name, os.R_OK | os.X_OK, dir_fd=fd)
+        )
         try:
-            inner = os.open(name, _DIRECTORY, dir_fd=fd)
+            inner, mode = _unlocked(fd, name) if shut else (os.open(name, _DIRECTORY, dir_fd=fd), None)
         except OSError:  # gone, swapped for something else, or not ours to enter
             continue
         try:
-            yield from _walk(inner, f"{prefix}{name}/", level + 1, skip, depth)
+            yield from _walk(inner, f"{prefix}{name}/", level + 1, skip, depth, opening)
         finally:
+            if mode is not None and stat.S_IMODE(os.fstat(inner).st_mode) == mode | _ENTER:
+                os.fchmod(inner, mode)
             os.close(inner)
+
+
+def _unlocked(parent_fd: int | None, name: str | Path) -> tuple[int, int]:
+    """A directory that its owner may enter now, and the permissions that it had."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.chmod(f"/proc/self/fd/{handle}", mode | _ENTER)
+        return os.open(".", _DIRECTORY, dir_fd=handle), mode
+    finally:
+        os.close(handle)
 
 
 def _enter(

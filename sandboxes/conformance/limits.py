@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandboxes.base import ExecResult, KilledBy, Limits, Provider, SandboxSpec
-from sandboxes.conformance.registry import check, require, shell
+from sandboxes.conformance.registry import check, fail, require, shell
 
 
 async def _under(provider: Provider, limits: Limits, script: str) -> ExecResult:
@@ -57,6 +57,28 @@ async def many_files_reach_the_disk_limit(provider: Provider) -> None:
     require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
     crowd = "i=0; while [ $i -lt 300 ]; do : >f$i; i=$((i+1)); done; sleep 100"
     result = await _under(provider, Limits(disk_files=100), crowd)
+    require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
+
+
+@check()
+async def programs_too_short_to_be_watched_reach_the_disk_limit(provider: Provider) -> None:
+    fill = "for i in 1 2 3 4 5 6 7 8; do head -c 1000000 /dev/zero >$i; done"
+    result = await _under(provider, Limits(disk_mb=4), fill)
+    require(result.killed_by is KilledBy.DISK, result)
+    async with provider.open(SandboxSpec(limits=Limits(disk_mb=4))) as sandbox:
+        for number in range(40):
+            result = await shell(sandbox, f"head -c 1000000 /dev/zero >{number}")
+            if result.killed_by is KilledBy.DISK:
+                return
+    fail("forty programs wrote ten times the limit")
+
+
+@check()
+async def what_lies_in_a_closed_directory_counts_for_the_disk_limit(provider: Provider) -> None:
+    fill = (
+        "mkdir d; for i in 1 2 3 4 5 6 7 8; do head -c 1000000 /dev/zero >d/$i; done; chmod 000 d; sleep 100"
+    )
+    result = await _under(provider, Limits(disk_mb=4), fill)
     require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
 
 

@@ -218,7 +218,7 @@ class Task:
         if self.reason == "none" and not self.failure:
             if code == _CPU or cpu_s > self.limits["cpu_s"]:
                 self.reason = "cpu"
-            elif code == _FSIZE or (wall_s > 0.1 and self.full()):
+            elif code == _FSIZE or self.full():
                 self.reason = "disk"
         truncated = any(total > self.keep for total in self.totals)
         code = 137 if self.reason != "none" else code

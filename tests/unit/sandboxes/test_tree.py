@@ -1,12 +1,16 @@
 """File trees in hostile hands."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sandboxes import tree
 from sandboxes.base import File, PathRefused, RefusedReason
+
+REPOSITORY = Path(tree.__file__).parents[1]
 
 
 def test_removal_copes_with_a_tree_deeper_than_recursion_and_paths_allow(tmp_path: Path) -> None:
@@ -46,6 +50,43 @@ def test_usage_counts_what_a_sparse_file_occupies_not_what_it_claims(tmp_path: P
     used = tree.usage(tmp_path)
     assert 100_000 <= used.bytes < 200_000
     assert used.files == 2 and not used.too_deep
+
+
+def test_usage_counts_what_lies_in_a_directory_that_its_owner_closed_and_leaves_it_closed(
+    tmp_path: Path,
+) -> None:
+    modes = {"none": 0o000, "list": 0o400, "pass": 0o100, "none/in": 0o000, "open": 0o755}
+    for name in modes:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "full").write_bytes(b"x" * 100_000)
+    for name, mode in reversed(modes.items()):
+        (tmp_path / name).chmod(mode)
+    look = "from sandboxes.tree import usage; used = usage(place); print(used.files, used.bytes)"
+    files, size = map(int, as_owner(look, tmp_path).split())
+    assert files == 2 * len(modes) and size >= 100_000 * len(modes)
+    for name, mode in modes.items():
+        if os.geteuid() == 0 or "/" not in name:
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode, name
+    tree.remove(tmp_path / "none")
+
+
+def test_a_work_directory_that_its_owner_closed_is_compared_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "made").write_text("x")
+    compare = "from sandboxes import artifacts, base; print(*artifacts.changed(place, {}, base.ArtifactLimits()).added)"
+    for mode in (0o000, 0o400):
+        tmp_path.chmod(mode)
+        assert as_owner(compare, tmp_path) == "made\n"
+
+
+def as_owner(code: str, place: Path) -> str:
+    """What Python prints as an owner like any other: root without capabilities, too."""
+    become = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"] if os.geteuid() == 0 else []
+    head = "import sys; from pathlib import Path; place = Path(sys.argv[1]); "
+    done = subprocess.run(
+        [*become, sys.executable, "-c", head + code, str(place)], cwd=REPOSITORY, capture_output=True, text=True
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    return done.stdout
 
 
 def test_a_file_that_cannot_be_placed_leaves_no_temporary_behind(tmp_path: Path) -> None:
