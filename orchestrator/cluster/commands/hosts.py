@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.cluster.commands.step import JOB, Site, Step, drains, forgets, urls_of
 from orchestrator.cluster.placement import Process, placed
 from orchestrator.cluster.render.bare import unit_of
+from orchestrator.cluster.render.compose import OWN
 from orchestrator.cluster.scale import Change
 
 
@@ -44,7 +45,7 @@ class Hosts(ABC):
         """They end there, and are not started again."""
 
     @abstractmethod
-    def start(self, host: str, units: Sequence[str]) -> Step:
+    def start(self, host: str, units: Sequence[str]) -> Iterator[Step]:
         """They begin there."""
 
     @abstractmethod
@@ -78,9 +79,9 @@ class Systemd(Hosts):
             self.on(host, f"sudo systemctl disable --now {whole} && sudo rm {files}"),
         )
 
-    def start(self, host: str, units: Sequence[str]) -> Step:
+    def start(self, host: str, units: Sequence[str]) -> Iterator[Step]:
         target = f"penstock-{self.change.after.name}.target"
-        return Step(
+        yield Step(
             f"begin on {host}: {', '.join(units)}",
             self.on(host, f"sudo systemctl enable --now {target} {self._units(units)}"),
         )
@@ -105,8 +106,11 @@ class Compose(Hosts):
         ends = f"docker compose --project-name {project} rm --stop --force {' '.join(units)}"
         return Step(f"end on {host}: {', '.join(units)}", self.on(host, ends))
 
-    def start(self, host: str, units: Sequence[str]) -> Step:
-        return Step(
+    def start(self, host: str, units: Sequence[str]) -> Iterator[Step]:
+        if any(not unit.startswith("rollout-server-") for unit in units):  # which keep nothing
+            what = f"run --rm -T {OWN}"
+            yield Step(f"what is kept on {host} is their user's", self.run(host, what))
+        yield Step(
             f"begin on {host}: {', '.join(units)}",
             self.run(host, f"up --detach --no-deps {' '.join(units)}"),
         )
@@ -154,7 +158,7 @@ def on_hosts(change: Change, site: Site, target: Hosts) -> Iterator[Step]:
         if host in lives:
             yield from target.put(host)
     for host, units in _by_host(comes).items():
-        yield target.start(host, units)
+        yield from target.start(host, units)
     taken = set(urls_of(change.after, target.target).values())  # where one that moved answers now
     at_once = [each for each in change.goes if urls.get(each.name) in taken]
     yield from forgets(site, [*moved, *at_once], urls)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.cluster.placement import Process
-from orchestrator.cluster.processes import Links, configuration, migrate, pool_of, secrets_of
+from orchestrator.cluster.processes import TRAINS, Links, configuration, migrate, pool_of, secrets_of
 from orchestrator.cluster.render.bare import (
     Site,
     below,
@@ -35,6 +35,13 @@ SANDBOX_OPTIONS = [
     "apparmor:unconfined",
     "systempaths=unconfined",
 ]
+
+
+EXECUTES = ("runner", "verifier", "rollout-server", "trainer")
+"""Who runs programs from /tmp: those of sandboxes, and what torch compiles."""
+OWN = "own"
+"""The service that gives directories of state to the user that processes run as: an engine makes them root's."""
+OWNED = {OWN: {"condition": "service_completed_successfully"}}
 
 
 def _file(key: SecretKey) -> str:
@@ -102,7 +109,9 @@ class _Compose:
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges:true"],
-            "tmpfs": ["/tmp:mode=1777"],
+            "tmpfs": [
+                "/tmp:mode=1777,exec" if role in EXECUTES else "/tmp:mode=1777"
+            ],  # noexec, unless it says
         }
         if limits:
             found["deploy"] = {"resources": {"limits": limits}}
@@ -132,8 +141,9 @@ class _Compose:
         environment = {
             key: value for key, value in starts.environment.items() if key != "CUDA_VISIBLE_DEVICES"
         }
-        if sglang:
+        if role in TRAINS:
             environment["HOME"] = "/tmp"
+        if sglang or role == "trainer":  # ranks share it; the engine's own has 64 MB
             found["shm_size"] = "8gb"
         if environment:
             found["environment"] = environment
@@ -149,8 +159,9 @@ class _Compose:
                 "./penstock.toml:/penstock/penstock.toml:ro",
                 f"state-{unit_of(process)}:/penstock/.penstock",
             ]
+            found["depends_on"] = dict(OWNED)
             if self._here("orchestrator"):
-                found["depends_on"] = {"migrate": {"condition": "service_completed_successfully"}}
+                found["depends_on"]["migrate"] = {"condition": "service_completed_successfully"}
         if role in ("gateway", "rollout-server", "trainer"):
             mode = "" if role == "trainer" else ":ro"
             volumes.append(f"{topology.shared.path}:{topology.shared.path}{mode}")
@@ -185,6 +196,7 @@ class _Compose:
             "user": f"{USER}:{USER}",
             "command": ["--config", "/etc/nats/nats.conf"],
             "volumes": [f"./{process.name}.conf:/etc/nats/nats.conf:ro", f"state-{process.name}:/data"],
+            "depends_on": dict(OWNED),
             "restart": "unless-stopped",
         }
 
@@ -225,6 +237,29 @@ class _Compose:
             found["depends_on"] = {"postgres-0": {"condition": "service_healthy"}}
         return found
 
+    def _own_state(self, services: Mapping[str, Service]) -> dict[str, Service]:
+        """PostgreSQL gives its directory to its user by itself."""
+        names = [
+            volume.partition(":")[0]
+            for service in services.values()
+            if OWN in service.get("depends_on", {})
+            for volume in service.get("volumes", [])
+            if volume.startswith("state-")
+        ]
+        if not names:
+            return {}
+        found = self._base(OWN, self.topology.images.penstock, None)
+        found.pop("networks", None)
+        found |= {
+            "network_mode": "none",
+            "user": "0:0",
+            "cap_add": ["CHOWN"],
+            "command": ["chown", f"{USER}:{USER}", *(f"/state/{name}" for name in names)],
+            "volumes": [f"{name}:/state/{name}" for name in names],
+            "restart": "no",
+        }
+        return {OWN: found}
+
     def files(self, directory: str) -> dict[str, str]:
         """The compose file of this machine and what it mounts."""
         services: dict[str, Service] = {}
@@ -244,6 +279,7 @@ class _Compose:
                 services[process.name] = self._postgres(process)
             else:
                 services[unit_of(process)] = self._own(process)
+        services = {**self._own_state(services), **services}
         used = sorted({name for service in services.values() for name in service.get("secrets", [])})
         whole: dict[str, Any] = {"name": f"penstock-{self.topology.name}", "services": services}
         if self.single:

@@ -379,7 +379,7 @@ def test_a_target_without_hosts_says_what_it_needs() -> None:
 
 SERVICE = {
     "image", "networks", "network_mode", "read_only", "cap_drop", "security_opt", "tmpfs", "deploy", "user", "command", "environment",
-    "secrets", "volumes", "depends_on", "healthcheck", "restart", "stop_grace_period", "working_dir", "shm_size",
+    "secrets", "volumes", "depends_on", "healthcheck", "restart", "stop_grace_period", "working_dir", "shm_size", "cap_add",
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def check(argv: tuple[str, ...]) -> str:
         assert {part for part in arguments if part.startswith("--")} <= SGLANG
         return "sglang"
     assert (
-        program in ("alembic", "install", "nats-server")
+        program in ("alembic", "chown", "install", "nats-server")
         or arguments[0].startswith("--config")
         or argv[0] in ("-c", "--config")
     ), argv
