@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,7 @@ def changed(work: Path, placed: Mapping[str, Placed], limits: ArtifactLimits) ->
         tuple(deleted),
         tuple(found.refused[:_REPORTED]),
         complete=not found.refused,
+        counts=Counter(reason for _, reason in found.refused),
     )
 
 

@@ -208,7 +208,8 @@ class Artifacts:
 
     Paths are relative to `/app`. A file counts as modified when its bytes or its executable bit differ, and as deleted also where a directory
     is now. Of an image's work directory links and directories that are gone are among the deleted, too.
-    `refused` holds at most 100 entries; `complete` is false when any was refused, skipped directories apart.
+    `refused` holds at most 100 entries, `counts` how many there were in all, by reason; `complete` is false when any was refused, skipped
+    directories apart.
     """
 
     added: Mapping[str, File]
@@ -216,6 +217,7 @@ class Artifacts:
     deleted: tuple[str, ...]
     refused: tuple[tuple[str, RefusedReason], ...]
     complete: bool
+    counts: Mapping[RefusedReason, int] = field(default_factory=dict)
 
 
 class Process(Protocol):

@@ -27,6 +27,9 @@ def excess(changed: Artifacts, answer: str | None) -> str | None:
     for path, reason in changed.refused:
         if reason in _TOO_MUCH:
             return f"artifacts: {path} {reason.value}"
+    for reason in _TOO_MUCH:
+        if changed.counts.get(reason):  # beyond those that are listed
+            return f"artifacts: one of {sum(changed.counts.values()):,} files that stay behind {reason.value}"
     if len(changed.deleted) + len(changed.added) + len(changed.modified) > LIMITS.files:
         return f"artifacts: more than {LIMITS.files} files differ"
     files = [*changed.added.values(), *changed.modified.values()]

@@ -112,8 +112,8 @@ class VerifyRunner:
     ) -> VerdictReached:
         timeout_s = task.settings.verifier.timeout_sec
         environment = graded(environment_of(task, self._worker), artifacts)
-        tests = {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
-        files = {**environment.files, **tests}
+        files = dict(environment.files)
+        files |= {f"{TESTS_DIR}/{path}": File(body) for path, body in task.tests_files().items()}
         files[UNTRUSTED_FILE] = UNTRUSTED
         files[ANSWER_FILE] = File(answer.encode(errors="replace"))
         limits = sandbox_limits(self._worker.config.sandbox, timeout_s)

@@ -133,6 +133,17 @@ async def changed_lets_only_regular_files_within_limits_out(provider: Provider) 
 
 
 @check()
+async def changed_counts_what_it_does_not_list(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        await output(
+            sandbox, "i=0; while [ $i -lt 120 ]; do ln -s x l$i; i=$((i+1)); done; head -c 1001 /dev/zero >z"
+        )
+        found = await sandbox.changed(ArtifactLimits(file_bytes=1000))
+        require(len(found.refused) == 100 and not found.complete, found.refused)
+        require(found.counts == {RefusedReason.LINK: 120, RefusedReason.TOO_LARGE: 1}, found.counts)
+
+
+@check()
 async def a_file_larger_than_its_disk_space_stays_inside(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         await output(sandbox, "truncate -s 7M sparse; truncate -s 60K small")

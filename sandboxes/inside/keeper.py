@@ -200,7 +200,10 @@ class Keeper:
         refused = [
             [base64.b64encode(os.fsencode(path)).decode(), reason.name] for path, reason in found.refused
         ]
-        rest = {"deleted": found.deleted, "left": refused, "complete": found.complete}
+        rest = {
+            "deleted": found.deleted, "left": refused, "complete": found.complete,
+            "counts": {reason.name: count for reason, count in found.counts.items()},
+        }  # fmt: skip
         return {"files": entries, **rest}, b"".join(data)
 
     async def start(self, message: dict[str, Any], body: bytes) -> None:

@@ -228,7 +228,10 @@ class PodSandbox:
         refused = tuple(
             (os.fsdecode(base64.b64decode(path)), RefusedReason[reason]) for path, reason in told["left"]
         )
-        return Artifacts(found["added"], found["modified"], tuple(told["deleted"]), refused, told["complete"])
+        counts = {RefusedReason[reason]: count for reason, count in told["counts"].items()}
+        return Artifacts(
+            found["added"], found["modified"], tuple(told["deleted"]), refused, told["complete"], counts
+        )
 
     async def _asked(self, message: dict[str, Any], body: bytes = b"") -> Answer:
         told, data = await self.line.ask(message, body)

@@ -1,5 +1,7 @@
 """What crosses to verification, there and back."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES, answer_bytes, applied, excess, graded, packed
@@ -76,6 +78,10 @@ def test_links_stay_behind_silently_and_whatever_is_too_much_is_named() -> None:
     )
     assert excess(changed(refused=(("big", RefusedReason.TOO_LARGE),)), None) == (
         "artifacts: big is larger than the limit for one file"
+    )
+    hidden = replace(changed(), counts={RefusedReason.LINK: 100, RefusedReason.TOO_LARGE: 1})
+    assert excess(hidden, None) == (
+        "artifacts: one of 101 files that stay behind is larger than the limit for one file"
     )
     almost = changed({"a": File(bytes(TOTAL_BYTES - 10))})
     assert excess(almost, None) is None and "bytes, more than" in str(excess(almost, "x" * 9))
