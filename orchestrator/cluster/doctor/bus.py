@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import nats
 import nats.errors
+from nats.aio.client import Client
 
 from orchestrator.bus.link import OLDEST_SERVER, urls_of
 from orchestrator.bus.subjects import STREAMS
@@ -19,21 +19,28 @@ PATIENCE_S = 3.0
 
 async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list[Check]:
     """All of them; one alone when nobody answers."""
+    said: list[Exception] = []
 
-    async def silent(_error: Exception) -> None:
-        """What is wrong is said by whoever asks."""
+    async def heard(error: Exception) -> None:
+        """The client's own error in the end is only that no server is left."""
+        said.append(error)
 
+    client = Client()
     try:
-        client = await nats.connect(
+        await client.connect(
             urls_of(url),
             connect_timeout=PATIENCE_S,
             allow_reconnect=False,
-            error_cb=silent,
+            max_reconnect_attempts=1,  # once more, at once: before its first connection the client heeds no `allow_reconnect`
+            reconnect_time_wait=0,
+            error_cb=heard,
             name="penstock-doctor",
         )
     except (OSError, nats.errors.Error) as error:
+        await client.close()  # a connection on which nothing was said is open still
+        reason = said[-1] if said else error
         return [
-            Check("NATS", False, f"does not answer ({error or 'no reply'})", "start it, or mend NATS_URL")
+            Check("NATS", False, f"does not answer ({reason or 'no reply'})", "start it, or mend NATS_URL")
         ]
     try:
         version = client.connected_server_version
