@@ -19,9 +19,10 @@ from orchestrator.chaos.prepare import length_s
 from orchestrator.embedded.identity import ProcessId
 from orchestrator.home import Home
 
-FIND_S = 30.0  # a victim that is being started again is waited for, and so is what a fault of messages or clocks is to hit
+FIND_S = 30.0  # a victim that is being started again is waited for, and so is what a fault that is counted (plan.COUNTED) is to hit
 LOOK_S = 0.02
 TRIES = 5
+FAILED_WRITE = b'"event": "checkpoint.failed"'
 
 
 class NoVictim(Exception):
@@ -103,12 +104,16 @@ class Injector:
                 before = self._shuffles()
                 did = await self._part(links, fault, lasts_s, lambda: self._shuffles() - before)
             case Kind.STALL | Kind.CUT | Kind.DELAY:
-                await self._part([(fault.victim, fault.service)], fault, lasts_s)
+                link = (fault.victim, fault.service)
+                relay = self.links.relays[link]
+                before = relay.met
+                did = await self._part([link], fault, lasts_s, lambda: relay.met - before)
             case Kind.DISK:
-                place = self.home.policies
+                place, log = self.home.policies, self.home.layout.logs / "trainer.log"
+                before = log.stat().st_size if log.exists() else 0
                 try:
                     await anyio.to_thread.run_sync(disk.fill, place)
-                    await anyio.sleep(lasts_s)
+                    did = await _last(lasts_s, lambda: _failed_writes(log, before))
                 finally:
                     disk.empty(place)
             case Kind.CLOCK:
@@ -142,18 +147,24 @@ class Injector:
         shutil.rmtree(self.home.layout.nats / "jetstream", ignore_errors=True)
 
     async def _part(
-        self, links: list[tuple[str, str]], fault: Fault, lasts_s: float, did: Callable[[], int] | None = None
-    ) -> int | None:
+        self, links: list[tuple[str, str]], fault: Fault, lasts_s: float, did: Callable[[], int]
+    ) -> int:
         try:
             for link in links:
                 self.links.relays[link].part(fault.kind, delay_s=DELAY_S / self.scale, seed=fault.index)
-            if did is not None:
-                return await _last(lasts_s, did)
-            await anyio.sleep(lasts_s)
-            return None
+            return await _last(lasts_s, did)
         finally:
             for link in links:
                 self.links.relays[link].pass_on()
+
+
+def _failed_writes(log: Path, begin: int) -> int:
+    """As the trainer says in its log behind `begin`: it alone writes where the small disk is."""
+    if not log.exists():
+        return 0
+    with log.open("rb") as lines:
+        lines.seek(begin if begin <= log.stat().st_size else 0)  # else it was put aside
+        return lines.read().count(FAILED_WRITE)
 
 
 async def _last(lasts_s: float, did: Callable[[], int]) -> int:

@@ -60,6 +60,10 @@ BLOCK: Final = (
 COUNTED: Final = {
     Kind.DUPLICATE: "copies of messages that NATS took",
     Kind.REORDER: "times that two messages or more went on in another order",
+    Kind.STALL: "pieces that had to wait",
+    Kind.CUT: "connections that were ended or refused",
+    Kind.DELAY: "pieces that took longer",
+    Kind.DISK: "writes of a checkpoint that failed",
     Kind.CLOCK: "looks of the victim at its shifted clock",
 }
 """Faults that may pass by without hitting anything, and what is counted of each."""

@@ -47,6 +47,7 @@ class Relay:
         self._free.set()
         self._open: set[anyio.CancelScope] = set()
         self.shuffles = 0  # pieces of two messages or more that went on in another order
+        self.met = 0  # pieces that a stall held or a delay kept, connections that a cut ended or refused
 
     @property
     def connections(self) -> int:
@@ -58,6 +59,7 @@ class Relay:
         if kind is Kind.STALL:
             self._free = anyio.Event()
         if kind is Kind.CUT:
+            self.met += len(self._open)
             for scope in list(self._open):
                 scope.cancel()
 
@@ -79,7 +81,10 @@ class Relay:
                             return
                     except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
                         return
-                if self._mode is Kind.CUT or self.to is None:
+                if self._mode is Kind.CUT:
+                    self.met += 1
+                    return
+                if self.to is None:
                     return
                 self._open.add(scope)
                 try:
@@ -122,8 +127,11 @@ class Relay:
         while True:
             if data:
                 if self._mode is Kind.DELAY:
+                    self.met += 1
                     await anyio.sleep(self._delay_s)
-                await self._free.wait()
+                if not self._free.is_set():
+                    self.met += 1
+                    await self._free.wait()
                 if shuffled and self._mode is Kind.REORDER:
                     data = await self._shuffled(source, data)
                 await sink.send(data)

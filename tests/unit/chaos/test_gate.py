@@ -1,9 +1,11 @@
 """A run that found nothing because it did nothing fails, and says what it did not do."""
 
+import json
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import anyio
@@ -12,7 +14,7 @@ import pytest
 from orchestrator.audit import Checked, Report
 from orchestrator.audit.sandboxes import REMOVED
 from orchestrator.audit.witness import GENERATED, RECEIVED
-from orchestrator.chaos import inject, victims
+from orchestrator.chaos import disk, inject, victims
 from orchestrator.chaos.gate import unmet
 from orchestrator.chaos.inject import Gone, Hurt, Injector, NoVictim
 from orchestrator.chaos.links import Links
@@ -65,8 +67,10 @@ def test_a_fault_without_a_victim_is_named() -> None:
 
 
 @pytest.mark.parametrize("did", [0, None])
-@pytest.mark.parametrize("kind", [Kind.DUPLICATE, Kind.REORDER, Kind.CLOCK])
-def test_messages_that_were_not_copied_or_shuffled_and_a_clock_that_nobody_looked_at_are_named(
+@pytest.mark.parametrize(
+    "kind", [Kind.DUPLICATE, Kind.REORDER, Kind.STALL, Kind.CUT, Kind.DELAY, Kind.DISK, Kind.CLOCK]
+)
+def test_messages_links_disks_and_clocks_that_a_fault_did_nothing_to_are_named(
     kind: Kind, did: int | None
 ) -> None:
     empty = next(one for one in take(1, 99) if one.kind is kind)
@@ -145,12 +149,15 @@ async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Wire:
-        """A relay that is asked to shuffle, and has done so twice when it was."""
+        """A relay that is asked to shuffle, or else, and has done so twice when it was."""
 
-        shuffles = 5
+        shuffles, met = 5, 7
 
         def part(self, kind: Kind, *, delay_s: float, seed: int) -> None:
-            self.shuffles += 2
+            if kind is Kind.REORDER:
+                self.shuffles += 2
+            else:
+                self.met += 3
 
         def pass_on(self) -> None: ...
 
@@ -167,9 +174,10 @@ async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_o
     me = ProcessId.mine()
 
     async def did(kind: Kind) -> int | None:
-        return (await injector.do(Fault(0, kind, "runner", length_s=0.05, shift_s=60.0), [me])).did
+        return (await injector.do(Fault(0, kind, "runner", "nats", length_s=0.05, shift_s=60.0), [me])).did
 
     assert (await did(Kind.DUPLICATE), await did(Kind.REORDER)) == (9, 2)
+    assert [await did(kind) for kind in (Kind.STALL, Kind.CUT, Kind.DELAY)] == [3, 3, 3]
     seen = tmp_path / "runner.seen"
     seen.write_text(f"{me.pid}\n")  # of a fault before
 
@@ -185,6 +193,36 @@ async def test_what_copies_shuffles_and_looks_at_a_clock_there_were_is_counted_o
     assert not (tmp_path / "runner").exists()
     monkeypatch.setattr(inject, "FIND_S", 0.05)
     assert await did(Kind.CLOCK) == 0
+
+
+@pytest.mark.anyio
+async def test_a_full_disk_lasts_until_a_checkpoint_met_it_and_of_what_was_said_before_nothing_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "trainer.log"
+    failed = json.dumps({"event": "checkpoint.failed", "level": "error"}) + "\n"
+    log.write_text(failed)
+
+    def filled(place: Path) -> None:
+        (place / disk.BALLAST).touch()
+
+    monkeypatch.setattr(disk, "fill", filled)  # a disk that can be full is root's
+    home = SimpleNamespace(policies=tmp_path, layout=SimpleNamespace(logs=tmp_path))
+    injector = Injector(cast(Home, home), cast(Links, None), tmp_path, 1.0)
+
+    async def writes() -> None:
+        while not (tmp_path / disk.BALLAST).exists():
+            await anyio.sleep(0.005)
+        with log.open("a") as lines:
+            lines.write(f'{{"event": "batch.committed"}}\n{failed}')
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(writes)
+        with anyio.fail_after(PATIENCE_S):
+            hurt = await injector.do(Fault(0, Kind.DISK, "trainer", length_s=0.02), [ProcessId.mine()])
+    assert hurt.did == 1 and not (tmp_path / disk.BALLAST).exists()
+    monkeypatch.setattr(inject, "FIND_S", 0.05)
+    assert (await injector.do(Fault(0, Kind.DISK, "trainer", length_s=0.02), [ProcessId.mine()])).did == 0
 
 
 @pytest.mark.anyio

@@ -57,10 +57,11 @@ async def test_a_stall_loses_nothing_and_ends() -> None:
     async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
         await said(client, 6)
         relay.part(Kind.STALL, delay_s=0, seed=0)
+        assert relay.met == 0, "nothing was on its way"
         await client.send(b"held")
         with anyio.move_on_after(0.2) as limit:
             await client.receive()
-        assert limit.cancelled_caught
+        assert limit.cancelled_caught and relay.met == 1
         relay.pass_on()
         assert await said(client, 4) == b"held"
 
@@ -76,6 +77,7 @@ async def test_a_cut_ends_connections_and_refuses_new_ones_until_it_ends() -> No
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
             with anyio.fail_after(PATIENCE_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                 await client.receive()
+        assert relay.met == 2, "one was ended, one refused"
         relay.pass_on()
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
             assert await said(client, 6) == b"hello "
@@ -88,7 +90,7 @@ async def test_a_delay_holds_every_piece_for_its_time() -> None:
         began = anyio.current_time()
         await client.send(b"slow")
         assert await said(client, 4) == b"slow"
-        assert anyio.current_time() - began >= 0.2  # there and back
+        assert anyio.current_time() - began >= 0.2 and relay.met == 2  # there and back
 
 
 async def test_a_service_that_is_away_looks_as_it_does_without_a_relay() -> None:
