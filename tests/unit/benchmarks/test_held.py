@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.benchmarks.bars import at_least, at_most
+from orchestrator.benchmarks.bars import at_least, at_most, quantile
 from orchestrator.benchmarks.held import main
+from orchestrator.benchmarks.pool.__main__ import FULL, SMALL, Size
 
 
 def ended(*bars: object, before: str = "a table\n") -> io.StringIO:
@@ -119,3 +120,8 @@ def test_output_without_bars_is_a_failure() -> None:
 def test_a_bar_holds_at_its_target_and_not_beyond_it() -> None:
     assert at_most("x", 50.0, "ms", 50.0).holds and not at_most("x", 50.1, "ms", 50.0).holds
     assert at_least("x", 3000.0, "1/s", 3000.0).holds and not at_least("x", 2999.0, "1/s", 3000.0).holds
+
+
+@pytest.mark.parametrize("size", [SMALL, FULL])
+def test_one_slow_claim_does_not_fail_the_pools_bench(size: Size) -> None:
+    assert quantile([1.0] * (size.claims - 1) + [1000.0], 0.95) == 1.0
