@@ -264,7 +264,7 @@ class GatewayAdmin(_Client):
         Raises GatewayDrains where it would be a new one, and the gateway takes none.
 
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
-        `scripted` replaces the policy: the i-th call of the session is answered by scripted[i] = {reasoning, content, tool_calls:
+        `scripted` replaces the policy: the i-th call (auxiliary ones apart) is answered by scripted[i] = {reasoning, content, tool_calls:
         [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
         `{observation}` in their arguments stands for. `auxiliary` are patterns of model names (`*-mini`): a call that asks for such a
         model is answered and recorded, and does not train. `replayable` says whether a later lease may resume this attempt.

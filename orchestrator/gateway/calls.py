@@ -5,7 +5,7 @@ waits is gone it is given up upstream, and recorded as undelivered.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,11 +29,12 @@ from orchestrator.gateway.problems import (
     unavailable,
     upstream_refused,
 )
-from orchestrator.gateway.record import Recorder
+from orchestrator.gateway.record import Recorder, auxiliary
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.repetition import Repetition
 from orchestrator.gateway.requests import CompletionRequest, Reply
-from orchestrator.gateway.servers import Flight, Generated, ServerPool
+from orchestrator.gateway.script import Script
+from orchestrator.gateway.servers import Flight, Generated, PromptTooLong, ServerPool
 from orchestrator.gateway.sessions import UNDELIVERED, Session
 from orchestrator.gateway.stops import cut_at_stop
 from orchestrator.gateway.store import SessionStore
@@ -49,8 +50,10 @@ ASKED_PER_TURN = 8
 class Call:
     """A completion under way or done. `result` waits for it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, auxiliary: bool = False, said: int | None = None) -> None:
         self.session = session
+        self.auxiliary = auxiliary
+        self.said = said  # the number of its reply in a script
         self.flight = Flight()
         self.scope = anyio.CancelScope()
         self.waiting = 0
@@ -147,11 +150,13 @@ class Calls:
             call.finish(_reply(last, StepTimings(), self._stopped(request, last)))
             return call
         session.requests += 1
-        self._check_turns(session)
+        aside = auxiliary(request, session.terms.auxiliary)
+        self._check_turns(session, aside)
         placement = self._place(session, request)
-        params, recorded = self._params(session, request, placement)
+        params, recorded = self._params(session, request, placement, aside)
         self._metrics.left_out.inc(request.left_out)
-        call = session.calls[request.digest] = Call(session)
+        said = None if session.script is None or aside else self._next_scripted(session, session.script)
+        call = session.calls[request.digest] = Call(session, auxiliary=aside, said=said)
         self._tasks.start_soon(self._run, call, request, placement, params, recorded)
         return call
 
@@ -223,31 +228,41 @@ class Calls:
         text = self._renderer.decode(node.action.tolist())
         return next((stop for stop in request.stop if stop in text), None)
 
-    def _check_turns(self, session: Session) -> None:
+    def _check_turns(self, session: Session, aside: bool) -> None:
+        """Raise Problem 400 when no call is left. One that is not of the conversation (`aside`) is no turn, as long as there are not many."""
         budget = session.terms.budget
         script = session.terms.script
         limit = budget.max_turns if script is None else min(budget.max_turns, len(script))
         asked = len(session.forest.nodes) + len(session.calls)
-        if session.turns + len(session.calls) >= limit or asked >= ASKED_PER_TURN * limit:
-            raise self._exhausted(session, "turns", limit)
+        turns = session.turns + sum(not call.auxiliary for call in session.calls.values())
+        if (turns >= limit and not aside) or asked >= ASKED_PER_TURN * limit:
+            raise self._exhausted(session, "turns", limit, aside)
         if budget.max_total_tokens is not None and session.sampled_tokens >= budget.max_total_tokens:
             raise self._exhausted(session, "tokens", budget.max_total_tokens)
 
-    def _exhausted(self, session: Session, which: str, limit: int) -> Problem:
-        if session.exhausted is None:
+    def _next_scripted(self, session: Session, script: Script) -> int:
+        if (
+            number := script.take()
+        ) is None:  # those that are left are being said to calls that were given up
+            raise self._exhausted(session, "turns", session.turns)
+        return number
+
+    def _exhausted(self, session: Session, which: str, limit: int, aside: bool = False) -> Problem:
+        """The refusal; what is refused `aside` of the conversation does not end it."""
+        if session.exhausted is None and not aside:
             session.exhausted = which
             self._tasks.start_soon(self._store.save_progress, session)
         return budget_exhausted(which, limit)
 
     def _params(
-        self, session: Session, request: CompletionRequest, placement: Placement
+        self, session: Session, request: CompletionRequest, placement: Placement, aside: bool
     ) -> tuple[SamplingParams, dict[str, Any]]:
         """(what is sent, what is recorded). The run's parameters override the harness's; only the limit goes down, and stops are kept."""
         budget = session.terms.budget
         context = int(min(budget.max_context, self._renderer.context - CONTEXT_KEPT, self._pool.capacity))
         room = context - len(placement.ids)
         if room <= 0:
-            raise self._exhausted(session, "context", context)
+            raise self._exhausted(session, "context", context, aside)
         values: dict[str, Any] = {
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
@@ -291,11 +306,13 @@ class Calls:
         try:
             with call.scope:
                 await self._after_record(session, request)
-                outcome = await self._complete(call, request, placement, params, recorded)
+                outcome = await self._within_allowance(call, request, placement, params, recorded)
             if call.scope.cancelled_caught:
                 outcome = session_over(session.over or "cancelled")
         except Problem as problem:
             outcome = problem
+        except PromptTooLong as error:
+            outcome = self._exhausted(session, "context", error.capacity, call.auxiliary)
         except RequestRefused as refused:
             outcome = upstream_refused(refused.message)
         except Exception:
@@ -304,6 +321,8 @@ class Calls:
             outcome = Problem(500, "internal_error", "the gateway failed; nothing was recorded")
         finally:
             self._metrics.open_calls.dec()
+            if call.said is not None and session.script is not None and not isinstance(outcome, Reply):
+                session.script.put_back(call.said)
             if isinstance(outcome, Reply):
                 session.failing = None
             elif outcome.status >= 500:
@@ -311,6 +330,27 @@ class Calls:
             if session.calls.get(request.digest) is call:
                 del session.calls[request.digest]
             call.finish(outcome)
+
+    async def _within_allowance(
+        self,
+        call: Call,
+        request: CompletionRequest,
+        placement: Placement,
+        params: SamplingParams,
+        recorded: dict[str, Any],
+    ) -> Reply:
+        session = call.session
+        with call.flight.holding():
+            most = await session.allowance.take(params.max_new_tokens, lambda: session.sampled_tokens)
+        try:
+            if most == 0:
+                total = session.terms.budget.max_total_tokens or 0
+                raise self._exhausted(session, "tokens", total)
+            return await self._complete(
+                call, request, placement, replace(params, max_new_tokens=most), recorded
+            )
+        finally:
+            session.allowance.give_back(most)
 
     async def _complete(
         self,
@@ -324,8 +364,9 @@ class Calls:
         with call.flight.holding():
             await self._recorder.room()
         held = call.flight.held_s
-        if terms.script is not None:
-            generated = self._scripted(terms.script[session.turns], request, params.max_new_tokens)
+        if session.script is not None:
+            turn = session.script.turn(call.said, request.turns)
+            generated = self._scripted(turn, params.max_new_tokens)
         else:
             key = f"{terms.rollout}:{terms.attempt}"
             rule = Repetition(self._sampling.repetition_tokens, self._sampling.repetition_probability)
@@ -363,9 +404,8 @@ class Calls:
             self._tasks.start_soon(self._store.save_progress, session)
         return _reply(node, generated.timings, generated.stop)
 
-    def _scripted(self, reply: Mapping[str, Any], request: CompletionRequest, room: int) -> Generated:
-        """A demonstration: the next scripted reply, in the ids that the policy would have sampled."""
-        turn = scripted_turn(reply, request.turns)
+    def _scripted(self, turn: Turn, room: int) -> Generated:
+        """A demonstration's reply in the ids that the policy would have sampled."""
         ids = tuple(self._renderer.action(turn))
         if len(ids) > room:
             raise Problem(
@@ -377,32 +417,6 @@ class Calls:
         return Generated(
             ids, (0.0,) * len(ids), (VersionSpan(0, 0, len(ids)),), "stop", None, False, StepTimings()
         )
-
-
-def scripted_turn(reply: Mapping[str, Any], turns: tuple[Turn, ...]) -> Turn:
-    """A scripted reply as an assistant turn. With `copy_observation` the text of the last tool result (or user message) is its content,
-    or where it calls tools, what `{observation}` in their arguments stands for."""
-    text, calls = reply.get("content") or "", reply.get("tool_calls")
-    if reply.get("copy_observation"):
-        heard = [turn.text for turn in turns if turn.role == "tool"] or [turns[-1].text]
-        seen = heard[-1].strip()
-        text = text if calls else seen
-        calls = calls and [{**call, "arguments": _filled(call["arguments"], seen)} for call in calls]
-    return Turn.from_plain(
-        {
-            "role": "assistant",
-            "content": text,
-            "reasoning": reply.get("reasoning"),
-            "tool_calls": calls,
-        }
-    )
-
-
-def _filled(arguments: Mapping[str, Any], seen: str) -> dict[str, Any]:
-    return {
-        key: value.replace("{observation}", seen) if isinstance(value, str) else value
-        for key, value in arguments.items()
-    }
 
 
 def _reply(node: Node, timings: StepTimings, stopped: str | None, *, replayed: bool = False) -> Reply:

@@ -12,6 +12,7 @@ Where another gateway changes its weights, a call that comes back broken off beg
 A pause is no reason to leave this table: whether a server is there is asked by a route that answers in every state.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,6 +106,10 @@ class RolloutServer:
         if self.held_since is not None:
             return anyio.current_time() - self.held_since
         return self.load.delay(len(self.flights))
+
+    def room(self, length: int) -> float:
+        """Tokens that may follow a prompt of `length`, in all that it takes; at most 0: it refuses the prompt itself."""
+        return math.inf if self.capacity is None else self.capacity - length
 
     def hold(self) -> None:
         """Close the gate: calls wait for it."""

@@ -43,6 +43,14 @@ def nothing() -> Ids:
     return np.empty(0, dtype="<i4")
 
 
+class PromptTooLong(Exception):
+    """No server that is there takes the prompt. `capacity`: tokens of the longest that the one takes whose turn it was."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.capacity = capacity
+
+
 @dataclass(slots=True)
 class Flight:
     """Where a call is right now, so that it can be given up. `abandoned` set: stop at the next chance, keep what there is."""
@@ -219,9 +227,10 @@ class ServerPool:
         routed: Routed = UNROUTED,
         version: int | None = None,
     ) -> Generated:
-        """One action after `ids`, of which `routed` is known, by `version` where servers are reserved. Held while no server is ready. Raises
-        RequestRefused when a server refuses the request itself, Problem 503 when requests keep coming back empty, or this gateway knows no
-        server at all."""
+        """One action after `ids`, of which `routed` is known, by `version` where servers are reserved. Held while no server is ready. One
+        that goes on at a server with less room than it had ends there by length. Raises PromptTooLong when no server that is there takes
+        `ids`, RequestRefused when a server refuses the request itself, Problem 503 when requests keep coming back empty, or this
+        gateway knows no server at all."""
         with self._counted(flight):
             return await self._generate(ids, params, key, flight, rule, routed, version)
 
@@ -259,11 +268,16 @@ class ServerPool:
         while True:
             asked = time.monotonic()
             with flight.holding():
-                server = await self._admit(key, flight, version)
+                server = await self._admit(key, flight, version, len(ids) + len(so_far.ids))
             queue_s += time.monotonic() - asked
             finish = None
             if server is None:
                 break
+            space = server.room(len(ids) + len(so_far.ids))
+            if space <= 0:
+                if so_far.ids:
+                    break
+                raise PromptTooLong(server.capacity or 0)
             self._move(flight, server)
             pinned, rid = server.version, uuid.uuid4().hex
             assert pinned is not None
@@ -272,7 +286,7 @@ class ServerPool:
                 so_far.routes_from = routed.first_wanted(pinned) if anew else routed.tokens
             flight.server, flight.rid = server, rid
             room = params.max_new_tokens - len(so_far.ids)
-            left = replace(params, max_new_tokens=watch.segment(room))
+            left = replace(params, max_new_tokens=int(min(watch.segment(room), space)))
             sent = time.monotonic()
             context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key, so_far.unrouted)
@@ -372,18 +386,24 @@ class ServerPool:
             return self.servers[: -self._reserved]
         return [server for server in self.reserved if server.version == version]
 
-    def _taking(self, version: int | None, home: RolloutServer | None) -> Sequence[RolloutServer]:
-        """Those that take a call: none that drains, but for one that has it already, where nobody else could go on with it."""
+    def _taking(
+        self, version: int | None, home: RolloutServer | None, length: int
+    ) -> Sequence[RolloutServer]:
+        """Those that take a call of so many tokens: none that drains, but for one that has it already, where nobody else could go on with it;
+        none without room, as long as another one has it."""
         servers = self._of(version)
         taking = [server for server in servers if not server.draining]
         if home is not None and home in servers and not any(server.usable for server in taking):
             return [home]
-        return taking
+        roomy = [server for server in taking if server.room(length) > 0]
+        return roomy if any(server.usable for server in roomy) else taking
 
-    async def _admit(self, key: str, flight: Flight, version: int | None) -> RolloutServer | None:
+    async def _admit(
+        self, key: str, flight: Flight, version: int | None, length: int
+    ) -> RolloutServer | None:
         """The server to send to, once there is one; None when the call is given up before."""
         while not flight.abandoned.is_set():
-            changed, servers = self._changed, self._taking(version, flight.home)
+            changed, servers = self._changed, self._taking(version, flight.home, length)
             if (chosen := choose(servers, key, self._spill_s)) is not None:
                 if chosen is not preferred(servers, key):
                     self._metrics.spilled.labels(chosen.url).inc()

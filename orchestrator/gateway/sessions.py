@@ -14,9 +14,11 @@ import anyio
 
 from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.ids import trajectory_digest
+from orchestrator.gateway.allowance import Allowance
 from orchestrator.gateway.forest import Forest, Node
 from orchestrator.gateway.problems import session_over
 from orchestrator.gateway.replay import Replay
+from orchestrator.gateway.script import Script
 from orchestrator.gateway_client import Budget, Seal
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ class Session:
                 node.finish == "abort" or UNDELIVERED in self.marks.get(node.idx, ())
             ):
                 node.delivered = False
+        self.allowance = Allowance(terms.budget.max_total_tokens)
+        self.script = None if terms.script is None else Script(terms.script, self.turns)
         self.replay: Replay | None = None
         if recorded:
             needless = {idx for idx, reasons in self.marks.items() if reasons & {UNDELIVERED, AUXILIARY}}

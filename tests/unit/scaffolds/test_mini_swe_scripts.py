@@ -8,8 +8,8 @@ import pytest
 from scaffolds.find import find
 from scaffolds.mini_swe import SUBMIT, MiniSweAgent, submission
 
-from orchestrator.gateway.calls import scripted_turn
 from orchestrator.gateway.messages import Turn
+from orchestrator.gateway.script import scripted_turn
 from orchestrator.tasks.suite import Trajectory
 from orchestrator.tasks.suite import Turn as Move
 from orchestrator.tasks.suite.record import SCRIPTS
