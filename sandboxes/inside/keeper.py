@@ -106,9 +106,11 @@ class Keeper:
         """The owner's connection; the newest one counts."""
         if self.writer is not None:
             self.writer.close()
+            self.hang_up()
         self.writer, self.met = writer, True
         frames = Reader()
         try:
+            await self.say({"hello": True})  # now whatever the owner says is heard
             while data := await reader.read(_CHUNK):
                 for message, body in frames.feed(data):
                     await self.take(message, body)
@@ -117,7 +119,14 @@ class Keeper:
         finally:
             if self.writer is writer:
                 self.writer, self.alone_since = None, time.monotonic()
+                self.hang_up()
             writer.close()
+
+    def hang_up(self) -> None:
+        """End what was led over a line that is lost: its other ends are gone, and programs would wait for them for ever."""
+        for stream in self.streams.values():
+            stream.close()
+        self.streams.clear()
 
     async def say(self, message: dict[str, Any], body: bytes = b"") -> None:
         if self.writer is not None:
@@ -303,6 +312,9 @@ class Keeper:
                 return
             await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
             return
+        if self.writer is None:  # as from a gateway that is away
+            writer.close()
+            return
         self.stream_count += 1
         number = self.stream_count
         self.streams[number] = writer
@@ -310,7 +322,8 @@ class Keeper:
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK):
                 await self.say({"stream": number}, data)
-        await self.say({"stream": number, "close": True})
+        if number in self.streams:  # else its line is lost, and the next one knows nothing of it
+            await self.say({"stream": number, "close": True})
 
     def tunnelled(self, message: dict[str, Any], body: bytes) -> None:
         writer = self.streams.get(message["stream"])

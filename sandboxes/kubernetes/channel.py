@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import anyio
 
 from sandboxes.base import SandboxError
 from sandboxes.inside.frames import Reader, frame
@@ -34,25 +33,29 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 class Channel:
-    """`pushed` is told what the keeper says unasked; `joined` is called on every new line, before anything else is sent."""
+    """`pushed` is told what the keeper says unasked; `joined` is called on every new line, once the keeper has greeted and before anything else is
+    sent; `parted` when that line is lost."""
 
     def __init__(
-        self, api: Api, pod: str, pushed: Callable[[dict[str, Any], bytes], Awaitable[None]], joined: Callable[[], Awaitable[None]]
+        self, api: Api, pod: str, pushed: Callable[[dict[str, Any], bytes], Awaitable[None]], joined: Callable[[], Awaitable[None]],
+        parted: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
-        self._api, self._pod, self._pushed, self._joined = api, pod, pushed, joined
+        self._api, self._pod, self._pushed, self._joined, self._parted = api, pod, pushed, joined, parted
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._lock = asyncio.Lock()
         self._failed: SandboxError | None = None
+        self._greeted = asyncio.Event()
         self.lines = 0
-        self.up = anyio.Event()
+        """How many there were, up to now; each is one once the keeper has greeted."""
 
     async def run(self, why_lost: Callable[[], Awaitable[SandboxError | None]]) -> None:
         """Keep the line until cancelled or given up. `why_lost` says whether the pod is gone for good, and why."""
         settings = self._api.settings
         since = time.monotonic()
         while True:
+            lines = self.lines
             try:
                 await self._line()
                 since = time.monotonic()
@@ -62,6 +65,9 @@ class Channel:
                 )
             else:
                 lost = SandboxError(f"the line to the pod {self._pod} is lost")
+            await self._parted()
+            if self.lines > lines:  # it was up until now
+                since = time.monotonic()
             gone = await why_lost()
             if gone is not None or time.monotonic() - since > settings.ttl_s / 2:
                 self.give_up(gone or lost or SandboxError("lost"))
@@ -100,15 +106,23 @@ class Channel:
                 raise SandboxError(
                     "the API server speaks no websocket protocol of pods/exec that is known here: it needs Kubernetes 1.30"
                 )
-            self._socket = socket
-            self.lines += 1
+            self._greeted = asyncio.Event()
             receiving = asyncio.create_task(self._receive(socket))
             try:
+                greeted = asyncio.create_task(self._greeted.wait())
+                try:  # the keeper is at the other end, and not only an exec that waits for it
+                    await asyncio.wait((greeted, receiving), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    greeted.cancel()
+                if not self._greeted.is_set():
+                    await receiving  # raises what ended the line instead
+                    return
+                self._socket = socket
+                self.lines += 1
                 await self._joined()
                 for data, future in list(self._waiting.values()):
                     if not future.done():
                         await self._send(data)
-                self.up.set()
                 await receiving
             finally:
                 receiving.cancel()
@@ -136,7 +150,9 @@ class Channel:
                 return
 
     async def _take(self, told: dict[str, Any], body: bytes) -> None:
-        if "id" in told:
+        if "hello" in told:
+            self._greeted.set()
+        elif "id" in told:
             known = self._waiting.pop(told["id"], None)
             if known is not None and not known[1].done():
                 known[1].set_result((told, body))

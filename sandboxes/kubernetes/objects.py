@@ -26,6 +26,7 @@ BUNDLE = f"{KEEPER}/keeper.pyz"
 _RIGHTS = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"]
 """Of the keeper, root in its pod, all of them within the Pod Security Standard "baseline". Programs have none."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
+_LONGEST = 63  # characters of a label's value, which a pod's name is as well
 _OWN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -48,12 +49,16 @@ def name_of(work: Work, ordinal: int) -> str:
     """
     run = _UNSAFE.sub("-", work.run.lower()).strip("-")[:20]
     seal = hashlib.sha256(work.run.encode()).hexdigest()[:4]  # two runs may look alike in small letters
-    return f"penstock-{run}-{seal}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
+    name = f"penstock-{run}-{seal}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
+    if len(name) <= _LONGEST:
+        return name
+    whole = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name[: _LONGEST - len(whole) - 1].rstrip('-')}-{whole}"
 
 
 def label(value: str) -> str:
     """As a label's value may be: at most 63 letters, digits, dots, dashes, underlines."""
-    return _OWN.sub("-", value)[:63].strip("-._")
+    return _OWN.sub("-", value)[:_LONGEST].strip("-._")
 
 
 def metadata(identity: Identity, settings: KubernetesSettings) -> Object:

@@ -215,7 +215,9 @@ class KubernetesProvider:
         self, sandbox: PodSandbox, uid: str, tasks: anyio.abc.TaskGroup, line: anyio.CancelScope
     ) -> None:
         """The line to the keeper, and the sandbox's files."""
-        channel = sandbox.channel = Channel(self._api, sandbox.id, sandbox.heard, sandbox.joined)
+        channel = sandbox.channel = Channel(
+            self._api, sandbox.id, sandbox.heard, sandbox.joined, sandbox.parted
+        )
 
         async def why_lost() -> SandboxError | None:
             try:

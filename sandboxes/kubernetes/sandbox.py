@@ -119,7 +119,10 @@ class PodSandbox:
         for process in list(self._programs.values()):
             await self.channel.tell(_start(process), process.stdin)
             await self.channel.tell(_resume(process))
-        for stream in self._streams.values():  # their other ends are gone
+
+    async def parted(self) -> None:
+        """The line is lost, and with it the other ends of what was led over it."""
+        for stream in list(self._streams.values()):
             await stream.aclose()
         self._streams.clear()
 

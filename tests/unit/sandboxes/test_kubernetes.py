@@ -17,10 +17,10 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.providers import ContainerSection, KubernetesSection
-from sandboxes.base import KilledBy, Limits, SandboxError, SandboxSpec, SandboxSpent
+from sandboxes.base import File, KilledBy, Limits, SandboxError, SandboxSpec, SandboxSpent
 from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.settings import ContainerSettings
-from sandboxes.kubernetes.objects import Identity, name_of, pod, secret
+from sandboxes.kubernetes.objects import Identity, label, name_of, pod, secret
 from sandboxes.kubernetes.provider import KubernetesProvider
 from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import Work, working_on
@@ -107,6 +107,17 @@ async def test_a_program_goes_on_while_the_line_is_lost_and_nothing_of_its_outpu
             assert result.stdout.decode().split("\n")[:-1] == [f"line {i}" for i in range(300)]
 
 
+async def test_a_line_that_was_up_for_long_is_made_again_however_it_ended() -> None:
+    async with cluster(ttl_s=3.0) as (fake, provider):
+        async with provider.open(SandboxSpec(files={"/app/kept": File(b"x")})) as sandbox:
+            with anyio.move_on_after(1.6):  # longer than a line may be away
+                await anyio.sleep_forever()
+            await fake.break_lines()
+            while fake.lines:
+                await anyio.sleep(0.01)
+            assert await sandbox.get("/app/kept") == b"x"
+
+
 async def test_work_that_is_cancelled_around_its_sandbox_ends_its_program_and_its_pod() -> None:
     async with cluster(processes=True) as (fake, provider):
         with anyio.fail_after(30):
@@ -154,8 +165,10 @@ async def test_a_program_whose_own_keeper_the_kernel_ended_for_memory_was_ended_
             token = long_sleep()
             process = await sandbox.start(["sh", "-c", f"echo begun; exec sleep {token}"])
             assert (await process.read())[0] == b"begun\n"
-            [program] = [pid for pid in sleepers(token) if "sleep" in Path(f"/proc/{pid}/comm").read_text()]
-            answers = Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()[1]
+            with anyio.fail_after(20):
+                while not (programs := sleepers(token)):
+                    await anyio.sleep(0.01)
+            answers = Path(f"/proc/{programs[0]}/stat").read_text().rpartition(")")[2].split()[1]
             os.kill(int(answers), signal.SIGKILL)
             result = await process.wait()
             assert (result.killed_by, result.exit_code, result.stdout) == (KilledBy.MEMORY, 137, b"begun\n")
@@ -238,7 +251,8 @@ def test_a_name_follows_from_the_attempt_and_fits() -> None:
         for n in (1, 2)
     }
     assert len(names) == 12
-    assert len(name_of(Work("x" * 60, 2**40, 99, 2**30, "verification"), 9)) <= 63 + 20
+    long = {name_of(Work("x" * 60, 2**40 + n, 99, 2**30, "verification"), 9) for n in range(20)}
+    assert len(long) == 20 and all(len(name) <= 63 and name == label(name) for name in long)
 
 
 @pytest.mark.parametrize(
