@@ -26,7 +26,7 @@ def test_a_render_writes_the_files_and_says_where_to_begin(tmp_path: Path) -> No
         MARK,
     }
     checked = run.invoke(app, ["cluster", "check", str(out)])
-    assert checked.exit_code == 0 and "25 rules hold" in checked.stdout
+    assert checked.exit_code == 0 and "29 rules hold" in checked.stdout
     (out / "45-web.yaml").write_text(
         (out / "45-web.yaml").read_text().replace("penstock:0.1.0", "penstock:latest")
     )
