@@ -1,5 +1,5 @@
 """A backup of services that Penstock did not start, by the guide's own commands: PostgreSQL dumped while the run goes on, checkpoints copied
-later; then both lost, NATS empty, and the run goes on from the dump."""
+later; then the database lost, NATS empty, the files put aside, and the run goes on from the dump."""
 
 import json
 import os
@@ -42,8 +42,8 @@ class Own:
     def urls(self) -> dict[str, str]:
         return {"DATABASE_URL": self.postgres.url, "NATS_URL": self.nats.url}
 
-    async def lost(self, run: Path) -> None:
-        """An empty database, an empty NATS, no journals, no checkpoints."""
+    async def lost(self) -> None:
+        """An empty database, an empty NATS."""
         connection = await asyncpg.connect(self.postgres.url.replace("/penstock?", "/postgres?"))
         try:
             await connection.execute("DROP DATABASE penstock WITH (FORCE)")
@@ -53,8 +53,6 @@ class Own:
         await self.nats.stop()
         shutil.rmtree(self.nats.home.data_dir / "jetstream")
         await self.nats.start()
-        shutil.rmtree(run)
-        shutil.rmtree(self.shared)
 
 
 @pytest.fixture
@@ -116,9 +114,14 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
         shell(stack, own, checkpoints)
         later = await seen.batches()
     stopped(stack)
-    await own.lost(stack.home.layout.root)
+    await own.lost()
 
-    into, files, audit = restore.splitlines()
+    run, policies, into, files, audit = restore.splitlines()
+    shell(stack, own, run)
+    shell(stack, own, policies)
+    assert not stack.home.layout.root.exists() and not own.shared.exists(), (
+        "nothing of before is left in place"
+    )
     shell(stack, own, into)
     shell(stack, own, files)
     assert "0 violations" in shell(stack, own, audit), "what was restored is whole"

@@ -2,7 +2,6 @@
 on backups."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,9 +161,11 @@ async def restored(reader: Reader) -> None:
     [backup, restore] = (block for block in blocks(OPERATE) if block.info in ("backup", "restore"))
     reader.stopped()
     reader.bash(backup.text)
-    shutil.rmtree(reader.run.directory)
-    unpack, up, audit = restore.text.splitlines()
-    reader.bash(unpack)
+    stale = reader.run.home.layout.root / "journal/later.seg"
+    stale.write_bytes(b"what the copy does not have")
+    aside, unpack, up, audit = restore.text.splitlines()
+    reader.bash(f"{aside}\n{unpack}")
+    assert not stale.exists(), "the directory is the copy, and no mixture"
     await reader.up(up)
     assert "0 violations" in reader.bash(audit)
     said = reader.bash(
