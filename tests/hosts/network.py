@@ -61,13 +61,22 @@ class Host:
             if user
             else ()
         )
-        process = spawn(
-            ["nsenter", f"--net={NAMES / self.namespace}", "--", "unshare", "--uts", "--", "sh", "-c", 'hostname "$0" && exec "$@"',
-             self.name, *become, *argv],
-            log=log, env=env, cwd=cwd,
-        )  # fmt: skip
+        process = spawn(self._here([*become, *argv]), log=log, env=env, cwd=cwd)
         self.processes[name] = process
         return process
+
+    def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on this host to its end, under its host name."""
+        return subprocess.run(
+            self._here(argv), env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout_s
+        )
+
+    def _here(self, argv: Sequence[str]) -> list[str]:
+        """The command line that starts another one on this host."""
+        inside = ["nsenter", f"--net={NAMES / self.namespace}", "--", "unshare", "--uts", "--"]
+        return [*inside, "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *argv]
 
     def kill(self, name: str) -> None:
         """SIGKILL to one process and to what shares its group."""
