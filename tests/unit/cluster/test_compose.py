@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.cluster.commands import steps as steps_of
 from orchestrator.cluster.render.objects import USER
 from tests.unit.cluster.rendered import EXAMPLES, files
 from tests.unit.cluster.test_scale import SITE, changed
-from tests.unit.cluster.test_scale import steps as steps_of
 
 Services = dict[str, dict[str, Any]]
 
