@@ -1,6 +1,5 @@
 """Rollouts: leased once, fenced by their epoch, complete only when all is in, and never rewarded for what infrastructure did."""
 
-
 import anyio
 import pytest
 from sqlalchemy import func, select, text, update
