@@ -32,7 +32,7 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     reminded = anyio.current_time()
     last: float | None = None  # when a look was committed
-    whole = True  # that look
+    whole = True  # that look: the bus was there when it began
 
     async def look(connection: AsyncConnection) -> bool:
         """Returns whether it was whole: one that began without the bus leaves alone what is reported."""
@@ -41,8 +41,8 @@ async def reaper(flow: Flow) -> None:
         # Inside the transaction, which may have waited for Postgres: whoever holds a lease waited as long.
         if last is None or anyio.current_time() - last > ttl_s / 2:
             await leases.grace(connection, flow.run_id, ttl_s, states=states)
-        elif there and not whole:
-            await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED])
+        if not (there and whole):
+            await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED], again=True)
         await reap(connection, flow, states)
         return there
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, func, select, text, update
+from sqlalchemy import case, func, select, text, true, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -303,14 +303,19 @@ async def expired(
 
 
 async def grace(
-    connection: AsyncConnection, run_id: int, ttl_s: float, *, states: Collection[RolloutState] = LEASED
+    connection: AsyncConnection,
+    run_id: int,
+    ttl_s: float,
+    *,
+    states: Collection[RolloutState] = LEASED,
+    again: bool = False,
 ) -> None:
     """Give every lease of `states` at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a
     reported rollout waits for may have been kept back by the bus: it gets its full time to arrive.
 
     Once until its owner renews it, whoever gave it: `graced_until` remembers the end that was given, and whatever else sets an end sets
     another one. So neither an orchestrator that begins again and again nor several of them keep a dead holder's lease alive. One that was
-    given back has no holder.
+    given back has no holder. `again`: not only once, for what has no owner who could renew it, but waits for the bus.
     """
     now, reported = func.clock_timestamp(), rollouts.c.state == RolloutState.REPORTED
     full, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, clock().arrival_s))
@@ -321,7 +326,7 @@ async def grace(
             rollouts.c.run_id == run_id,
             in_state(rollouts.c.state, *states),
             rollouts.c.lease_until < now + length,
-            rollouts.c.graced_until.is_distinct_from(rollouts.c.lease_until),
+            true() if again else rollouts.c.graced_until.is_distinct_from(rollouts.c.lease_until),
             rollouts.c.lease_owner.is_not(None) | reported,
         )
         .order_by(rollouts.c.rollout_id)

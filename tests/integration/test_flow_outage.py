@@ -141,7 +141,8 @@ async def test_without_the_bus_the_dead_are_found_and_what_is_reported_waits_for
 
 NOW_DEAD = """UPDATE rollouts SET state = CASE rollout_id WHEN :dead THEN 'running' ELSE state END,
                                   lease_owner = CASE rollout_id WHEN :dead THEN 'dead' END,
-                                  lease_until = clock_timestamp() - interval '1 second', graced_until = NULL
+                                  lease_until = now() - interval '1 second',
+                                  graced_until = CASE rollout_id WHEN :reported THEN now() - interval '1 second' END
                WHERE rollout_id IN (:dead, :reported)"""
 
 
@@ -151,7 +152,7 @@ async def change(engine: AsyncEngine, statement: str, **parameters: object) -> N
 
 
 async def _now_dead(engine: AsyncEngine, dead: int, reported: int) -> None:
-    """Somebody took the lease of one and died; that of the other ran out as well."""
+    """Somebody took the lease of one and died; that of the other, which has had its grace, ran out as well."""
     await change(engine, NOW_DEAD, dead=dead, reported=reported)
 
 
