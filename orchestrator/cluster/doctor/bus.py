@@ -40,7 +40,7 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
         await client.close()  # a connection on which nothing was said is open still
         reason = said[-1] if said else error
         return [
-            Check("NATS", False, f"does not answer ({reason or 'no reply'})", "start it, or mend NATS_URL")
+            Check("NATS", False, f"does not answer ({str(reason) or 'no reply'})", "start it, or mend NATS_URL")
         ]
     try:
         version = client.connected_server_version
@@ -114,7 +114,7 @@ async def syncs(monitor: str) -> Check:
             told = (await answer.json()).get("config")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         fix = "open its monitoring port: http_port in its configuration"
-        return Check(title, False, f"not known: it does not answer ({error or 'no reply'})", fix)
+        return Check(title, False, f"not known: it does not answer ({str(error) or 'no reply'})", fix)
     if not isinstance(told, dict) or not (told.get("sync_always") or told.get("sync_interval")):
         return Check(title, False, "not known: it does not say", "start it with -js and a store directory")
     if told.get("sync_always"):
