@@ -103,7 +103,7 @@ got=$(echo $a $b | python3 -I "$PENSTOCK_UNTRUSTED" 3 python3 total.py 2>/dev/nu
 exit 0
 """
 RUNS_MORE = JUDGE.replace(
-    "[ \"$got\" = $((a + b)) ]",
+    '[ "$got" = $((a + b)) ]',
     'bash -lc true; python3 -c "import sys; sys.exit(sys.argv[1] != sys.argv[2])" "$got" $((a + b))',
 )
 HONEST = "a, b = input().split()\nprint(int(a) + int(b))"

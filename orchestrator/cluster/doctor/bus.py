@@ -40,7 +40,9 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
         await client.close()  # a connection on which nothing was said is open still
         reason = said[-1] if said else error
         return [
-            Check("NATS", False, f"does not answer ({str(reason) or 'no reply'})", "start it, or mend NATS_URL")
+            Check(
+                "NATS", False, f"does not answer ({str(reason) or 'no reply'})", "start it, or mend NATS_URL"
+            )
         ]
     try:
         version = client.connected_server_version
