@@ -99,11 +99,17 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             raise ServiceError(
                 f"the sandbox provider {settings.provider} cannot be used: {' '.join(problems)}"
             )
-        bus = await stack.enter_async_context(NatsBus.connect(settings.nats_url, name=name))
+        stack.enter_context(bind(run=run.name))
+        stack.enter_context(working_as(settings.owner))
         journal = await stack.enter_async_context(Journal.open(settings.journal))
         measured(WorkerMetrics).journal.set_function(lambda: journal.held_bytes)
         if pending := len(journal.pending()):
             log.info("journal.resent", entries=pending)
+        heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
+        stack.push_async_callback(heart.give_back)
+        # Before the bus, which may be away for long: what the journal carries is finished, and nobody shall do it again meanwhile.
+        await stack.enter_async_context(beside(partial(restartable, "heart", heart.run)))
+        bus = await stack.enter_async_context(NatsBus.connect(settings.nats_url, name=name))
 
         async def confirm(entries: Sequence[Entry]) -> Collection[int]:
             keys = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
@@ -114,13 +120,8 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             return [keys[key] for key in await transact(engine, ask, at="worker.read")]
 
         courier = Courier(journal, bus, confirm, failed_instead)
-        heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
-        stack.push_async_callback(heart.give_back)
         await bus.ensure_streams()
-        stack.enter_context(bind(run=run.name))
-        stack.enter_context(working_as(settings.owner))
         await stack.enter_async_context(beside(courier.run))
-        await stack.enter_async_context(beside(partial(restartable, "heart", heart.run)))
         orders = Orders()
 
         async def unsent(connection: AsyncConnection) -> int:

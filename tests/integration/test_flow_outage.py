@@ -14,15 +14,19 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.journal import Journal
 from orchestrator.clock import Clock, ticking
 from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.events import RolloutFinished, TaskSubmitted, encode
 from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.embedded.ports import free_port
 from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.postgres_cluster import discard_cluster
 from orchestrator.flow.ingest import ingest_steps
 from orchestrator.flow.reaper import reaper
+from orchestrator.flow.worker import WorkerSettings, open_worker
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.history import count, lock_run
 from orchestrator.pool.transact import transact
@@ -30,7 +34,7 @@ from orchestrator.publish import publish_tasks
 from tests.builders import make_run
 from tests.integration.audited import no_violations
 from tests.integration.flow_rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
-from tests.integration.pool_rig import counter, ended, engine, flow_of, report, rollout_row, running
+from tests.integration.pool_rig import OWNER, counter, ended, engine, flow_of, report, rollout_row, running
 from tests.services import upgrade_to_head
 
 __all__ = ["engine"]
@@ -173,6 +177,37 @@ async def _graced(engine: AsyncEngine, rollout_id: int) -> bool:
 
 async def _finished(engine: AsyncEngine, rollout_id: int) -> bool:
     return bool((await rollout_row(engine, rollout_id)).state == "finished")
+
+
+async def test_a_worker_that_starts_while_nats_is_away_keeps_the_leases_of_what_its_journal_carries(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    run = await make_run(
+        engine, Config.model_validate({"run": {"name": "run"}, "rollout": {"lease_ttl_s": 3.0}})
+    )
+    [lease, dead] = await running(engine, run)
+    result = ended(run.name, lease, AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5)))
+    body, name = encode(result), f"{lease.rollout_id}:{lease.epoch}:0:result"
+    async with Journal.open(tmp_path) as journal:
+        await journal.append(
+            Outgoing(subjects.results_rollout(run.name), name, RolloutFinished.schema(), body)
+        )
+    before = [(await rollout_row(engine, one.rollout_id)).lease_until for one in (lease, dead)]
+    silent = f"nats://127.0.0.1:{free_port()}"
+    settings = WorkerSettings(run.name, database_url, silent, tmp_path, "bubblewrap", 1, OWNER)
+
+    async def starts() -> None:
+        async with open_worker(settings, "starting"):
+            pytest.fail("there is no NATS")
+
+    async def renewed() -> bool:
+        return bool((await rollout_row(engine, lease.rollout_id)).lease_until != before[0])
+
+    async with playing([starts]):
+        await until(renewed)
+    assert (await rollout_row(engine, dead.rollout_id)).lease_until == before[1], (
+        "of it nothing is in the journal"
+    )
 
 
 async def test_reapers_that_begin_again_and_again_find_the_dead(engine: AsyncEngine) -> None:
