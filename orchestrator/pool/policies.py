@@ -179,6 +179,10 @@ async def check_pinned(connection: AsyncConnection, run_id: int, version: int, n
     ).first()
     if row is None:
         last = await newest_version(connection, run_id)
+        if (
+            version == 0 and last is None
+        ):  # a run that still starts: its first rollouts wait for the first policy
+            return
         known = f"its newest is {last.version}" if last else "it has none yet"
         raise ConfigurationError(f"policy version {version} was never published in this run: {known}")
     if row.superseded_by is not None:

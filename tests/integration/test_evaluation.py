@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from orchestrator.bus import subjects
 from orchestrator.cli.main import app
+from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.embedded.nats import EmbeddedNats
@@ -198,6 +199,18 @@ async def test_a_pin_on_a_version_that_never_was_was_undone_or_is_not_kept_is_re
         with pytest.raises(ValueError, match="was rejected: policy version 3 was undone by a rewind"):
             await submit_again(stage.bus, stage.run.name, group, "on-3:retry-1", timeout_s=30)
     assert await stage.count("groups") == 2, "what was dead stays so"
+
+
+async def test_of_a_run_that_has_no_version_yet_the_first_may_be_pinned_and_no_other(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, Config())
+    async with engine.begin() as connection:
+        await check_pinned(connection, run.run_id, 0, 1)
+        with pytest.raises(
+            ConfigurationError, match="version 1 was never published in this run: it has none yet"
+        ):
+            await check_pinned(connection, run.run_id, 1, 1)
 
 
 async def test_nobody_prunes_or_rewinds_between_the_look_at_a_pin_and_its_group(stage: Stage) -> None:
