@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     initialize,
+    multiple,
     rule,
     run_state_machine_as_test,
 )
@@ -106,7 +107,7 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             return onward
 
         @rule(target=talks, talk=talks, seed=seeds)
-        def the_next_turn_of_a_program_that_writes_history_its_own_way(self, talk: Talk, seed: int) -> Talk:
+        def the_next_turn_of_a_program_that_writes_history_its_own_way(self, talk: Talk, seed: int) -> Any:
             dice = random.Random(seed)
             messages = [*talk.messages, *respond(talk.messages[-1], dice)]
             sent = replayed(messages, dice)
@@ -117,6 +118,8 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             assert parent is not None and parent.reply.same(written)
             if talk.messages[-1]["tool_calls"]:  # their ids name the step
                 assert parent is talk.last.node
+            if parent is not talk.last.node:  # with its reasoning again, the history would tell of the other one
+                return multiple()
             return replace(onward, messages=(*messages, onward.messages[-1]))
 
         @rule(target=talks, talk=talks, seed=seeds)
