@@ -124,14 +124,7 @@ def pod(
         "automountServiceAccountToken": bool(account),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_s,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": nobody(),
     }
     if selector:
         spec["nodeSelector"] = dict(selector)
@@ -156,6 +149,18 @@ def pod(
     return {
         "metadata": metadata,
         "spec": {**spec, "containers": list(containers), "volumes": list(volumes), **others},
+    }
+
+
+def nobody() -> Object:
+    """The security context of a pod. One user for all of its containers: one that reloads signals its neighbour."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 

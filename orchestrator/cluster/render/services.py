@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.cluster.render.objects import USER, Object, made, named
+from orchestrator.cluster.render.objects import Object, made, named, nobody
 from orchestrator.cluster.topology import Topology
 
 SANDBOXES = "sandbox"
@@ -112,20 +112,6 @@ def postgres(topology: Topology) -> list[Object]:
     return [made(topology, "postgresql.cnpg.io/v1", "Cluster", "postgres", "postgres", spec)]
 
 
-def _nobody() -> Object:
-    """Of a pod. One user for all of its containers, since the reloader signals the server."""
-    return {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    }
-
-
 def _nothing() -> Object:
     """Of a container."""
     return {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
@@ -166,8 +152,10 @@ def nats_values(topology: Topology) -> dict[str, Any]:
         "natsBox": {
             "enabled": False,
             "container": {"merge": _nothing()},
-            "podTemplate": {"merge": {"spec": _nobody()}},
+            "podTemplate": {"merge": {"spec": {"securityContext": nobody()}}},
         },
-        "podTemplate": {"merge": {"spec": {**_nobody(), "automountServiceAccountToken": False}}},
+        "podTemplate": {
+            "merge": {"spec": {"securityContext": nobody(), "automountServiceAccountToken": False}}
+        },
         "podDisruptionBudget": {"enabled": of.nodes > 1},
     }
