@@ -251,5 +251,10 @@ async def test_of_a_sandbox_that_is_stopped_all_its_processes_are_and_one_that_e
             assert await injector.find(Fault(0, Kind.KILL, SANDBOX)) == [root]
         finally:
             victims.send(victims.family(root), signal.SIGKILL)
+    with anyio.fail_after(
+        PATIENCE_S
+    ):  # a signal is heard, and whoever is an orphan then buried, a moment later
+        while any(one.alive for one in on):
+            await anyio.sleep(0.005)
     with pytest.raises(Gone):
         await injector.do(fault, on)
