@@ -37,6 +37,7 @@ _SETTINGS: Mapping[str, str] = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
+    "restart_after_crash": "off",  # for its supervisor, who sees whether it comes back: by itself it may wait for ever
     "wal_compression": "on",
     "max_wal_size": "2GB",
     "checkpoint_timeout": "10min",

@@ -178,6 +178,25 @@ async def test_under_the_supervisor_it_is_back_soon_after_kill_9(data_dir: Path,
     assert "database system is shut down" in RunLayout(tmp_path / "run").log("postgres").read_text()[-500:]
 
 
+async def test_a_crash_of_one_backend_ends_the_server_and_its_supervisor_has_it_back(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    """A postmaster that begins again by itself looks alive for ever where its recovery never ends, as on a full disk it may."""
+    cluster = prepare_cluster(data_dir, durable=False)
+    async with Supervisor(RunLayout(tmp_path / "run")) as supervisor:
+        supervisor.add(postgres_spec(cluster))
+        await supervisor.ready()
+        first = supervisor.status("postgres").pid
+        victim = await query(cluster.url, "select pid from pg_stat_activity where backend_type = 'walwriter'")
+        assert isinstance(victim, int)
+        os.kill(victim, signal.SIGKILL)
+        with anyio.fail_after(30):
+            while (now := supervisor.status("postgres")).state is not ProcessState.READY or now.pid == first:
+                await supervisor.change()
+        assert now.last_exit == "exit 1"
+        assert await query(cluster.url, "select 1") == 1
+
+
 def test_a_deep_data_directory_has_its_sockets_in_a_short_one(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 90) / "postgres"
     cluster = prepare_cluster(deep, durable=False)
