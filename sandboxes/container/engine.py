@@ -11,12 +11,14 @@ import math
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
 import anyio.to_thread
+from anyio.abc import ByteReceiveStream
 
 from sandboxes import seccomp
 from sandboxes.base import Limits, SandboxError
@@ -28,6 +30,7 @@ ROOT = "penstock.root"
 """Label of every container: the directory that holds the sandbox's record."""
 CALL_S = 60.0
 _OWN_PROCESSES, _ANY_PROCESSES = 2, 32_768
+_KEPT = 1 << 20  # bytes of each stream of a subcommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,11 @@ class Engine:
     async def call(
         self, *words: str, timeout_s: float = CALL_S, stdin: bytes | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a subcommand to its end, whatever its exit code. `SandboxError` where it cannot be run or does not end."""
+        """Run a subcommand to its end, whatever its exit code. Of what it prints the last MiB is kept: what builds an image may print without
+        end. `SandboxError` where it cannot be run or does not end."""
         try:
             with anyio.fail_after(timeout_s):
-                return await anyio.run_process([*self.command, *words], input=stdin, check=False)
+                return await _ran([*self.command, *words], stdin)
         except OSError as error:
             raise SandboxError(f"{self.settings.engine} cannot be run: {error}") from error
         except TimeoutError as error:
@@ -177,6 +181,30 @@ class Engine:
         )
         pairs = (line.split() for line in listed.decode().splitlines())
         return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+async def _ran(command: Sequence[str], stdin: bytes | None) -> subprocess.CompletedProcess[bytes]:
+    """Like `anyio.run_process`, with no more in memory than the end of each stream."""
+    kept = {"stdout": bytearray(), "stderr": bytearray()}
+
+    async def read(name: str, stream: ByteReceiveStream) -> None:
+        async for part in stream:
+            kept[name] += part
+            del kept[name][:-_KEPT]
+
+    async with await anyio.open_process(
+        command, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        async with anyio.create_task_group() as reading:
+            reading.start_soon(read, "stdout", process.stdout)
+            reading.start_soon(read, "stderr", process.stderr)
+            if process.stdin is not None and stdin is not None:
+                with suppress(anyio.BrokenResourceError):  # it has ended without reading all of it
+                    await process.stdin.send(stdin)
+                await process.stdin.aclose()
+        status = await process.wait()
+    return subprocess.CompletedProcess(list(command), status, bytes(kept["stdout"]), bytes(kept["stderr"]))
 
 
 def said(stderr: bytes) -> str:

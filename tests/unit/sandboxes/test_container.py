@@ -145,3 +145,22 @@ def engine(directory: Path, does: str) -> Path:
 
 def recorded(directory: Path) -> list[list[str]]:
     return [json.loads(line) for line in (directory / "argv").read_text().splitlines()]
+
+
+async def test_of_an_engine_that_prints_without_end_the_last_is_kept(tmp_path: Path) -> None:
+    script = tmp_path / "podman"
+    script.write_text(
+        "#!/bin/sh\ncat > /dev/null\nhead -c 3000000 /dev/zero >&2\necho >&2 no such file\necho layer\nexit 3\n"
+    )
+    script.chmod(0o755)
+    done = await Engine(ContainerSettings(engine=str(script))).call("build", "-", stdin=b"x" * 1_000_000)
+    assert (done.returncode, done.stdout, len(done.stderr)) == (3, b"layer\n", 1 << 20)
+    assert done.stderr.endswith(b"no such file\n")
+
+
+async def test_an_engine_that_ends_before_it_has_read_its_input_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "podman"
+    script.write_text("#!/bin/sh\necho >&2 no daemon\nexit 1\n")
+    script.chmod(0o755)
+    done = await Engine(ContainerSettings(engine=str(script))).call("build", "-", stdin=b"x" * 5_000_000)
+    assert (done.returncode, done.stderr) == (1, b"no daemon\n")
