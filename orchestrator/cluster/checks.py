@@ -15,6 +15,7 @@ def problems(topology: Topology) -> list[str]:
         *_names(topology),
         *_hosts(topology),
         *_parallelism(topology),
+        *_sampling(topology),
         *_window(topology),
         *_shared(topology),
         *_login(topology),
@@ -109,6 +110,11 @@ def _parallelism(topology: Topology) -> Iterator[str]:
     reserved, count = topology.penstock.servers.evaluation, sum(pool.replicas for pool in topology.servers)
     if reserved >= count:
         yield f"config.servers.evaluation = {reserved} of {count} rollout servers (the sum of servers.replicas) leaves none for training"
+
+
+def _sampling(topology: Topology) -> Iterator[str]:
+    if wrong := topology.penstock.sampling.untrainable:  # or the trainer says so, on its GPUs
+        yield f"config.{wrong}"
 
 
 @dataclass(frozen=True, slots=True)
