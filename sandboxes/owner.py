@@ -82,6 +82,15 @@ class Owner:
         assert found is not None
         return cls(_boot(), os.readlink("/proc/self/ns/pid"), os.getpid(), found.start)
 
+    @classmethod
+    def read(cls, text: str) -> Owner:
+        """What `str` of an owner says. ValueError where none says that."""
+        boot, namespace, pid, start = text.split("/")
+        return cls(boot, namespace, int(pid), int(start))
+
+    def __str__(self) -> str:
+        return f"{self.boot}/{self.namespace}/{self.pid}/{self.start}"
+
     @property
     def of_this_boot(self) -> bool:
         """Whether the machine has been up since."""

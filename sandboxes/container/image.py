@@ -16,7 +16,8 @@ import anyio.to_thread
 
 from sandboxes.base import HOME, PLACED, WORK, File, ImageRefused, Limits
 from sandboxes.container.content import Bounds, Content, read, too_large
-from sandboxes.container.engine import Engine
+from sandboxes.container.engine import LABEL, ROOT, Engine
+from sandboxes.owner import Owner
 from sandboxes.room import making
 
 BUILD_S = 3600.0
@@ -37,6 +38,7 @@ _TAKEN = (
     "/run",
 )
 _NAME = "localhost/penstock-task"
+_READER = "reader:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ def digest(context: Mapping[str, bytes]) -> str:
     return seal.hexdigest()[:24]
 
 
-async def built(engine: Engine, context: Mapping[str, bytes], limits: Limits) -> Image:
-    """The image of a build context, made unless this engine has it. ImageRefused if the context is what is wrong, or if its work directory holds
-    more than a sandbox of these limits."""
+async def built(engine: Engine, root: Path, context: Mapping[str, bytes], limits: Limits) -> Image:
+    """The image of a build context, made unless this engine has it, for sandboxes below `root`. ImageRefused if the context is what is wrong, or
+    if its work directory holds more than a sandbox of these limits."""
     name = f"{_NAME}:{digest(context)}"
     if (await engine.call("image", "inspect", name)).returncode:
         await _build(engine, name, context)
@@ -72,7 +74,7 @@ async def built(engine: Engine, context: Mapping[str, bytes], limits: Limits) ->
             f"environment/Dockerfile: WORKDIR {work} is taken: choose {WORK}, or another directory of its own"
         )
     env = dict(pair.split("=", 1) for pair in told.get("Env") or ())
-    found = await _content(engine, name, work, Bounds.of(limits))
+    found = await _content(engine, root, name, work, Bounds.of(limits))
     return Image(name, work, env, found.files, found.links, tuple(found.directories))
 
 
@@ -91,11 +93,19 @@ async def _build(engine: Engine, name: str, context: Mapping[str, bytes]) -> Non
         raise ImageRefused(f"environment/Dockerfile cannot be built by {engine.settings.engine}: {complaint}")
 
 
-async def _content(engine: Engine, name: str, work: str, bounds: Bounds) -> Content:
+def reads(label: str) -> bool:
+    """Whether a container's `LABEL` says that somebody who may live reads an image by it; it never runs."""
+    try:
+        return label.startswith(_READER) and not Owner.read(label.removeprefix(_READER)).is_dead()
+    except ValueError:
+        return False
+
+
+async def _content(engine: Engine, root: Path, name: str, work: str, bounds: Bounds) -> Content:
     """What the image has in its work directory: a directory of the sandbox lies over it."""
-    container = (
-        (await engine.must("create", "--network=none", "--entrypoint=/bin/sh", name)).decode().split()[-1]
-    )
+    labels = (f"--label={LABEL}={_READER}{Owner.current()}", f"--label={ROOT}={root}")
+    made = await engine.must("create", "--network=none", "--entrypoint=/bin/sh", *labels, name)
+    container = made.decode().split()[-1]
     with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as archive:
         try:
             whole = await engine.copied(f"{container}:{work}/.", archive, bounds.archive)

@@ -35,7 +35,7 @@ from sandboxes.base import (
 from sandboxes.bubblewrap import ETC_FILES, SOCKET_DIRECTORY, check_spec
 from sandboxes.container import program
 from sandboxes.container.engine import LABEL, ROOT, Engine, Mount, Run, said, write_profile
-from sandboxes.container.image import Image, built
+from sandboxes.container.image import Image, built, reads
 from sandboxes.container.program import INSIDE, MARK, SCRIPT, ContainerProgram
 from sandboxes.container.settings import ContainerSettings, from_environment
 from sandboxes.directory import DirectorySandbox, host_name
@@ -94,7 +94,7 @@ class ContainerProvider:
         image = (
             Image(self.settings.image)
             if spec.build is None
-            else await built(self._engine, spec.build, spec.limits)
+            else await built(self._engine, self._root, spec.build, spec.limits)
         )
         sandbox = ContainerSandbox(self._root, spec, self._engine, image)
         async with sandbox.opened():
@@ -106,7 +106,7 @@ class ContainerProvider:
             raise SandboxError(missing)
         await anyio.to_thread.run_sync(self._take_over)
         left, known = await self._engine.left(self._root), {record.id for record in records(self._root)}
-        if unknown := [container for container, sandbox in left.items() if sandbox not in known]:
+        if unknown := [container for container, of in left.items() if of not in known and not reads(of)]:
             await self._engine.remove(*unknown)
         self._ready = True
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -10,10 +11,11 @@ import pytest
 
 from sandboxes.base import File, ImageRefused, Limits, SandboxSpec
 from sandboxes.conformance import CHECKS, Check, run_check
-from sandboxes.container.engine import Engine
+from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.effective import observe
+from sandboxes.owner import Owner
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
 
@@ -131,6 +133,22 @@ async def test_a_killed_owners_container_and_files_are_gone_at_once() -> None:
     with anyio.fail_after(20):
         while list(default_root().glob("*.json")) or await Engine(SETTINGS).left(default_root()):
             await anyio.sleep(0.1)
+
+
+async def test_a_container_by_which_an_image_was_read_goes_with_who_read_it_and_not_before() -> None:
+    engine, lives = Engine(SETTINGS), Owner.current()
+    dead = replace(lives, pid=2**22, start=1)
+    made = []
+    for owner in (lives, dead):
+        labels = (f"--label={LABEL}=reader:{owner}", f"--label={ROOT}={default_root()}")
+        made.append(
+            (await engine.must("create", *labels, "localhost/penstock-sandbox", "true")).decode().split()[-1]
+        )
+    try:
+        async with ContainerProvider().open(SandboxSpec()):
+            assert made[0] in (left := await engine.left(default_root())) and made[1] not in left
+    finally:
+        await engine.remove(*made)
 
 
 async def test_the_commands_for_docker_run_as_they_are(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,9 +17,10 @@ from orchestrator.tasks.environment import Environment
 from sandboxes.base import File, ImageRefused, Limits, SandboxError, SandboxSpec
 from sandboxes.container.content import Bounds, Content, read
 from sandboxes.container.engine import Engine
-from sandboxes.container.image import Image, built
+from sandboxes.container.image import Image, built, reads
 from sandboxes.container.provider import ContainerSandbox
 from sandboxes.container.settings import ContainerSettings
+from sandboxes.owner import Owner
 
 pytestmark = pytest.mark.anyio
 
@@ -224,15 +226,24 @@ async def test_a_work_directory_that_never_ends_is_cut_off_as_it_arrives(tmp_pat
         "while True: sys.stdout.buffer.write(part)",
     )
     with pytest.raises(ImageRefused, match=r"more than 1 MB \(sandbox.disk_mb"):
-        await built(endless, {"Dockerfile": b"FROM x"}, Limits(disk_mb=1, disk_files=10))
+        await built(endless, tmp_path, {"Dockerfile": b"FROM x"}, Limits(disk_mb=1, disk_files=10))
     assert (tmp_path / "removed").exists()
 
 
 async def test_what_an_engine_copies_is_read_and_what_it_breaks_off_is_not(tmp_path: Path) -> None:
     limits, context = Limits(disk_mb=1), {"Dockerfile": b"FROM x"}
     whole = f"sys.stdout.buffer.write({WHOLE!r})"
-    image = await built(engine(tmp_path, whole), context, limits)
+    image = await built(engine(tmp_path, whole), tmp_path, context, limits)
     assert (image.work, sorted(image.content)) == ("/srv", ["a", "b"])
-    assert not (await built(engine(tmp_path, "sys.exit(1)"), context, limits)).content
+    assert not (await built(engine(tmp_path, "sys.exit(1)"), tmp_path, context, limits)).content
     with pytest.raises(SandboxError, match=r"cp failed after \d+ bytes"):
-        await built(engine(tmp_path, whole, "sys.exit(1)"), context, limits)
+        await built(engine(tmp_path, whole, "sys.exit(1)"), tmp_path, context, limits)
+
+
+def test_a_container_is_kept_for_a_reader_that_may_live_and_for_nobody_else() -> None:
+    lives = Owner.current()
+    assert Owner.read(str(lives)) == lives
+    assert reads(f"reader:{lives}")
+    assert not reads(f"reader:{replace(lives, start=1)}")
+    assert not reads(f"reader:{replace(lives, boot='an earlier one')}")
+    assert not any(map(reads, ("", "reader:", "reader:a/b", "0123456789abcdef")))
