@@ -37,9 +37,9 @@ def unmount(place: Path) -> None:
 
 
 def fill(place: Path) -> None:
-    """Nobody can write another byte below `place`."""
+    """Nobody can write another byte below `place`, until somebody gives up what it has there: then this can be called again."""
     # Unbuffered: what a buffer could not write it tries to write again, and fails, when the file is closed.
-    with (place / BALLAST).open("wb", buffering=0) as ballast:
+    with (place / BALLAST).open("ab", buffering=0) as ballast:
         for block in (_BLOCK, bytes(512)):
             try:
                 while True:

@@ -112,8 +112,10 @@ class Injector:
                 place, log = self.home.policies, self.home.layout.logs / "trainer.log"
                 before = log.stat().st_size if log.exists() else 0
                 try:
-                    await anyio.to_thread.run_sync(disk.fill, place)
-                    did = await _last(lasts_s, lambda: _failed_writes(log, before))
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(_kept_full, place)
+                        did = await _last(lasts_s, lambda: _failed_writes(log, before))
+                        tasks.cancel_scope.cancel()
                 finally:
                     disk.empty(place)
             case Kind.CLOCK:
@@ -156,6 +158,13 @@ class Injector:
         finally:
             for link in links:
                 self.links.relays[link].pass_on()
+
+
+async def _kept_full(place: Path) -> None:
+    """Also where the trainer gives up an old checkpoint: with the room of that it could write a new one, again and again."""
+    while True:
+        await anyio.to_thread.run_sync(disk.fill, place)
+        await anyio.sleep(LOOK_S)
 
 
 def _failed_writes(log: Path, begin: int) -> int:

@@ -162,10 +162,12 @@ class Engine:
         return ended == 0
 
     async def must(self, *words: str, timeout_s: float = CALL_S) -> bytes:
-        """The stdout of a subcommand. `SandboxError` with what it said unless it succeeds."""
+        """The stdout of a subcommand, all of it. `SandboxError` with what it said unless it succeeds, and where it prints a MiB or more."""
         done = await self.call(*words, timeout_s=timeout_s)
         if done.returncode:
             raise SandboxError(f"{self.settings.engine} {words[0]} failed: {said(done.stderr)}")
+        if len(done.stdout) >= _KEPT:
+            raise SandboxError(f"{self.settings.engine} {words[0]} printed more than {_KEPT >> 20} MiB")
         return done.stdout
 
     async def remove(self, *names: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from sandboxes.base import HOME, PLACED, WORK, File, ImageRefused, Limits
@@ -67,7 +68,7 @@ async def built(engine: Engine, root: Path, context: Mapping[str, bytes], limits
     name = f"{_NAME}:{digest(context)}"
     if (await engine.call("image", "inspect", name)).returncode:
         await _build(engine, name, context)
-    told = json.loads(await engine.must("image", "inspect", name))[0]["Config"]
+    told = json.loads(await engine.must("image", "inspect", "--format={{json .Config}}", name))
     work = posixpath.normpath(told.get("WorkingDir") or WORK)
     if work == "/" or any(work == taken or work.startswith(f"{taken}/") for taken in _TAKEN):
         raise ImageRefused(
@@ -106,14 +107,15 @@ async def _content(engine: Engine, root: Path, name: str, work: str, bounds: Bou
     labels = (f"--label={LABEL}={_READER}{Owner.current()}", f"--label={ROOT}={root}")
     made = await engine.must("create", "--network=none", "--entrypoint=/bin/sh", *labels, name)
     container = made.decode().split()[-1]
-    with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as archive:
-        try:
+    try:
+        with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as archive:
             whole = await engine.copied(f"{container}:{work}/.", archive, bounds.archive)
-        finally:
+            if whole is None:
+                raise too_large(bounds)
+            if not whole:  # WORKDIR was never made
+                return Content()
+            archive.seek(0)
+            return await anyio.to_thread.run_sync(read, archive, bounds)
+    finally:
+        with anyio.CancelScope(shield=True):  # `CALL_S` bounds it
             await engine.remove(container)
-        if whole is None:
-            raise too_large(bounds)
-        if not whole:  # WORKDIR was never made
-            return Content()
-        archive.seek(0)
-        return await anyio.to_thread.run_sync(read, archive, bounds)

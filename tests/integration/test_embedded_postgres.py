@@ -187,7 +187,9 @@ async def test_a_crash_of_one_backend_ends_the_server_and_its_supervisor_has_it_
         supervisor.add(postgres_spec(cluster))
         await supervisor.ready()
         first = supervisor.status("postgres").pid
-        victim = await query(cluster.url, "select pid from pg_stat_activity where backend_type = 'walwriter'")
+        victim = await query(
+            cluster.url, "select pid from pg_stat_activity where backend_type = 'checkpointer'"
+        )
         assert isinstance(victim, int)
         os.kill(victim, signal.SIGKILL)
         with anyio.fail_after(30):

@@ -186,3 +186,15 @@ async def test_a_trainer_whose_directory_cannot_be_written_says_so_and_does_not_
     run = await pool.run()
     with pytest.raises(ConfigurationError, match=r"the first version in .* cannot be written: .*; mend that"):
         await replace(pool, policies=tmp_path / "policies").trainer(run)
+
+
+def test_room_that_is_given_up_on_a_full_disk_is_taken_again(small_disk: Path) -> None:
+    old, new = small_disk / "old", small_disk / "new"
+    old.write_bytes(bytes(3 << 20))
+    disk.fill(small_disk)
+    old.unlink()
+    disk.fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        new.write_bytes(b"x")
+    disk.empty(small_disk)
+    assert new.write_bytes(bytes(3 << 20)) == 3 << 20

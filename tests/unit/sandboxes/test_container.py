@@ -158,6 +158,14 @@ async def test_of_an_engine_that_prints_without_end_the_last_is_kept(tmp_path: P
     assert done.stderr.endswith(b"no such file\n")
 
 
+async def test_an_answer_that_was_cut_is_none(tmp_path: Path) -> None:
+    script = tmp_path / "podman"
+    script.write_text("#!/bin/sh\nhead -c 3000000 /dev/zero\n")
+    script.chmod(0o755)
+    with pytest.raises(SandboxError, match="podman ps printed more than 1 MiB"):
+        await Engine(ContainerSettings(engine=str(script))).must("ps")
+
+
 async def test_an_engine_that_ends_before_it_has_read_its_input_says_why(tmp_path: Path) -> None:
     script = tmp_path / "podman"
     script.write_text("#!/bin/sh\necho >&2 no daemon\nexit 1\n")

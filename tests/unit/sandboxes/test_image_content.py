@@ -199,8 +199,10 @@ def test_a_sandboxs_own_limits_bound_its_work_directory() -> None:
 ENGINE = """#!{python}
 import os, sys
 match sys.argv[1:]:
+    case ["image", "inspect", "--format={{{{json .Config}}}}", _]:
+        print('{{"WorkingDir": "/srv", "Env": ["A=1"]}}')
     case ["image", "inspect", _]:
-        print('[{{"Config": {{"WorkingDir": "/srv", "Env": ["A=1"]}}}}]')
+        pass
     case ["create", *_]:
         print("c1")
     case ["cp", "c1:/srv/.", "-"]:
@@ -227,6 +229,18 @@ async def test_a_work_directory_that_never_ends_is_cut_off_as_it_arrives(tmp_pat
     )
     with pytest.raises(ImageRefused, match=r"more than 1 MB \(sandbox.disk_mb"):
         await built(endless, tmp_path, {"Dockerfile": b"FROM x"}, Limits(disk_mb=1, disk_files=10))
+    assert (tmp_path / "removed").exists()
+
+
+async def test_whoever_is_told_to_stop_while_an_image_is_read_removes_the_container(tmp_path: Path) -> None:
+    copying = tmp_path / "copying"
+    waits = engine(tmp_path, f"open({str(copying)!r}, 'w').close()", "import time", "time.sleep(100)")
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(built, waits, tmp_path, {"Dockerfile": b"FROM x"}, Limits())
+            while not copying.exists():
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
     assert (tmp_path / "removed").exists()
 
 
