@@ -146,7 +146,8 @@ async def test_steps_rollouts_and_views_are_walked_without_a_mouse(world: World,
 
 
 async def test_the_tokens_of_a_step_are_walked(world: World, visitor: Visitor) -> None:
-    await visitor.open(f"/rollouts/{world.ids['rollout']}?view=tokens&step=2")
+    rollout, step = await world.longest_step()
+    await visitor.open(f"/rollouts/{rollout}?view=tokens&step={step}")
     first = visitor.main.locator(".k.first")
     await expect(first).to_be_visible()
     await visitor.main.locator(".token-flow").focus()

@@ -50,6 +50,9 @@ retry_delay_s = 0.1
 timeout_s = 120.0
 """
 STATE = "select state = any(:states) from groups where run_id = :run and group_id = :group"
+LONGEST = """\
+select r.rollout_id, s.idx from rollouts r join groups g using (run_id, group_id) join steps s using (run_id, rollout_id, attempt)
+where r.run_id = :run and g.state = 'trained' order by s.full_len - s.state_len desc limit 1"""
 LUCK = "printf '0.%05d' $RANDOM"
 
 # Whatever could run, reach out, format, colour, move or reorder, if it were ever read as anything but text.
@@ -161,6 +164,11 @@ class World:
             "select max(dead_letter_id) > :known from dead_letters", "the message is dead", known=known
         )
         return int(await self.value("select max(dead_letter_id) from dead_letters"))
+
+    async def longest_step(self) -> tuple[int, int]:
+        """The rollout and the index of the trained step that sampled most tokens: a policy of random weights may end any after the first."""
+        (row,) = await self.seen.rows(LONGEST)
+        return row.rollout_id, row.idx
 
     async def live(self) -> None:
         """All that a page may show happens."""
