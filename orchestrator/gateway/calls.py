@@ -346,9 +346,9 @@ class Calls:
             if most == 0:
                 total = session.terms.budget.max_total_tokens or 0
                 raise self._exhausted(session, "tokens", total)
-            return await self._complete(
-                call, request, placement, replace(params, max_new_tokens=most), recorded
-            )
+            if most < params.max_new_tokens:
+                params = replace(params, max_new_tokens=most)
+            return await self._complete(call, request, placement, params, recorded)
         finally:
             session.allowance.give_back(most)
 
@@ -378,8 +378,9 @@ class Calls:
         if generated.repeats:
             self._metrics.repetitions.inc()
             recorded = {**recorded, "repetition_stop": True}
-        timings = msgspec.structs.replace(generated.timings, queue=generated.timings.queue + held)
-        generated = replace(generated, timings=timings)
+        if held:
+            timings = msgspec.structs.replace(generated.timings, queue=generated.timings.queue + held)
+            generated = replace(generated, timings=timings)
         session.queued_s += generated.timings.queue
         self._metrics.queue_s.observe(generated.timings.queue)
         self._metrics.first_byte_s.observe(generated.timings.first_byte)

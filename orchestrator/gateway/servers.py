@@ -286,7 +286,8 @@ class ServerPool:
                 so_far.routes_from = routed.first_wanted(pinned) if anew else routed.tokens
             flight.server, flight.rid = server, rid
             room = params.max_new_tokens - len(so_far.ids)
-            left = replace(params, max_new_tokens=int(min(watch.segment(room), space)))
+            limit = int(min(watch.segment(room), space))
+            left = params if limit == params.max_new_tokens else replace(params, max_new_tokens=limit)
             sent = time.monotonic()
             context = with_more(ids, so_far.ids)
             generation = await server.send(context, left, rid, key, so_far.unrouted)

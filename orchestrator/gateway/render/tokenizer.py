@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from orchestrator.contracts.errors import ConfigurationError
 
 # Noncharacters, which no text interchanges. BREAK stands inside a quoted special token, BREAK + KEEP for a BREAK of the text itself.
 BREAK, KEEP = "\ufdd0", "\ufdd1"
+SHORT = 32  # characters
 _GUARDS = re.compile(f"{BREAK}({KEEP}?)")
 _MARKER = re.compile(r"[<\[\]{|]\S*[>\[\]}|]")
 
@@ -44,6 +46,9 @@ class TokenizerAdapter:
             token["special"] = token["special"] or token["content"] in markers
         self._plain = _tokenizer(description)
         self._plain.encode_special_tokens = True
+        # Headers and markers, which every turn asks for again: a call into the library takes longer than all else about them.
+        self._short = lru_cache(maxsize=1024)(self._whole)
+        self._one = lru_cache(maxsize=1024)(self._decoded)
 
     def guard(self, text: str) -> str:
         """`text` for a template: what spells a special token in it stays text."""
@@ -63,7 +68,7 @@ class TokenizerAdapter:
 
     def encode(self, text: str, **_: object) -> list[int]:
         if BREAK not in text:
-            return list(self._inner.encode(text, add_special_tokens=False).ids)
+            return list(self._short(text) if len(text) <= SHORT else self._whole(text))
         ids: list[int] = []
         at = 0
         for found in self._special.finditer(text):
@@ -71,6 +76,9 @@ class TokenizerAdapter:
             ids.append(self._ids[found[0] if found[0] in self._ids else found[0].strip()])
             at = found.end()
         return ids + self._text(text[at:])
+
+    def _whole(self, text: str) -> tuple[int, ...]:
+        return tuple(self._inner.encode(text, add_special_tokens=False).ids)
 
     def _text(self, guarded: str) -> list[int]:
         """Ids of a piece between two special tokens, its guards taken out."""
@@ -80,7 +88,14 @@ class TokenizerAdapter:
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], **_: object) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=False))
+        return (
+            self._one(ids[0])
+            if len(ids) == 1
+            else str(self._inner.decode(list(ids), skip_special_tokens=False))
+        )
+
+    def _decoded(self, number: int) -> str:
+        return str(self._inner.decode([number], skip_special_tokens=False))
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         found: int | None = self._inner.token_to_id(token)

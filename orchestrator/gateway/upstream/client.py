@@ -200,6 +200,8 @@ class RolloutServerClient:
         if self._vocabulary is None:
             return
         ids = np.asarray(input_ids)
+        if not len(ids) or (ids.min() >= 0 and ids.max() < self._vocabulary):
+            return
         wrong = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
         if len(wrong):
             at = int(wrong[0])
