@@ -1,7 +1,10 @@
 """Trying dead letters again over the bus: a message once more as it was, a group's task as a new submission."""
 
+from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, Outgoing
-from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.events import TaskSubmitted, decode
+from orchestrator.contracts.ids import sha256
 from orchestrator.pool.dead import DeadGroup, DeadMessage
 from orchestrator.publish import publish_tasks
 
@@ -17,6 +20,17 @@ async def publish_again(bus: Bus, message: DeadMessage) -> None:
     # An id of its own: the stream remembers the first one for a while, and would swallow it.
     name = f"{message.msg_id or 'dead'}:again:{message.number}"
     await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))
+
+
+def submission_of(message: DeadMessage) -> str | None:
+    """The submission of a dead letter whose task was rejected: its answer stands until it is forgotten. None: it is none."""
+    if subjects.kind_of(message.subject) != "tasks":
+        return None
+    try:
+        event = decode(message.body, message.schema or "", TaskSubmitted)
+    except MessageError:
+        return None
+    return event.submission or sha256(message.body).hex()
 
 
 async def submit_again(bus: Bus, run: str, group: DeadGroup, submission: str, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ from orchestrator.config import Config, differences, load
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.embedded.nats_server import prepare_nats
 from orchestrator.embedded.ports import free_port
-from orchestrator.embedded.postgres_cluster import prepare_cluster
+from orchestrator.embedded.postgres_cluster import discard_sockets, prepare_cluster
 from orchestrator.embedded.process_spec import ProcessEvent, ProcessSpec, RestartPolicy, RestartWhen
 from orchestrator.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.embedded.supervisor import Supervisor
@@ -115,6 +115,8 @@ async def up(
         embedded = _embedded(home)
         if embedded:  # they load while the services are made; what a person configured is looked at first
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
+        if "postgres" in embedded:
+            outlasting.callback(discard_sockets, home.layout.postgres)
         supervisor.add(*_kept(config, await anyio.to_thread.run_sync(_services, home, embedded)))
         if embedded:
             await supervisor.ready(*embedded)

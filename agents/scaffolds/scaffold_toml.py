@@ -34,13 +34,15 @@
     write = ""                          # for a program without tools: a reply that makes it write the line `done` into the file `out`
 
 Placeholders: gateway.base_url (ends in /v1), gateway.root_url (the same without /v1), gateway.token, gateway.socket, task.instruction, task.name,
-task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s. Every other pair of braces is left alone.
+task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s. In argv, stdin and
+[env], what only nearly spells one of them is refused. Every other pair of braces is left alone.
 """
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -67,6 +69,13 @@ from scaffolds.tcp import Tcp
 TOML = "scaffold.toml"
 
 _PLACEHOLDER = re.compile(r"\{(gateway|task|limits)\.([a-z_]+)\}")
+_BRACES = re.compile(r"\{(\w+\.\w+)\}")
+_KNOWN = (
+    *(f"gateway.{name}" for name in (*Endpoint.__dataclass_fields__, "root_url")),
+    *(f"task.{name}" for name in TaskView.__dataclass_fields__),
+    *(f"limits.{name}" for name in AgentLimits.__dataclass_fields__),
+)
+_NEARLY = 0.8  # how alike a misspelt placeholder is to what was meant, of 1
 _NEEDS = tuple(Needs.__dataclass_fields__)
 _HINTS = tuple(Hints.__dataclass_fields__)
 _VERSION_PATH = "/v1"
@@ -170,11 +179,15 @@ def from_toml(path: Path) -> Scaffold:
     argv = reader.texts("argv")
     if not argv:
         raise ValueError(f"{path}: argv must name the program to start")
+    stdin = reader.text("stdin") if "stdin" in table else None
+    env = reader.table("env")
+    for key, texts in (("argv", argv), ("stdin", [stdin or ""]), ("[env]", env.values())):
+        _check_placeholders(path, key, texts)
     declared = _Declared(
         argv=argv,
         install=reader.texts("install"),
-        stdin=reader.text("stdin") if "stdin" in table else None,
-        env=reader.table("env"),
+        stdin=stdin,
+        env=env,
         files=reader.files(),
         harvest=reader.texts("harvest"),
         answer=reader.one_of("answer", get_args(Answer)),
@@ -198,6 +211,18 @@ def from_toml(path: Path) -> Scaffold:
     if table:
         raise ValueError(f"{path}: {sorted(table)[0]} is not a known key")
     return Scaffold(manifest, partial(TomlBlackBox, declared))
+
+
+def _check_placeholders(path: Path, key: str, texts: Iterable[str]) -> None:
+    """Raise ValueError where a placeholder is misspelt: the program would get the braces, and nobody would know why it fails."""
+    for text in texts:
+        for name in _BRACES.findall(text):
+            if name in _KNOWN:
+                continue
+            meant = get_close_matches(name, _KNOWN, 1, _NEARLY)
+            if meant or _PLACEHOLDER.fullmatch(f"{{{name}}}"):
+                hint = f"did you mean {{{meant[0]}}}?" if meant else f"known: {', '.join(_KNOWN)}"
+                raise ValueError(f"{path}: {key} has the unknown placeholder {{{name}}}; {hint}")
 
 
 class _Reader:

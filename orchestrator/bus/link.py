@@ -100,7 +100,7 @@ class Link:
                 f"the NATS server at {self._places} runs without JetStream: start it with -js and a store directory"
             )
         raise BusUnavailable(
-            f"NATS does not answer at {self._places} ({refused or 'no reply'}): start it there, or set another nats.url"
+            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): start it there, or set another nats.url"
         )
 
     async def run(self) -> None:

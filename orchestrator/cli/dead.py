@@ -171,12 +171,21 @@ async def _publish_again(config: Config, message: "DeadMessage", run_id: int, re
     from orchestrator.bus.nats import NatsBus
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.steer import retried
+    from orchestrator.pool.submissions import forget_rejection
     from orchestrator.pool.transact import once
-    from orchestrator.retry import publish_again
+    from orchestrator.retry import publish_again, submission_of
 
-    async with NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus:
+    async with (
+        open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
+        NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus,
+    ):
+        if (submission := submission_of(message)) is not None:
+            await once(
+                engine,
+                lambda connection: forget_rejection(connection, run_id, submission),
+                at="person.commit",
+            )
         await publish_again(bus, message)
-    async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
         await once(
             engine,
             lambda connection: retried(connection, run_id, message.number, whoever(), reason),

@@ -90,7 +90,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "scaffold new": ["penstock scaffold new my-agent --kind manifest"],
     "scaffold list": ["penstock scaffold list", "penstock scaffold list --json"],
     "scaffold install": ["penstock scaffold install opencode codex"],
-    "scaffold check": ["penstock scaffold check ./my-agent --only streaming"],
+    "scaffold check": ["penstock scaffold check ./my-agent --only unavailable"],
     "dead list": ["penstock dead list -c runs/first"],
     "dead show": ["penstock dead show g7 -c runs/first"],
     "dead retry": ['penstock dead retry g7 -c runs/first --reason "the disk has room again"'],

@@ -20,7 +20,7 @@ from orchestrator.home import Home, write_template
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-err = Console(stderr=True)
+err = Console(stderr=True, soft_wrap=True)
 
 
 def init(
@@ -74,7 +74,7 @@ def up(
         )
         if "web" in wanted:
             url = home.web_url_file.read_text(encoding="ascii").strip()
-            err.print(f"dashboard: {url}", highlight=False, markup=False, soft_wrap=True)
+            err.print(f"dashboard: {url}", highlight=False, markup=False)
 
     def kept(keys: list[str]) -> None:
         err.print(

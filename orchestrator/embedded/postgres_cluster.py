@@ -186,9 +186,14 @@ def discard_cluster(data_dir: Path) -> None:
         shutil.rmtree(pgdata, ignore_errors=True)
         if pgdata.parent != data_dir.resolve():
             shutil.rmtree(pgdata.parent, ignore_errors=True)
+    discard_sockets(data_dir)
+    shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def discard_sockets(data_dir: Path) -> None:
+    """Removes where the sockets of a server lay that has ended: the next start makes a directory anew."""
     if (last := _recorded(data_dir / "server.json")) is not None:
         shutil.rmtree(last.sockets, ignore_errors=True)
-    shutil.rmtree(data_dir, ignore_errors=True)
 
 
 def _password(path: Path, *, new: bool) -> str:

@@ -101,8 +101,9 @@ async def _answers(engine: AsyncEngine, url: str, patience_s: float) -> None:
             return
         except (OSError, asyncpg.PostgresError, DBAPIError) as error:
             if not passing(error) or anyio.current_time() >= deadline:
+                said = str(error).partition("\n")[0] or "it does not answer"  # a time-out says nothing
                 raise ServiceError(
-                    f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {str(error).splitlines()[0]}); "
+                    f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {said}); "
                     "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
                 ) from error
         await anyio.sleep(LOOK_S)

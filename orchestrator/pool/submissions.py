@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -76,6 +76,13 @@ async def reject(connection: AsyncConnection, run_id: int, submission: str, reas
     known = await answered(connection, run_id, submission)
     assert known is not None
     return known
+
+
+async def forget_rejection(connection: AsyncConnection, run_id: int, submission: str) -> None:
+    """Let a rejected submission be judged anew when it comes again. An accepted one stays what it is."""
+    table = submissions.c
+    mine = (table.run_id == run_id, table.submission == submission, table.status == "rejected")
+    await connection.execute(delete(submissions).where(*mine))
 
 
 async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Answer:

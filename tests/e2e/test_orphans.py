@@ -1,5 +1,6 @@
 """kill -9 of `penstock up` itself, and nobody starts it again for a while: what becomes of everything that it had started, and of the run."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -36,3 +37,5 @@ async def test_after_kill_9_of_the_supervisor_nothing_runs_within_a_time_to_live
     async with observing(stack.home, seen.ledger) as again:
         await no_violations(stack, again)
     assert stack.signalled(signal.SIGTERM) == 0
+    endpoint = json.loads((stack.home.layout.postgres / "server.json").read_text())
+    assert not Path(endpoint["sockets"]).exists(), "where the sockets of PostgreSQL lay is left"

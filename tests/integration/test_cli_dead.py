@@ -157,6 +157,55 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         group.cancel_scope.cancel()
 
 
+async def test_a_rejected_task_is_judged_anew_when_it_is_tried_again(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with open_engine(database_url) as engine, NatsBus.connect(nats_server.url) as bus:
+        await bus.ensure_streams()
+        run = await builders.make_run(engine, config)
+        flow = Flow(run.run_id, run.name, config, engine, bus)
+        event = encode(TaskSubmitted(task=TASK, submission="early", scaffold="mine"))
+
+        async def letters(count: int) -> list[dict[str, str]]:
+            async def so_many() -> bool:
+                return len(await listed(home)) == count
+
+            await until(so_many)
+            return await listed(home)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(Intake(flow, ["shell"]).run)
+            await bus.publish(Outgoing(subjects.tasks(run.name, "coding"), "early:1", "", event))
+            (first,) = await letters(1)
+            assert "unknown scaffold 'mine'" in first["reason"]
+            # The cause is still there: it is rejected as before, and its letter comes back.
+            assert (await dead(home, "retry", first["id"])).exit_code == 0
+
+            async def back() -> bool:
+                return [each["id"] for each in await listed(home)] not in ([], [first["id"]])
+
+            await until(back)
+            (second,) = await letters(1)
+            assert "unknown scaffold 'mine'" in second["reason"]
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            group.start_soon(Intake(flow, ["shell", "mine"]).run)
+            assert (await dead(home, "retry", second["id"])).exit_code == 0
+
+            async def taken() -> bool:
+                return await count(engine, "SELECT count(*) FROM groups WHERE submission = 'early'") == 1
+
+            await until(taken)
+            # One that is accepted stays what it is.
+            await bus.publish(Outgoing(subjects.tasks(run.name, "coding"), "early:2", "", event))
+            assert await letters(0) == []
+            group.cancel_scope.cancel()
+        rejected = "SELECT count(*) FROM submissions WHERE status = 'rejected'"
+        assert await count(engine, rejected) == 0
+        assert (await audit(engine, run.name)).violations == 0
+
+
 async def test_what_a_runner_refused_is_listed_shown_published_again_and_dropped(
     home: Path, database_url: str, nats_server: EmbeddedNats
 ) -> None:

@@ -136,6 +136,11 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
         {"task": {"files": {**TASK["files"], "environment/Dockerfile": "FROM ubuntu"}}},
         "environment/Dockerfile line 1: FROM ubuntu: the sandbox's own system stands for debian:12,",
     ),
+    (
+        {"domain": "cooking", "purpose": "eval"},
+        "unknown domain 'cooking'; known: reasoning, coding, agent, general",
+    ),
+    ({"domain": "cooking"}, "unknown domain 'cooking'"),
     ({"purpose": "fun"}, "unknown purpose 'fun'; known: train, eval, record"),
     ({"scaffold": "none"}, "unknown scaffold 'none'; known: shell, mini"),
     ({"group_size": 1}, "at least 2 rollouts"),
@@ -171,12 +176,11 @@ async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_serve
             stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
             playing([intake(stage).run]),
         ):
-            await stage.submit("x", domain="cooking")
+            await stage.submit("x", domain="agent")
             with anyio.fail_after(20):
                 answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
     assert (
-        answer.status == "rejected"
-        and "'cooking' has no share in stage 'main'; known: coding" in answer.reason
+        answer.status == "rejected" and "'agent' has no share in stage 'main'; known: coding" in answer.reason
     )
 
 
@@ -379,7 +383,7 @@ async def _counted(stage: Stage, name: str) -> bool:
 async def test_a_new_reaper_gives_every_lease_one_full_time_to_live_before_it_reaps(
     engine: AsyncEngine, nats_server: EmbeddedNats
 ) -> None:
-    async with staged(engine, nats_server.url, rollout={"lease_ttl_s": 1.0}) as stage:
+    async with staged(engine, nats_server.url, rollout={"lease_ttl_s": 3.0}) as stage:
         [group_id] = await builders.accepted(engine, stage.run, ["a"], size=2)
         await builders.dispatch(engine, stage.run)
         async with engine.begin() as connection:
@@ -390,7 +394,7 @@ async def test_a_new_reaper_gives_every_lease_one_full_time_to_live_before_it_re
         async with playing([partial(reaper, stage.flow)]):
             await until(lambda: _lease_is_ahead(engine, rollout_id))
             async with engine.begin() as connection:
-                assert await leases.heartbeat(connection, OWNER, {rollout_id: 1}, 1.0) == {rollout_id}
+                assert await leases.heartbeat(connection, OWNER, {rollout_id: 1}, 3.0) == {rollout_id}
             await until(lambda: _reaped(engine, rollout_id))
     assert await counter(engine, stage.run, "leases_expired") == 1
 

@@ -86,7 +86,7 @@ class HfModel:
             ).eval()
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise ValueError(
-                f"transformers cannot load {directory.path}: {str(error).splitlines()[0]}"
+                f"transformers cannot load {directory.path}: {str(error).partition(chr(10))[0]}"
             ) from error
         for name, tensor in self._model.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

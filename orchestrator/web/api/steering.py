@@ -26,7 +26,8 @@ from orchestrator.contracts.numbers import INT8
 from orchestrator.pool import draining, steer
 from orchestrator.pool.dead import DeadGroup, DeadMessage, dead_groups, dead_messages, next_retry
 from orchestrator.pool.runs import Run, find_run
-from orchestrator.retry import publish_again, submit_again
+from orchestrator.pool.submissions import forget_rejection
+from orchestrator.retry import publish_again, submission_of, submit_again
 from orchestrator.web.asked import Order, Refused
 from orchestrator.web.asked import steer as steered
 
@@ -157,6 +158,10 @@ async def _retry(order: Order) -> Done:
     try:
         async with NatsBus.connect(nats_url, name="penstock-web", patience_s=BUS_S) as bus:
             if isinstance(letter, DeadMessage):
+                if (rejected := submission_of(letter)) is not None:
+                    await _told(
+                        order, lambda connection, run: forget_rejection(connection, run.run_id, rejected)
+                    )
                 await publish_again(bus, letter)
             else:
                 await submit_again(bus, order.run, letter, submission, ANSWER_S)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import app
+from orchestrator.scaffold_check.run import NAMES
 
 ROOT: Any = typer.main.get_command(app)  # Typer brings its own copy of click, and names none of its classes
 GUIDES = Path(__file__).resolve().parents[3] / "ops/guides"
@@ -110,6 +111,11 @@ def test_the_commands_of_the_guides_parse() -> None:
                 parse(call)
                 found += 1
     assert found >= 8
+
+
+def test_the_example_of_a_check_asks_a_question_that_there_is() -> None:
+    (line,) = EXAMPLES["scaffold check"]
+    assert line.split("--only ")[1] in NAMES
 
 
 def test_no_example_is_of_a_command_that_is_gone() -> None:

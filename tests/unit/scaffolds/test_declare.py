@@ -90,6 +90,18 @@ def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path)
         (MINIMAL + 'wire = "native"', "wire must be chat, responses or anthropic"),
         (MINIMAL + "timeout_s = -1", "timeout_s must be a number of seconds"),
         (MINIMAL + "speed = 1", "speed is not a known key"),
+        (
+            MINIMAL + 'stdin = "{task.instrucion}"',
+            r"stdin has the unknown placeholder \{task.instrucion\}; did you mean \{task.instruction\}",
+        ),
+        (
+            MINIMAL + '[env]\nURL = "{gatway.base_url}"',
+            r"\[env\] has .*\{gatway.base_url\}; did you mean \{gateway.base_url\}",
+        ),
+        (
+            MINIMAL + 'stdin = "{limits.patience_in_days}"',
+            r"stdin has .*; known: gateway.base_url, .*limits.turns",
+        ),
         (MINIMAL + '[files]\n"/x" = "absent"', r"\[files\] /x: "),
         (MINIMAL + 'answer = "all"', "answer must be one of last line, stdout, none"),
         (MINIMAL + 'tcp = "yes"', "tcp must be true or false"),
