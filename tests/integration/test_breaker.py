@@ -15,7 +15,8 @@ from tests.integration.flow_rig import Stage, playing, staged
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
-QUEUE: dict[str, object] = {"breaker_attempts": 6, "breaker_rate": 0.5, "breaker_window_s": 3.0}
+WINDOW_S = 60.0  # as long as a test
+QUEUE: dict[str, object] = {"breaker_attempts": 6, "breaker_rate": 0.5, "breaker_window_s": WINDOW_S}
 
 
 @pytest.fixture
@@ -50,7 +51,14 @@ async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everythin
             await stage.reaches(1, "counters", name="admission_halted")
             await stage.submit("second", "third")
             await stage.reaches(2, "groups", state="accepted")
-            # The window slides on; what was accepted meanwhile is dispatched.
+            async with stage.flow.engine.begin() as connection:
+                await connection.execute(
+                    text("SET LOCAL session_replication_role = replica")
+                )  # rows are immutable
+                await connection.execute(
+                    text("UPDATE attempts SET ended = ended - make_interval(secs => :s)"), {"s": WINDOW_S + 1}
+                )
+            # As if the window had slid on; what was accepted meanwhile is dispatched.
             await stage.reaches(3, "groups", state="dispatched")
         assert await stage.count("counters", name="admission_halted", value=1) == 1
 
@@ -66,10 +74,10 @@ async def test_few_attempts_and_failures_of_the_policy_halt_nothing(
         assert not await Breaker(stage.flow).look(), "five attempts say nothing"
         await attempts(stage, "policy_failure", 3)
         await attempts(stage, "timeout", 3)
-        await attempts(stage, "infra_failure", 50, seconds_ago=60.0)
+        await attempts(stage, "infra_failure", 50, seconds_ago=2 * WINDOW_S)
         assert not await Breaker(stage.flow).look()
         await attempts(stage, "infra_failure", 1)
         assert await Breaker(stage.flow).look()
         async with engine.connect() as connection:
-            assert await ended_lately(connection, stage.run.run_id, 3.0) == (12, 6)
-            assert await ended_lately(connection, stage.run.run_id + 1, 3.0) == (0, 0)
+            assert await ended_lately(connection, stage.run.run_id, WINDOW_S) == (12, 6)
+            assert await ended_lately(connection, stage.run.run_id + 1, WINDOW_S) == (0, 0)

@@ -212,7 +212,7 @@ async def test_a_worker_that_starts_while_nats_is_away_keeps_the_leases_of_what_
 
 async def test_reapers_that_begin_again_and_again_find_the_dead(engine: AsyncEngine) -> None:
     run = await make_run(
-        engine, Config.model_validate({"run": {"name": "run"}, "rollout": {"lease_ttl_s": 0.5}})
+        engine, Config.model_validate({"run": {"name": "run"}, "rollout": {"lease_ttl_s": 2.0}})
     )
     [dead, _] = await running(engine, run)
     await change(engine, RUN_OUT, id=dead.rollout_id)
@@ -241,7 +241,7 @@ IS_OVER = "SELECT coalesce(lease_until < clock_timestamp(), true) FROM rollouts 
 
 @asynccontextmanager
 async def soon_broken(url: str) -> AsyncIterator[AsyncEngine]:
-    with ticking(Clock(pool_idle_s=1.0)):
+    with ticking(Clock(pool_idle_s=3.0)):
         async with open_engine(url) as engine:
             yield engine
 

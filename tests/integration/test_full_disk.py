@@ -77,7 +77,7 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
 ) -> None:
     policy = make_policy(tmp_path_factory.mktemp("policy"), seed=0)
     journal, log = small_disk / "journal", small_disk / "runner.log"
-    async with open_rig(database_url, nats_server.url, directory, policy, lease_ttl_s=1.0) as opened:
+    async with open_rig(database_url, nats_server.url, directory, policy, lease_ttl_s=3.0) as opened:
         worker = replace(opened.settings.worker, journal=journal)
         rig = replace(opened, settings=replace(opened.settings, worker=worker))
         with a_log(log) as descriptor:
@@ -101,7 +101,7 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
 
                 async def renewed() -> bool:
                     query = "SELECT 1 FROM rollouts WHERE state = 'running' AND lease_until > :then"
-                    return bool(await rig.rows(query, then=row.now + timedelta(seconds=4)))
+                    return bool(await rig.rows(query, then=row.now + timedelta(seconds=7)))
 
                 await until(
                     renewed, alive, log

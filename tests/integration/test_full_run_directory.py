@@ -69,11 +69,11 @@ async def kept_full(place: Path) -> AsyncIterator[None]:
             tasks.cancel_scope.cancel()
 
 
-async def publish(url: str) -> None:
+async def publish(url: str, timeout_s: float = 0.5) -> None:
     """TimeoutError, or another of NATS, if the stream does not take it."""
     client = await nats.connect(url, allow_reconnect=False)
     try:
-        await client.jetstream().publish("some.thing", b"x" * 500_000, timeout=0.5)
+        await client.jetstream().publish("some.thing", b"x" * 500_000, timeout=timeout_s)
     finally:
         await client.close()
 
@@ -106,7 +106,7 @@ async def test_deaths_of_a_full_run_directory_do_not_count_and_with_room_everyth
             client = await nats.connect(home.url)
             await client.jetstream().add_stream(name="SOME", subjects=["some.>"], max_bytes=2 << 30)
             await client.close()
-            await publish(home.url)
+            await publish(home.url, timeout_s=20)
 
             disk.fill(small_disk)
             with pytest.raises((NatsError, TimeoutError)):

@@ -394,7 +394,7 @@ async def test_new_weights_in_the_middle_of_a_call_leave_one_action_with_exact_s
     async with NativeLlm(slow.gateway.url, session.token) as llm:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(llm.complete, [user("oak")])
-            await until(lambda: slow.proxy.busy)
+            await slow.proxy.sampling()
             await slow.publish(1)
             await slow.publish(2)
     (step,) = await slow.stored(rollout, 1)

@@ -46,7 +46,10 @@ async def test_an_expired_session_leaves_the_gateways_memory_once_it_has_no_call
             terms: dict[str, Any] = {"epoch": 1, "attempt": 1, "budget": budget, "ttl_s": ttl_s}
             return rollout, await admin.open_session(run=rig.run, rollout=rollout, **terms)
 
-        (_, living), (left, leaving), (_, busy) = await opened(1800.0), await opened(5.0), await opened(5.0)
+        with anyio.fail_after(PATIENCE_S):  # a call that waits for its server takes of its session's time
+            while not gateway.pool.servers[0].ready:
+                await anyio.sleep(0.05)
+        (_, living), (left, leaving), (_, busy) = await opened(1800.0), await opened(8.0), await opened(8.0)
         async with NativeLlm(gateway.url, leaving.token) as llm:
             await llm.complete([user("oak")], max_tokens=4)
         go_on = rig.proxy.held["/generate"] = anyio.Event()

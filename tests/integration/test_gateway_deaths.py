@@ -20,7 +20,7 @@ from tests.integration.gateway_rig import Policies, Rig, make_policies, open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
-LEASE_S = 1.5
+LEASE_S = 4.0
 # What the gateway writes; rollouts are leased by hand here.
 RECORDED = (
     "digests of steps", "digests of prompts", "digests of sampling parameters", "steps are of published versions",

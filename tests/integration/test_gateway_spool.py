@@ -52,8 +52,8 @@ async def test_a_full_spool_holds_completions_until_the_data_pool_takes_steps_an
                 steps[rollout] += 1
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(SESSIONS):
-            rollout, session = await rig.open(budget=Budget(10_000, 1_000_000))
+        opened = [await rig.open(budget=Budget(10_000, 1_000_000)) for _ in range(SESSIONS)]
+        for rollout, session in opened:  # together: one alone may fill the spool
             steps[rollout] = 0
             tasks.start_soon(converse, rollout, session.token)
         with anyio.fail_after(PATIENCE_S):
