@@ -35,8 +35,7 @@ async def test_g_and_a_letter_go_to_every_page(visitor: Visitor) -> None:
         ("s", "/system"),
         ("r", "/run"),
     ):
-        await visitor.press("g", letter)
-        await visitor.at(path)
+        await visitor.chord(letter, path)
 
 
 async def test_a_question_mark_shows_the_keys_of_the_page_and_escape_hides_them(

@@ -48,8 +48,7 @@ async def test_what_is_not_there_is_said_in_one_sentence(visitor: Visitor, path:
     await visitor.open(path)
     await expect(visitor.main).to_contain_text(sentence)
     assert "Traceback" not in await visitor.main.inner_text()
-    await visitor.press("g", "q")
-    await visitor.at("/queue")
+    await visitor.chord("q", "/queue")
 
 
 @pytest.mark.parametrize(

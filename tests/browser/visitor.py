@@ -11,6 +11,7 @@ from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request
 
 WIDE, NARROW = (1280, 900), (360, 740)
 PATIENCE_MS = 30_000
+CHORDS, CHORD_MS = 3, 5_000
 OVERFLOW = """() => {
   const width = document.documentElement.clientWidth;
   const inside = (one) => {
@@ -86,12 +87,27 @@ class Visitor:
 
     async def at(self, path: str) -> None:
         """Wait until the address is this one, whatever its parameters, and its page is there."""
-        await expect(self.page).to_have_url(re.compile(re.escape(self.world.address + path) + r"(\?.*)?$"))
+        await expect(self.page).to_have_url(self._address(path))
         await self.settled()
+
+    def _address(self, path: str) -> re.Pattern[str]:
+        return re.compile(re.escape(self.world.address + path) + r"(\?.*)?$")
 
     async def press(self, *keys: str) -> None:
         for key in keys:
             await self.page.keyboard.press(key)
+
+    async def chord(self, letter: str, path: str) -> None:
+        """Press g and a letter, and be at the page that they go to. A machine that is busy may press the letter after the page forgot the g."""
+        for _ in range(CHORDS - 1):
+            await self.press("g", letter)
+            try:
+                await expect(self.page).to_have_url(self._address(path), timeout=CHORD_MS)
+            except AssertionError:
+                continue
+            return await self.settled()
+        await self.press("g", letter)
+        await self.at(path)
 
     async def resized(self, size: tuple[int, int], theme: str) -> None:
         await self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
@@ -116,20 +132,20 @@ class Visitor:
         await self.page.set_viewport_size(size)
 
     async def texts(self, selector: str) -> list[str]:
-        """The texts of all elements of the page that fit."""
+        """The texts of all elements of the page that fit now: whoever asks has waited for the first."""
         return [text.strip() for text in await self.main.locator(selector).all_inner_texts()]
 
     async def figures(self) -> dict[str, str]:
-        """The page's numbers by their names."""
+        """The page's numbers by their names, once they are there: a page may draw its heading first."""
+        await expect(self.main.locator(".figure dd").first).to_be_attached()
         names, values = await self.texts(".figure dt"), await self.texts(".figure dd")
         return dict(zip(names, values, strict=True))
 
     async def row(self, key: object) -> list[str]:
-        """The cells of one row of a table."""
-        return [
-            text.strip()
-            for text in await self.main.locator(f'tr[data-key="{key}"]').first.locator("td").all_inner_texts()
-        ]
+        """The cells of one row of a table, once it is there."""
+        row = self.main.locator(f'tr[data-key="{key}"]').first
+        await expect(row).to_be_attached()
+        return [text.strip() for text in await row.locator("td").all_inner_texts()]
 
     async def visible_focus(self) -> bool:
         """Whether the element that has the focus shows it."""
