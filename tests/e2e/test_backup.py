@@ -108,6 +108,7 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
         await seen.publish(BATCHES * GROUPS, seconds=1.0)
         ledger = seen.ledger
         await seen.until_batches(1)
+        await seen.until_at_work("verifier")  # what that commit makes room for may not be dispatched yet
         database, checkpoints = dump.splitlines()
         shell(stack, own, database)
         await seen.until_batches(await seen.batches() + 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.audited import no_violations
-from tests.e2e.observer import observing
+from tests.e2e.observer import PATIENCE_S, observing
 from tests.e2e.stack_rig import Stack, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
@@ -27,12 +27,12 @@ async def test_up_starts_as_many_rollout_servers_as_configured_and_a_dead_one_se
         async def one_again() -> bool:
             return bool(await seen.value(f"{ready} and changed > :before", before=before) == 1)
 
-        await until(both, "both servers are at version 0", 60.0)
+        await until(both, "both servers are at version 0", PATIENCE_S)
         before = await seen.value(changed)
         killed = stack.kill("rollout-server-2")
         await stack.back("rollout-server-2", killed)
-        await until(one_again, "the gateway noticed the death and gave it version 0 again", 60.0)
-        await until(both, "both servers are at version 0 again", 60.0)
+        await until(one_again, "the gateway noticed the death and gave it version 0 again", PATIENCE_S)
+        await until(both, "both servers are at version 0 again", PATIENCE_S)
         await no_violations(stack, seen)
     assert stack.signalled(signal.SIGTERM) == 0
     assert stack.tracebacks() == [] and stack.left_running() == []

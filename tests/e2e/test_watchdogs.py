@@ -47,9 +47,9 @@ async def test_a_process_that_hangs_is_named_by_status_and_the_run_goes_on_when_
 
             async def named() -> bool:
                 code, run = await status(stack)
-                sentences = [
-                    *run["stuck"],
-                    *(stage["culprit"]["sentence"] for stage in run["stages"] if "culprit" in stage),
+                sentences = [  # none where Postgres did not answer in time: look again
+                    *run.get("stuck", []),
+                    *(stage["culprit"]["sentence"] for stage in run.get("stages", []) if "culprit" in stage),
                 ]
                 return code == 4 and any(f"the runner (pid {runner} on " in said for said in sentences)
 
