@@ -72,6 +72,18 @@ async def until_named(overseer: Overseer, stage: str, *, within_s: float, **want
         raise AssertionError(f"no alarm for {stage} with {wanted}: {seen}") from None
 
 
+async def until_waits(rig: Rig) -> None:
+    """Wait until a runner says that it waits for assignments."""
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            async with rig.flow.engine.connect() as connection:
+                found = await present(connection, rig.flow.run_id)
+            loops = [loop for process in found if process.kind == "runner" for loop in process.loops]
+            if any(loop.name == "rollouts eval" and loop.waits_for == "assignments" for loop in loops):
+                return
+            await anyio.sleep(0.05)
+
+
 async def until_taken(rig: Rig, overseer: Overseer, rollout: int) -> None:
     """Look until somebody has leased a rollout."""
     with anyio.fail_after(PATIENCE_S):
@@ -198,6 +210,7 @@ async def test_a_run_that_goes_well_rings_no_alarm(opens: Opens) -> None:
     with capture_logs() as logs:
         async with opens() as rig, overseen(rig) as overseer:
             rig.tasks.start_soon(as_process, "runner", partial(serve_rollouts, rig.settings))
+            await until_waits(rig)  # a rollout that is late while the runner still starts would rightly ring
             rollout = await rig.submit(PASSES)
             with anyio.fail_after(PATIENCE_S):
                 while not (await rig.rows("SELECT 1 FROM rollouts WHERE state = 'finished'")):

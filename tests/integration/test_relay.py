@@ -117,7 +117,10 @@ async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_
         with anyio.fail_after(20):
             await asked.wait()
         async with engine.connect() as connection:
-            held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+            others = (
+                "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            held = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND xact_start IS NOT NULL"
             assert await connection.scalar(text(held)) == 0
         assert await relay_page(stage.flow) == 0, "it is not the other's turn yet"
         await its_turn_is_over(stage)

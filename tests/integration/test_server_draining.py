@@ -25,7 +25,8 @@ async def test_a_server_that_drains_ends_its_call_gets_no_other_and_follows_the_
     open_pair: OpenRig,
 ) -> None:
     with watching("gateway", WATCHDOG):
-        async with open_pair() as rig:
+        # So many that the call still runs when the gateway has heard its order, with its next heartbeat.
+        async with open_pair(max_new_tokens=1_600) as rig:
             (mine, other), (here, there) = rig.gateway.pool.servers, rig.proxies
             _, begun = await session_at(rig, mine)
             _, later = await session_at(rig, mine)
@@ -37,7 +38,7 @@ async def test_a_server_that_drains_ends_its_call_gets_no_other_and_follows_the_
                 assert here.busy  # the call that it has goes on
                 await ask(rig, later, max_tokens=8)
                 assert len(here.asked) == 1 and len(there.asked) == 1
-            assert len(here.sent) == 1 and len(here.sent[0][1]) == 400
+            assert len(here.sent) == 1 and len(here.sent[0][1]) == 1_600
             drained = await until_state(rig.engine, rig.run_id, "server", "drained")
             assert drained.id == mine.url and not other.draining
             await rig.publish(1)
