@@ -6,12 +6,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import structlog
 
 from tests.contract.rollout_server import KINDS
 
 pytest_plugins = ["tests.services"]
+
+# An example has no time limit of its own: a machine that pauses is no fault of the code.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 
 @pytest.fixture

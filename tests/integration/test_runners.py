@@ -158,7 +158,7 @@ async def test_a_dead_sandbox_is_replaced_and_the_attempt_goes_on_from_its_recor
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
-        rollout = await rig.submit(a_task(runs("sleep 1; echo done > out"), says("done")))
+        rollout = await rig.submit(a_task(runs("sleep 3; echo done > out"), says("done")))
         await rig.state(rollout, "running")
         os.kill(await program_running(), signal.SIGKILL)
         assert await rig.verdict(rollout) == 1.0
@@ -174,7 +174,7 @@ async def test_a_dead_sandbox_of_a_scaffold_that_cannot_be_replayed_is_an_infras
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
-        task = a_task(runs("sleep 1; echo done > out"), says("done"))
+        task = a_task(runs("sleep 3; echo done > out"), says("done"))
         rollout = await rig.submit(task, scaffold=str(Path(__file__).parent / "looper_scaffold"))
         group = (await rig.state(rollout, "running")).group_id
         os.kill(await program_running(), signal.SIGKILL)
@@ -389,9 +389,9 @@ async def test_a_finished_rollout_keeps_its_lease_until_its_result_is_in_the_dat
 async def test_the_wall_clock_and_a_command_that_neither_prints_nor_works_end_an_attempt_as_timeouts(
     opens: Opens,
 ) -> None:
-    async with opens(stall_s=0.8) as rig:
+    async with opens(stall_s=3) as rig:
         rig.start_runner()
-        busy = "for i in 1 2 3 4 5 6; do sleep 0.3; echo .; done"
+        busy = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.4; echo .; done"
         rollout = await rig.submit(a_task(runs(busy), runs("sleep 60"), says("done")))
         endless = await rig.submit(a_task(runs("while :; do :; done"), settings="[agent]\ntimeout_sec = 1.0"))
         await rig.state(endless, "finished")
@@ -403,7 +403,7 @@ async def test_the_wall_clock_and_a_command_that_neither_prints_nor_works_end_an
         first, second = await rig.rows(
             "SELECT * FROM tool_calls WHERE rollout_id = :id ORDER BY idx", id=rollout
         )
-        assert first.end_s - first.start_s > 1.7 and second.end_s - second.start_s < 3
+        assert first.end_s - first.start_s > 3.5 and second.end_s - second.start_s < 30
 
 
 async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_never_a_reward_of_0(
@@ -421,7 +421,8 @@ async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_neve
         rollouts = {}
         for reason, test in tests.items():
             files = {"tests/test.sh": test.encode()}
-            task = a_task(says("done"), settings="[verifier]\ntimeout_sec = 0.5", files=files)
+            limit_s = 0.5 if reason == "was ended: timeout" else 30.0
+            task = a_task(says("done"), settings=f"[verifier]\ntimeout_sec = {limit_s}", files=files)
             rollouts[await rig.submit(task)] = reason
         for rollout, reason in rollouts.items():
             row = await rig.state(rollout, "lost", "verified")
@@ -438,7 +439,7 @@ async def test_a_runner_that_was_killed_before_any_step_starts_again_and_its_rol
         async with rig.runner_process() as process:
             await rig.state(rollout, "running")
             (sandbox,) = await sandboxes_of(process.pid)
-        assert sandbox.exists()
+            assert sandbox.exists()
         rig.start_runner()
         rig.start_verifier()
         assert await rig.verdict(rollout) == 1.0

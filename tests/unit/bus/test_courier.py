@@ -121,11 +121,12 @@ async def test_what_is_sent_within_a_moment_is_published_together(tmp_path: Path
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, linger_s=1.0)
+        courier = Courier(journal, bus, pool.confirm, linger_s=3.0)
         tasks.start_soon(courier.run)
         await anyio.wait_all_tasks_blocked()
-        for n in range(3):
-            await courier.send(message(n))
+        async with anyio.create_task_group() as sends:
+            for n in range(3):
+                sends.start_soon(courier.send, message(n))
         await Post(journal, bus, pool, courier).until_given(3)
         assert bus.largest == 3
         tasks.cancel_scope.cancel()

@@ -1,6 +1,7 @@
 """The clocks of an attempt. Times are small and real: what is tested is that a clock ends the work, or does not."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
@@ -15,13 +16,14 @@ pytestmark = pytest.mark.anyio
 
 @dataclass(eq=False)
 class Program:
-    """A program that worked for a while, long ago."""
+    """A program that printed something long ago, and has worked for this share of the time since."""
 
     last_output: float = 0.0
-    cpu: float = 0.0
+    works: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
     def cpu_s(self) -> float:
-        return self.cpu
+        return self.works * (time.monotonic() - self.began)
 
 
 def clocks(*, timeout_s: float = 30.0, stall_s: float = 30.0, completion_s: float = 30.0) -> Clocks:
@@ -72,7 +74,7 @@ async def test_time_spent_generating_is_the_agent_s() -> None:
     watch = clocks(timeout_s=0.2)
 
     async def work() -> None:
-        for _ in range(10):
+        for _ in range(100):
             with watch.completion() as completion:
                 await anyio.sleep(0.15)
                 completion.generated(0.15)
@@ -80,7 +82,7 @@ async def test_time_spent_generating_is_the_agent_s() -> None:
 
     with pytest.raises(AgentTimeout):
         await watch.run(work)
-    assert watch.elapsed_s < 1.5
+    assert watch.elapsed_s < 10
 
 
 async def test_a_completion_that_stays_open_is_an_infrastructure_failure_and_no_stall() -> None:
@@ -108,13 +110,11 @@ async def test_a_silent_program_is_the_agent_s_stall_and_a_silent_scaffold_the_p
 
 
 async def test_cpu_time_however_little_per_look_is_no_stall() -> None:
-    watch, program = clocks(stall_s=0.5), Program()
+    watch, program = clocks(stall_s=0.5), Program(works=0.025)
 
     async def work() -> str:
         watch.started(cast(Process, program))
-        for _ in range(40):
-            program.cpu += 0.002
-            await anyio.sleep(0.02)
+        await anyio.sleep(1.0)
         return "done"
 
     assert await watch.run(work) == "done"
@@ -125,8 +125,9 @@ async def test_what_the_gateway_sees_of_a_black_box_counts_like_a_completion() -
 
     async def work() -> str:
         watch.started(cast(Process, Program()))
+        began = anyio.current_time()
         for calls in range(1, 7):
-            watch.observed(waiting=True, calls=calls, queued_s=0.1 * calls)
+            watch.observed(waiting=True, calls=calls, queued_s=anyio.current_time() - began)
             await anyio.sleep(0.1)
         return "done"
 
@@ -144,15 +145,14 @@ async def test_what_the_gateway_sees_of_a_black_box_counts_like_a_completion() -
 
 async def test_a_completion_that_the_gateway_holds_is_waited_for_and_one_that_hangs_is_not() -> None:
     """All rollout servers are away for longer than a completion may take: that is no reason to end anything."""
-    held_s, asked = 0.0, 0
+    servers, asked, began = anyio.Event(), 0, anyio.current_time()
 
     async def held() -> float:
         nonlocal asked
         asked += 1
-        return held_s
+        return 0.0 if servers.is_set() else anyio.current_time() - began
 
-    watch = Clocks(timeout_s=30.0, stall_s=30.0, completion_s=0.1, held=held)
-    servers = anyio.Event()
+    watch = Clocks(timeout_s=300.0, stall_s=300.0, completion_s=0.1, held=held)
 
     async def work() -> str:
         with watch.completion():
@@ -161,21 +161,16 @@ async def test_a_completion_that_the_gateway_holds_is_waited_for_and_one_that_ha
             await anyio.sleep_forever()
         return "unreachable"
 
-    began = anyio.current_time()
-
     async def away() -> None:
-        nonlocal held_s
-        while asked < 8:
-            held_s = anyio.current_time() - began
+        while asked < 3:
             await anyio.sleep(0.01)
-        held_s = 0.0
         servers.set()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(away)
-        with anyio.fail_after(10), pytest.raises(InfraFailure, match="a completion has been open"):
+        with anyio.fail_after(60), pytest.raises(InfraFailure, match="a completion has been open"):
             await watch.run(work)
-    assert asked > 8 and anyio.current_time() - began > 0.5
+    assert asked > 3 and anyio.current_time() - began > 0.5
 
 
 async def test_what_replayed_completions_had_taken_is_the_agent_s_time_each_once() -> None:

@@ -55,7 +55,7 @@ async def test_attempts_go_to_both_those_of_a_dead_gateway_end_and_the_next_go_t
             await living.enter_async_context(a_gateway(ports[0])),
             await dying.enter_async_context(a_gateway(ports[1])),
         )
-        with ticking(QUICK):
+        with ticking(QUICK.model_copy(update={"gateway_silent_s": 2.0})):  # a machine that pauses is no death
             async with reached(urls, "secret", None, "test") as gateways, anyio.create_task_group() as tasks:
                 with anyio.fail_after(20):
                     await gateways.until_one_answers()

@@ -145,7 +145,7 @@ async def test_the_first_token_lies_inside_the_generation_and_what_was_waited_be
     told, whole = await timed(0.2, reply(Timings(queue_s=0.1, first_token_s=0.15, e2e_s=0.2)))
     assert told.queue >= 0.3 and told.queue + told.generation <= whole
     assert 0.04 <= told.first_byte < told.queue, "waiting for admission and in the server is no part of it"
-    assert told.first_byte < told.generation < 0.2
+    assert told.first_byte < told.generation <= whole - told.queue
 
 
 async def test_a_segment_that_is_lost_before_the_first_token_counts_as_time_to_it() -> None:

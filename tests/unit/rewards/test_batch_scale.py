@@ -1,6 +1,7 @@
 """Advantages on the scale of their batch."""
 
 import math
+import statistics
 
 import pytest
 from hypothesis import given
@@ -36,4 +37,5 @@ def test_a_whitened_batch_has_mean_zero_and_spread_just_under_one(steps: list[tu
     white = [(a - scale.shift) / scale.divisor for a in advantages]
     mean = sum(a * n for a, n in zip(white, tokens, strict=True)) / sum(tokens)
     spread = math.sqrt(sum(n * a * a for a, n in zip(white, tokens, strict=True)) / sum(tokens))
-    assert abs(mean) < 1e-9 and 0.98 < spread < 1
+    was = statistics.pstdev([a for a, n in steps for _ in range(n)])
+    assert abs(mean) < 1e-9 and spread == pytest.approx(was / (was + 1e-4)) and spread < 1

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 TIMEOUT_S = 300
+# The first test that asks for `found` waits for all the scenarios.
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
 
 
 @pytest.fixture(scope="module")
