@@ -164,7 +164,12 @@ class Fake:
     async def terminate(self, pod: Object) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         if (runtime := self.runtimes.pop(uid, None)) is not None:
-            await runtime.stop()
+            try:
+                await runtime.stop()
+            except asyncio.CancelledError:
+                # Killed, and not waited for yet: whoever ends this server does that.
+                self.runtimes[uid] = runtime
+                raise
         del self.pods[name]
         self.record("pods", "DELETED", pod)
         for secret, owned in list(self.secrets.items()):  # the garbage collector
@@ -572,8 +577,10 @@ async def serving(fake: Fake) -> AsyncIterator[KubernetesSettings]:
         )  # fmt: skip
     finally:
         await runner.cleanup()
-        for task in list(fake.tasks):
+        tasks = list(fake.tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for runtime in list(fake.runtimes.values()):
             await runtime.stop()
 
