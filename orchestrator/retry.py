@@ -22,15 +22,14 @@ async def publish_again(bus: Bus, message: DeadMessage) -> None:
     await bus.publish(Outgoing(message.subject, name, message.schema or "", message.body))
 
 
-def submission_of(message: DeadMessage) -> str | None:
-    """The submission of a dead letter whose task was rejected: its answer stands until it is forgotten. None: it is none."""
-    if subjects.kind_of(message.subject) != "tasks":
-        return None
+def submission_of(message: DeadMessage) -> tuple[str, str] | None:
+    """(run, submission) of a dead letter whose task was rejected: that answer stands until it is forgotten. None: it is no such letter."""
     try:
+        run, _ = subjects.parse_tasks(message.subject)
         event = decode(message.body, message.schema or "", TaskSubmitted)
-    except MessageError:
+        return run, subjects.check_submission(event.submission or sha256(message.body).hex())
+    except (MessageError, ValueError):
         return None
-    return event.submission or sha256(message.body).hex()
 
 
 async def submit_again(bus: Bus, run: str, group: DeadGroup, submission: str, timeout_s: float) -> None:

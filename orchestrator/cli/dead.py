@@ -179,12 +179,8 @@ async def _publish_again(config: Config, message: "DeadMessage", run_id: int, re
         open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
         NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus,
     ):
-        if (submission := submission_of(message)) is not None:
-            await once(
-                engine,
-                lambda connection: forget_rejection(connection, run_id, submission),
-                at="person.commit",
-            )
+        if (rejected := submission_of(message)) is not None:
+            await once(engine, lambda connection: forget_rejection(connection, *rejected), at="person.commit")
         await publish_again(bus, message)
         await once(
             engine,

@@ -191,7 +191,9 @@ def discard_cluster(data_dir: Path) -> None:
 
 
 def discard_sockets(data_dir: Path) -> None:
-    """Removes where the sockets of a server lay that has ended: the next start makes a directory anew."""
+    """Removes where the sockets of a server lay that has ended: the next start makes a directory anew. One that runs keeps its own."""
+    if running_server((data_dir / "pgdata").resolve()) is not None:
+        return
     if (last := _recorded(data_dir / "server.json")) is not None:
         shutil.rmtree(last.sockets, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import GroupState, Purpose, RolloutState
 from orchestrator.pool import history
 from orchestrator.pool.clean import clean
-from orchestrator.pool.tables import groups, rollouts, submissions, tasks
+from orchestrator.pool.tables import groups, rollouts, runs, submissions, tasks
 
 MAX_SEED = 2**62
 
@@ -78,9 +78,10 @@ async def reject(connection: AsyncConnection, run_id: int, submission: str, reas
     return known
 
 
-async def forget_rejection(connection: AsyncConnection, run_id: int, submission: str) -> None:
-    """Let a rejected submission be judged anew when it comes again. An accepted one stays what it is."""
+async def forget_rejection(connection: AsyncConnection, run: str, submission: str) -> None:
+    """Let a rejected submission of the run of that name be judged anew when it comes again. An accepted one stays what it is."""
     table = submissions.c
+    run_id = select(runs.c.run_id).where(runs.c.name == run).scalar_subquery()
     mine = (table.run_id == run_id, table.submission == submission, table.status == "rejected")
     await connection.execute(delete(submissions).where(*mine))
 

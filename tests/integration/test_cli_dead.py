@@ -206,6 +206,52 @@ async def test_a_rejected_task_is_judged_anew_when_it_is_tried_again(
         assert (await audit(engine, run.name)).violations == 0
 
 
+async def test_a_rejected_task_of_another_run_is_judged_anew_there_and_an_id_that_is_none_is_only_published(
+    home: Path, database_url: str, nats_server: EmbeddedNats
+) -> None:
+    config: Config = load(home / "penstock.toml")
+    async with (
+        open_engine(database_url) as engine,
+        NatsBus.connect(nats_server.url) as bus,
+        anyio.create_task_group() as group,
+    ):
+        await bus.ensure_streams()
+        ours = await builders.make_run(engine, config)
+        other_run = config.model_copy(
+            update={"run": config.run.model_copy(update={"name": f"{config.run.name}x"})}
+        )
+        theirs = await builders.make_run(engine, other_run)
+        # One orchestrator reads the tasks of every run, and keeps what it refuses of others' without a run.
+        group.start_soon(Intake(Flow(ours.run_id, ours.name, config, engine, bus), ["shell"]).run)
+        event = encode(TaskSubmitted(task=TASK, submission="alike", scaffold="mine"))
+        for run in (ours, theirs):
+            await bus.publish(Outgoing(subjects.tasks(run.name, "coding"), f"alike:{run.name}", "", event))
+        odd = encode(TaskSubmitted(task=TASK, submission="a\x00b"))
+        await bus.publish(Outgoing(subjects.tasks(ours.name, "coding"), "odd", "", odd))
+
+        async def letters(count: int) -> list[dict[str, str]]:
+            async def so_many() -> bool:
+                return len(await listed(home)) == count
+
+            await until(so_many)
+            return await listed(home)
+
+        found = await letters(3)
+        (other,) = [line for line in found if theirs.name in line["what"]]
+        (illegal,) = [line for line in found if "unknown scaffold" not in line["reason"]]
+        for letter in (other, illegal):
+            assert (await dead(home, "retry", letter["id"])).exit_code == 0
+
+        async def both_back() -> bool:
+            ids = {line["id"] for line in await listed(home)}
+            return len(ids) == 3 and not ids & {other["id"], illegal["id"]}
+
+        await until(both_back)
+        rejected = f"SELECT count(*) FROM submissions WHERE status = 'rejected' AND run_id = {ours.run_id}"
+        assert await count(engine, rejected) == 1, "the answer of our own run stands"
+        group.cancel_scope.cancel()
+
+
 async def test_what_a_runner_refused_is_listed_shown_published_again_and_dropped(
     home: Path, database_url: str, nats_server: EmbeddedNats
 ) -> None:

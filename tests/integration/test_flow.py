@@ -136,11 +136,6 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
         {"task": {"files": {**TASK["files"], "environment/Dockerfile": "FROM ubuntu"}}},
         "environment/Dockerfile line 1: FROM ubuntu: the sandbox's own system stands for debian:12,",
     ),
-    (
-        {"domain": "cooking", "purpose": "eval"},
-        "unknown domain 'cooking'; known: reasoning, coding, agent, general",
-    ),
-    ({"domain": "cooking"}, "unknown domain 'cooking'"),
     ({"purpose": "fun"}, "unknown purpose 'fun'; known: train, eval, record"),
     ({"scaffold": "none"}, "unknown scaffold 'none'; known: shell, mini"),
     ({"group_size": 1}, "at least 2 rollouts"),
@@ -176,11 +171,12 @@ async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_serve
             stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
             playing([intake(stage).run]),
         ):
-            await stage.submit("x", domain="agent")
+            await stage.submit("x", domain="cooking")
             with anyio.fail_after(20):
                 answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
     assert (
-        answer.status == "rejected" and "'agent' has no share in stage 'main'; known: coding" in answer.reason
+        answer.status == "rejected"
+        and "'cooking' has no share in stage 'main'; known: coding" in answer.reason
     )
 
 

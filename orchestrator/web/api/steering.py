@@ -159,8 +159,8 @@ async def _retry(order: Order) -> Done:
         async with NatsBus.connect(nats_url, name="penstock-web", patience_s=BUS_S) as bus:
             if isinstance(letter, DeadMessage):
                 if (rejected := submission_of(letter)) is not None:
-                    await _told(
-                        order, lambda connection, run: forget_rejection(connection, run.run_id, rejected)
+                    await order.site.database.write(
+                        lambda connection: forget_rejection(connection, *rejected)
                     )
                 await publish_again(bus, letter)
             else:
