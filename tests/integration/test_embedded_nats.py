@@ -72,7 +72,7 @@ async def test_under_the_supervisor_it_is_back_after_kill_9_and_after_its_store_
         assert first is not None
         shutil.rmtree(tmp_path / "nats" / "jetstream")
         os.kill(first, signal.SIGKILL)
-        with anyio.fail_after(5 * 5.0):
+        with anyio.fail_after(5):
             while (now := supervisor.status("nats")).state is not ProcessState.READY or now.pid == first:
                 await supervisor.change()
         assert await check_server(home.url) >= (2, 10)

@@ -173,7 +173,7 @@ async def test_under_the_supervisor_it_is_back_soon_after_kill_9(data_dir: Path,
             while (now := supervisor.status("postgres")).state is not ProcessState.READY or now.pid == first:
                 await supervisor.change()
         assert await query(cluster.url, "select 1") == 1
-        assert time.monotonic() - killed < 5 * 5.0
+        assert time.monotonic() - killed < 5
     assert not await accepts_queries(cluster)
     assert "database system is shut down" in RunLayout(tmp_path / "run").log("postgres").read_text()[-500:]
 
