@@ -1,11 +1,13 @@
 """What the gateway adds to a call: `ops/bench gateway [--seconds 10] [--quick] [--json]`.
 
-    load (this process) ──▶ gateway (journal, STEPS, Postgres: all recording on) ──▶ stub rollout server
-    load (this process) ─────────────────────────────────────────────────────────▶ stub rollout server   the bound
+    load (this process) ──▶ gateway (journal, STEPS, Postgres: all recording on) ───▶ stub rollout server
+    load (this process) ──▶ a bare proxy (forwards, and makes the answer durable) ──▶ stub rollout server   the least that there can be
+    load (this process) ──────────────────────────────────────────────────────────▶ stub rollout server   the bound
 
 | measured | how |
 |---|---|
 | added latency | p50 and p99 over a stub that answers after 250 ms, less those of calling the stub itself from as many clients |
+| a bare proxy | the same at 32 sessions, through a proxy that only forwards and makes answers durable: the least that a recording gateway can add |
 | throughput | stub at 0 ms, closed loop of 16 clients, about 100 tokens in and 50 out per call: completions per CPU-second of the gateway |
 | opening | CPU seconds of the gateway per session, which the throughput leaves out |
 | cost of history | one conversation with equal deltas up to 128k tokens: CPU seconds of the gateway per call, by blocks of calls |
@@ -31,7 +33,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.benchmarks.bars import Bar, Report, at_least, at_most, quantile, show
-from orchestrator.benchmarks.rig import Rig, make_model, open_rig
+from orchestrator.benchmarks.rig import Rig, cpu_s, make_model, open_rig, running_proxy
 from orchestrator.gateway_client import OpenSession
 from orchestrator.log import configure
 
@@ -91,16 +93,14 @@ def delta_text(tokenizer: Tokenizer) -> str:
     return text.strip()
 
 
+def unlimited(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """A client without limits of its own: over a Unix socket as harnesses in sandboxes, or over TCP as to a rollout server."""
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
 def through_socket(rig: Rig) -> aiohttp.ClientSession:
-    """The way that harnesses in sandboxes take. Without limits of its own."""
-    connector = aiohttp.UnixConnector(rig.socket, limit=0)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-
-
-def over_tcp() -> aiohttp.ClientSession:
-    """The way to a rollout server. Without limits of its own."""
-    connector = aiohttp.TCPConnector(limit=0)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    """The way that harnesses in sandboxes take."""
+    return unlimited(aiohttp.UnixConnector(rig.socket, limit=0))
 
 
 async def through_gateway(
@@ -130,11 +130,14 @@ async def through_gateway(
         return Load(took, time.perf_counter() - began, rig.cpu_s() - cpu)
 
 
-async def straight(rig: Rig, clients: int, seconds: float, *, spread_s: float = 0.0) -> list[float]:
-    """The same load against the stub itself."""
+async def straight(
+    rig: Rig, clients: int, seconds: float, *, spread_s: float = 0.0, proxy: str = ""
+) -> list[float]:
+    """The same load against the stub itself, or through a `proxy` on a Unix socket."""
     took: list[float] = []
     ids = list(range(260, 260 + TOKENS_IN * TURNS))
-    async with over_tcp() as http:
+    connector = aiohttp.UnixConnector(proxy, limit=0) if proxy else aiohttp.TCPConnector(limit=0)
+    async with unlimited(connector) as http:
 
         async def client(number: int) -> None:
             await anyio.sleep(spread_s * number / clients)
@@ -174,11 +177,30 @@ async def latency(rig: Rig, seconds: float, sessions: Sequence[int], table: Repo
             f"{1000 * quantile(bound, 0.5):.1f} / {1000 * quantile(bound, 0.99):.1f} ms straight, {len(load.took)} calls in {load.wall_s:.0f} s",
         )
         if clients == 32:
+            await bare(rig, seconds, clients, bound, added, table)
             bars += [
                 at_most("added_p50_32", added[0], "ms", 3.0),
                 at_most("added_p99_32", added[1], "ms", 15.0),
             ]
     return bars
+
+
+async def bare(
+    rig: Rig, seconds: float, clients: int, bound: list[float], added: list[float], table: Report
+) -> None:
+    """The same load through the bare proxy: what remains for a recording gateway that does nothing else."""
+    with running_proxy(rig.stub) as (proxy, pid):
+        spread_s = DELAY_MS / 1000
+        await straight(rig, clients, 1.0, spread_s=spread_s, proxy=proxy)  # warm
+        before = cpu_s(pid)
+        took = await straight(rig, clients, seconds, spread_s=spread_s, proxy=proxy)
+        spent_ms = 1000 * (cpu_s(pid) - before) / len(took)
+    least = [1000 * (quantile(took, q) - quantile(bound, q)) for q in (0.5, 0.99)]
+    table.add_row(
+        f"a bare proxy adds, {clients} sessions",
+        f"p50 {least[0]:.1f} ms, p99 {least[1]:.1f} ms",
+        f"{spent_ms:.2f} CPU-ms each; the gateway adds {added[0] / least[0]:.1f} times its p50",
+    )
 
 
 async def throughput(rig: Rig, seconds: float, table: Report) -> list[Bar]:

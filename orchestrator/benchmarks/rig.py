@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -87,9 +88,8 @@ class Rig:
         ]
 
     def cpu_s(self) -> float:
-        """CPU seconds that the threads of the gateway process have used, to the nanosecond (/proc/PID/stat counts in steps of 10 ms)."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        """CPU seconds of the gateway process."""
+        return cpu_s(self.pid)
 
     def resident(self) -> int:
         """Resident bytes of the gateway process."""
@@ -102,6 +102,12 @@ class Rig:
                 text("SELECT count(*) FROM steps WHERE run_id = :run"), {"run": self.run_id}
             )
         return int(found or 0)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that the threads of a process have used, to the nanosecond (/proc/PID/stat counts in steps of 10 ms)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def make_model(directory: Path) -> Path:
@@ -142,6 +148,21 @@ def running_stub(model: Path, delay_ms: float, log: Path) -> Iterator[str]:
                 break
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def running_proxy(stub: str) -> Iterator[tuple[str, int]]:
+    """The bare proxy before a stub; (its Unix socket, its process id)."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
+        path = f"{place}/bare.sock"
+        argv = [sys.executable, "-m", "orchestrator.benchmarks.bare_proxy", "--socket", path]
+        with own_process([*argv, "--server", stub], Path(place) / "bare.log") as process:
+            while process.poll() is None:
+                with suppress(OSError), socket.socket(socket.AF_UNIX) as ready:
+                    ready.connect(path)
+                    break
+                time.sleep(0.05)
+            yield path, process.pid
 
 
 async def _up(home: Home, stack: subprocess.Popen[bytes]) -> int:
