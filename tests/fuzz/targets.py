@@ -50,6 +50,30 @@ def _wire(name: str) -> Callable[[Path], Target]:
     return made
 
 
+def _forest(directory: Path) -> Target:
+    """Bytes decide which conversation a session's forest gets, and of which chat format."""
+    from hypothesis import settings
+    from hypothesis.stateful import get_state_machine_test
+
+    from orchestrator.gateway.render import load_renderer
+    from tests.stateful.test_forest_machine import machine
+    from tests.unit.gateway.conftest import KINDS, model_directory
+
+    drawn = settings(database=None, deadline=None, stateful_step_count=14)
+    talks = [
+        get_state_machine_test(
+            machine(load_renderer(model_directory(kind, directory / kind))), settings=drawn
+        )
+        for kind in KINDS
+    ]
+
+    def converse(data: bytes) -> None:
+        if data:
+            talks[data[0] % len(talks)].hypothesis.fuzz_one_input(data[1:])  # type: ignore[attr-defined]
+
+    return converse
+
+
 def _journal(directory: Path) -> Target:
     def read(data: bytes) -> None:
         content = frames.read(data)
@@ -164,6 +188,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "chat": _wire("chat"),
     "responses": _wire("responses"),
     "anthropic": _wire("anthropic"),
+    "forest": _forest,
     "image": _image,
     "journal": _journal,
     "task": _task,

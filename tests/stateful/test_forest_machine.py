@@ -213,6 +213,6 @@ def contains(whole: Any, part: Any) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_sampled_is_lost_re_encoded_or_confused(kind: str, tmp_path: Path) -> None:
     renderer = load_renderer(model_directory(kind, tmp_path / kind))
-    # What it draws must not differ from run to run; who wants to search further takes `derandomize` away.
+    # What it draws must not differ from run to run; `ops/fuzz forest` searches further.
     drawn = settings(max_examples=30, stateful_step_count=14, deadline=None, derandomize=True)
     run_state_machine_as_test(machine(renderer), settings=drawn)
