@@ -373,14 +373,6 @@ class TrainerSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_adapter(self) -> "TrainerSection":
-        if self.lora_rank and self.ranks > 1:
-            raise ValueError(
-                f"lora_rank is {self.lora_rank} and ranks {self.ranks}: adapters train in one process, so set ranks to 1"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _falls(self) -> "TrainerSection":
         if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
             raise ValueError(

@@ -85,10 +85,10 @@ def save_checkpoint(
     def add_moments(files: CheckpointFiles) -> None:
         files.add_tensors("trainer/optimizer", split(optimizer_tensors(model, optimizer), shard_bytes))
         if adapter:
-            lora.add_adapter(files, model, shard_bytes)
+            lora.add_adapter(files, tensors, shard_bytes)
 
-    adapter = lora.adapted(model)
-    weights = stored_weights(model, lora.merged(model) if adapter else None)
+    adapter, tensors = lora.adapted(model), model.state_dict()
+    weights = stored_weights(model, lora.merged(model, tensors) if adapter else tensors)
     content = Content(model, weights, make_canary(model, canary_ids), add_moments)
     return write_checkpoint(root, content, state, tokenizer=tokenizer, parent=parent, shard_bytes=shard_bytes)
 

@@ -98,10 +98,6 @@ async def all_ranks(stack: AsyncExitStack, settings: TrainerSettings, config: Co
     from trainer.ranks.learner import LeadingLearners
 
     assert settings.place is not None
-    if config.trainer.lora_rank:
-        raise ConfigurationError(
-            f"trainer.lora_rank is {config.trainer.lora_rank}: adapters are trained by one rank alone; set trainer.ranks to 1"
-        )
     meeting = leading(settings.place, config, settings.arguments)
     ranks, orders = await anyio.to_thread.run_sync(meeting.__enter__, abandon_on_cancel=True)
     stack.push(meeting)

@@ -22,6 +22,8 @@ from trainer.files import SHARD_BYTES, CheckpointFiles, split
 
 ADAPTER, BASE = "adapter", "base"
 _NAME = "default"  # peft's, of the only adapter
+_APART = "policy"  # what the model is called within a module that hides from peft of what architecture it is
+_BASE_WEIGHT = ".base_layer.weight"
 
 
 def inject(model: nn.Module, section: TrainerSection, seed: int = 0) -> None:
@@ -38,11 +40,12 @@ def inject(model: nn.Module, section: TrainerSection, seed: int = 0) -> None:
         raise ConfigurationError(
             f"trainer.lora_targets names {strange[0]!r}, but this model's linear layers are called {', '.join(sorted(known))}"
         )
-    chosen = "|".join(re.escape(name) for name in layers if name.rpartition(".")[2] in wanted)
+    chosen = "|".join(re.escape(f"{_APART}.{name}") for name in layers if name.rpartition(".")[2] in wanted)
     config = LoraConfig(r=section.lora_rank, lora_alpha=section.lora_alpha, target_modules=chosen)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, model, _NAME)
+        # of a mixture that it knows, peft takes names like gate_proj for its experts and adapts those in place of the layers
+        inject_adapter_in_model(config, nn.ModuleDict({_APART: model}), _NAME)
 
 
 def adapted(model: nn.Module) -> bool:
@@ -50,25 +53,31 @@ def adapted(model: nn.Module) -> bool:
     return any(True for _ in _layers(model))
 
 
-def merged(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state under the names of the model without adapters, with W + (α/r)·B·A in the adapted layers; tied tensors are one."""
+def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` under the names of the model without adapters, with W + (α/r)·B·A in the adapted layers; tied tensors are one.
+
+    `state` has the whole tensors of `model.state_dict()`, which of a model that is spread over ranks has only parts.
+    """
     layers = dict(_layers(model))
     found: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         layer, _, rest = name.partition(".base_layer.")
-        if rest:
-            delta = layers[layer].get_delta_weight(_NAME) if rest == "weight" else 0
-            found[f"{layer}.{rest}"] = tensor + delta
-        elif not _is_adapter(name):
-            found[name] = tensor
+        if rest == "weight":
+            a, b = (state[f"{layer}.lora_{factor}.{_NAME}.weight"] for factor in "AB")
+            tensor = tensor + (b @ a) * layers[layer].scaling[_NAME]
+        if not _is_adapter(name):
+            found[f"{layer}.{rest}" if rest else name] = tensor
     return found
 
 
-def add_adapter(files: CheckpointFiles, model: nn.Module, shard_bytes: int = SHARD_BYTES) -> None:
-    """Add what `restore` reads below the checkpoint's trainer/. Raises OSError."""
-    state = model.state_dict()
+def add_adapter(files: CheckpointFiles, state: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
+    """Add what `restore` reads below the checkpoint's trainer/; `state` as for `merged`. Raises OSError."""
     adapter = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
-    base = {f"{name}.weight": state[f"{name}.base_layer.weight"] for name, _ in _layers(model)}
+    base = {
+        name.replace(_BASE_WEIGHT, ".weight"): tensor
+        for name, tensor in state.items()
+        if name.endswith(_BASE_WEIGHT)
+    }
     files.add_tensors(f"trainer/{ADAPTER}", [adapter])
     files.add_tensors(f"trainer/{BASE}", split(base, shard_bytes))
 

@@ -86,9 +86,6 @@ def _parallelism(topology: Topology) -> Iterator[str]:
         )
     elif trainer.ranks % trainer.nodes:
         yield f"trainer.ranks = {trainer.ranks} cannot be the same number on each of trainer.nodes = {trainer.nodes}"
-    lora = topology.penstock.trainer.lora_rank
-    if lora and trainer.ranks > 1:
-        yield f"config.trainer.lora_rank = {lora} trains in one process, but trainer.ranks = {trainer.ranks}"
     for index, pool in enumerate(topology.servers):
         key = f"servers[{index}]"
         if pool.engine == "embedded":

@@ -1,8 +1,9 @@
 """A trainer of several ranks, life after life: `python -m tests.integration.ranked_trainer PLAN <trainer's own arguments>`.
 
 Each life is forked from one process that has loaded torch, because to load it takes longer than to train. PLAN is JSON: a list of lives, each
-{"ranks": N, "database": URL, "policies": PATH, "kill": [EVENT, RANK] or null}: `--ranks N`, and as soon as rank 0 has logged EVENT that rank is
-killed with SIGKILL. One line of JSON on stdout per life: its exit status, the seconds from the kill to its end, what it logged and what it said.
+{"ranks": N, "database": URL, "policies": PATH}, with "kill": [EVENT, RANK] or "train_steps": N where they are given: `--ranks N --train-steps N`, and
+as soon as rank 0 has logged EVENT that rank is killed with SIGKILL. One line of JSON on stdout per life: its exit status, the seconds from the
+kill to its end, what it logged and what it said.
 """
 
 import json
@@ -22,6 +23,8 @@ def live(plan: dict[str, object], log: int) -> None:
     os.close(log)
     os.environ["DATABASE_URL"] = str(plan["database"])
     sys.argv += ["--ranks", str(plan["ranks"]), "--policies", str(plan["policies"])]
+    if "train_steps" in plan:
+        sys.argv += ["--train-steps", str(plan["train_steps"])]
     status = trainer.__main__.main()
     sys.stdout.flush()
     sys.stderr.flush()

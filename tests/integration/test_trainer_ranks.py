@@ -67,14 +67,14 @@ class World:
             )
 
 
-async def prepare(url: str, model: Path) -> None:
+async def prepare(url: str, model: Path, **trainer: Any) -> None:
     """Two batches to train, of two train steps each; then the run is over."""
     config = Config.model_validate(
         {
             "run": {"name": RUN},
             "policy": {"model": str(model)},
             "queue": {"batch_groups": 4, "capacity": 8, "window_fraction": 0.5},
-            "trainer": {"parts": 2, "lr": 1e-3, "pack_tokens": 96},
+            "trainer": {"parts": 2, "lr": 1e-3, "pack_tokens": 96, **trainer},
         }
     )
     async with open_engine(url, name="test") as engine:
@@ -92,6 +92,9 @@ PLAN: dict[str, list[dict[str, Any]]] = {
         {"ranks": 2, "kill": ["train_step.done", 0]},
         {"ranks": 2},
     ],
+    "adapters of one": [{"ranks": 1}],
+    "adapters of two, then one": [{"ranks": 2, "train_steps": 2}, {"ranks": 1}],
+    "adapters of one, then two": [{"ranks": 1, "train_steps": 2}, {"ranks": 2}],
 }
 
 
@@ -100,15 +103,19 @@ def worlds(
     databases, template_database, services_runner, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, World]]:  # type: ignore[no-untyped-def]
     """Every world of PLAN, lived through by one process."""
-    prepared = f"ranks_{secrets.token_hex(6)}"
-    services_runner.run(prepare(databases.create(prepared, template=template_database), model))
-    names = [prepared]
+    prepared = {lora_rank: f"ranks_{secrets.token_hex(6)}" for lora_rank in (0, 2)}
+    for lora_rank, name in prepared.items():
+        url = databases.create(name, template=template_database)
+        services_runner.run(prepare(url, model, lora_rank=lora_rank))
+    names = [*prepared.values()]
     made: dict[str, World] = {}
     plan = []
     for world, lives in PLAN.items():
         names.append(f"ranks_{secrets.token_hex(6)}")
         made[world] = World(
-            databases.create(names[-1], template=prepared), tmp_path_factory.mktemp(world), []
+            databases.create(names[-1], template=prepared[2 if world.startswith("adapters") else 0]),
+            tmp_path_factory.mktemp(world),
+            [],
         )
         plan += [
             {"database": made[world].url, "policies": str(made[world].policies), **life} for life in lives
@@ -178,3 +185,24 @@ async def test_a_killed_rank_0_takes_the_others_along(worlds: dict[str, World]) 
 async def test_what_is_resumed_after_dead_ranks_is_the_same_bit_for_bit(worlds: dict[str, World]) -> None:
     assert worlds["killed"].files() == worlds["two"].files()
     assert await worlds["killed"].rows() == await worlds["two"].rows()
+
+
+@pytest.mark.parametrize("world", ["adapters of two, then one", "adapters of one, then two"])
+async def test_adapters_that_some_ranks_trained_others_train_on_as_one_rank_would(
+    worlds: dict[str, World], world: str
+) -> None:
+    one, changed = worlds["adapters of one"], worlds[world]
+    assert [life["ended"] for life in one.lives + changed.lives] == [0, 0, 0], changed.lives
+    assert ["ranks.met" in life["events"] for life in changed.lives] == (
+        [True, False] if "two, then" in world else [False, True]
+    )
+    for mine, theirs in zip(one.checkpoints, changed.checkpoints, strict=True):
+        for name in ("model*.safetensors", "trainer/adapter.safetensors", "trainer/base.safetensors"):
+            ours, others = (
+                {key: value for file in path.glob(name) for key, value in load_file(file).items()}
+                for path in (mine, theirs)
+            )
+            assert ours.keys() == others.keys() and ours
+            assert max(float((ours[key] - others[key]).abs().max()) for key in ours) < 1e-5, name
+    first, *later = [path / "trainer/base.safetensors" for path in changed.checkpoints]
+    assert all(file.samefile(first) for file in later) and len(later) == 2

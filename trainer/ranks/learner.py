@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.log import get
+from trainer import lora
 from trainer.batch import BadBatch, Part
 from trainer.canary import make_canary
 from trainer.checkpoint import (
@@ -62,6 +63,8 @@ class SpreadLearner(Learner):
         on_cpu = ranks.device.type == "cpu"
         with ranks.agreeing(ValueError):
             model = load_model(self.checkpoint.path, backend="rectangles" if on_cpu else None)
+            if self._section.lora_rank:
+                lora.restore(model, self.checkpoint.path / "trainer", self._section)
             if not on_cpu:
                 attach_tree_attention(model.to(ranks.device), "flex")
         shard(model, ranks)
@@ -90,7 +93,15 @@ class SpreadLearner(Learner):
         if not self._ranks.leads:
             moments.write(None)
             return replace(self.checkpoint, state=state)
-        content = Content(self._model, stored_weights(self._model, tensors), canary, moments.add)
+        adapter = lora.adapted(self._model)
+
+        def add_moments(files: CheckpointFiles) -> None:
+            moments.add(files)
+            if adapter:
+                lora.add_adapter(files, tensors)
+
+        weights = stored_weights(self._model, lora.merged(self._model, tensors) if adapter else tensors)
+        content = Content(self._model, weights, canary, add_moments)
         try:
             return write_checkpoint(
                 root, content, state, tokenizer=self.checkpoint.path, parent=self.checkpoint

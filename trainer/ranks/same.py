@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy")
+LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "peft")
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 

@@ -50,12 +50,12 @@ def write_shards(place: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[
 
 
 def stored(place: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of every whole tensor that lies in `place`, by name."""
+    """Shape and dtype of the whole tensor of every moment that lies in `place`, by name, "PARAMETER/KEY"; an adapter's are none."""
     found = HuggingFaceStorageReader(str(place)).read_metadata().state_dict_metadata
     return {
         name: (entry.size, entry.properties.dtype)
         for name, entry in found.items()
-        if isinstance(entry, TensorStorageMetadata)
+        if isinstance(entry, TensorStorageMetadata) and "/" in name
     }
 
 
@@ -67,7 +67,7 @@ def read_shards(place: Path, into: Mapping[str, Tensor]) -> None:
 
 
 def read_whole(place: Path) -> dict[str, Tensor]:
-    """Every tensor in `place`, whole."""
+    """Every moment in `place`, whole."""
     tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in stored(place).items()}
     read_shards(place, tensors)
     return tensors

@@ -68,17 +68,18 @@ class Path:
             layer.own = key, value
         if layer.above is None and self._past:
             layer.above = (
-                self._above(layer.keys, layer.d_keys),
-                self._above(layer.values, layer.d_values),
+                self._above(layer.keys, layer.d_keys, key),
+                self._above(layer.values, layer.d_values, value),
             )
         return layer.above
 
     def _buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         return like.new_zeros((self._capacity, like.shape[1], like.shape[3]), dtype=dtype)
 
-    def _above(self, buffer: Tensor, gradient: Tensor) -> Tensor:
+    def _above(self, buffer: Tensor, gradient: Tensor, own: Tensor) -> Tensor:
+        """The path of the pass whose `own` keys or values these are. Where frozen weights alone made them, no gradient goes on behind them."""
         rows = buffer[: self._past].transpose(0, 1)[None]
-        if not torch.is_grad_enabled():
+        if not own.requires_grad:
             return rows
         anchor = buffer.new_empty(
             0, requires_grad=True

@@ -87,7 +87,6 @@ def test_every_example_holds_together(file: Path) -> None:
         ("trainer.rankz", 2, "trainer.rankz: is not a known key"),
         ("config.servers", {"evaluation": 4}, "config.servers.evaluation = 4 of 4 rollout servers"),
         ("config.sampling", {"top_p": 0.9}, "config.sampling.top_p is 0.9: tokens would come from a part of the distribution"),
-        ("config.trainer", {"lora_rank": 8}, "config.trainer.lora_rank = 8 trains in one process, but trainer.ranks = 16"),
         ("images.penstock", "penstock:latest", "images.penstock: 'penstock:latest' is another image tomorrow"),
         ("images.penstock", "registry:5000/penstock", "is another image tomorrow"),
         ("images.penstock", "penstock@sha256:12", "has no digest behind the @"),

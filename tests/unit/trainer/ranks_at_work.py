@@ -9,20 +9,24 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from orchestrator.config import Config
+from orchestrator.config import Config, TrainerSection
 from tests.unit.trainer import forests
 from tests.unit.trainer.test_replay import drawn
 from tests.unit.trainer.vanilla import compute_in_double
+from trainer import lora
 from trainer.batch import Part
 from trainer.benchmarks.random_model import write_random_model
-from trainer.checkpoint import optimizer_tensors
+from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
 from trainer.learner import Learner, save_first
 from trainer.loss.correction import CorrectionSettings
 from trainer.ranks import same
@@ -31,7 +35,9 @@ from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensor
 from trainer.ranks.meeting import Ranks
 from trainer.ranks.place import Place, fork
 from trainer.ranks.shard import shard, whole
+from trainer.ranks.shards import stored
 from trainer.ranks.update import anchored_together, train_step_together
+from trainer.ranks.walk import idle
 from trainer.replay import attach_replay
 from trainer.routing import routers_of
 from trainer.samples import Sample
@@ -40,6 +46,9 @@ from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 ARGUMENTS = {"run": "test"}
+MODELS = forests.MODELS | {
+    "dense above experts": partial(forests.qwen3_moe, num_hidden_layers=3, mlp_only_layers=[2])
+}
 SMALL = Budget(20)  # many trunks and leaves, other ones on each rank
 COMPARED = (
     "loss", "gradient_norm", "kl_k1", "entropy", "ess", "max_abs_dlogprob", "balance_loss", "expert_imbalance",
@@ -49,17 +58,25 @@ Scenario = Callable[[Place, Path], Any]
 Work = Callable[[Ranks], Any]
 
 
-def patient(silence_s: float = 60.0) -> Config:
+def patient(silence_s: float = 60.0, **trainer: Any) -> Config:
     return Config.model_validate(
-        {"clock": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64}}
+        {"clock": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64, **trainer}}
     )
 
 
-def model_of(name: str, dtype: torch.dtype = torch.float64) -> Any:
-    model = forests.seeded(forests.MODELS[name], dtype=dtype).train()
+def model_of(name: str, dtype: torch.dtype = torch.float64, adapters: TrainerSection | None = None) -> Any:
+    """With `adapters` B is not zero, as after some training."""
+    model = forests.seeded(MODELS[name], dtype=dtype).train()
     attach_tree_attention(model)
     if routers_of(model):
         attach_replay(model)
+    if adapters is not None:
+        lora.inject(model, adapters)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "lora_B" in key:
+                    parameter.normal_(0, 0.1, generator=generator)
     return model
 
 
@@ -115,6 +132,7 @@ def equal(
     gradient: bool = False,
     checkpointing: bool = False,
     repeat: bool = False,
+    adapters: TrainerSection | None = None,
 ) -> Work:
     """The largest difference between the weights of two ranks and of one; with `gradient` of one step of plain descent, which is it.
 
@@ -131,7 +149,7 @@ def equal(
     def work(ranks: Ranks) -> Any:
         results = []
         for _ in range(1 + repeat):
-            model = model_of(name)
+            model = model_of(name, adapters=adapters)
             if checkpointing:
                 model.activation_checkpointing_enable()
             shard(model, ranks)
@@ -140,7 +158,7 @@ def equal(
         (metrics, ours), *again = results
         if ranks.rank:
             return None
-        model = model_of(name)
+        model = model_of(name, adapters=adapters)
         expected = steps(model, optimizer(model), trained, settings, None)
         off = [
             abs(one[key] - other[key]) / (1 + abs(other[key]))
@@ -154,7 +172,7 @@ def equal(
         )
         return {
             "weights": worst(ours, weights(model)),
-            "moved": worst(ours, weights(model_of(name))),
+            "moved": worst(ours, weights(model_of(name, adapters=adapters))),
             "metrics": max(off),
             "logprobs": float(np.abs(ours_kept - theirs_kept).max()) if len(ours_kept) else None,
             "repeated": [worst(ours, theirs) == 0.0 and metrics == others for others, theirs in again],
@@ -232,9 +250,96 @@ def proximal(ranks: Ranks) -> Any:
     }
 
 
-def resumed(place: Place, directory: Path) -> Any:
+def frozen(ranks: Ranks) -> Any:
+    """How many numbers one pass of adapters gathers, and how many of gradients it reduces; and what has a gradient after it."""
+    model = model_of("qwen3", adapters=ADAPTERS)
+
+    def padded(trained: bool) -> int:
+        """FSDP fills the first dimension up until all ranks have the same."""
+        return sum(
+            -(-len(one) // ranks.size) * ranks.size * one[0].numel()
+            for one in model.parameters()
+            if one.requires_grad or not trained
+        )
+
+    expected = {"gathered": 2 * padded(trained=False), "reduced": padded(trained=True)}
+    shard(model, ranks)
+    counts = {"gathered": 0, "reduced": 0}
+    gather, reduce = DefaultAllGather.__call__, DefaultReduceScatter.__call__
+
+    def counted_gather(self: Any, output_tensor: Any, input_tensor: Any, *given: Any, **named: Any) -> Any:
+        counts["gathered"] += output_tensor.numel()
+        return gather(self, output_tensor, input_tensor, *given, **named)
+
+    def counted_reduce(self: Any, output_tensor: Any, input_tensor: Any, *given: Any, **named: Any) -> Any:
+        counts["reduced"] += input_tensor.numel()
+        return reduce(self, output_tensor, input_tensor, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DefaultAllGather, "__call__", counted_gather)
+        patch.setattr(DefaultReduceScatter, "__call__", counted_reduce)
+        idle(model, learn=True)
+    return {
+        "counts": counts,
+        "expected": expected,
+        "gradients": {
+            kind: sum(
+                parameter.grad is not None
+                for name, parameter in model.named_parameters()
+                if (".lora_" in name) is (kind == "adapter")
+            )
+            for kind in ("adapter", "frozen")
+        },
+    }
+
+
+def resumed_with_adapters(rank: int) -> Scenario:
+    """As `resumed`, with adapters of this rank; and the files of both ranks' checkpoint held against those that one rank makes of it."""
+
+    def scenario(place: Place, directory: Path) -> Any:
+        section = patient(lora_rank=rank).trainer
+        directory = directory / f"adapters {rank}"
+        found = resumed(place, directory, lora_rank=rank)
+        if place.rank:
+            return None
+        checkpoints = [open_checkpoint(directory / "changed" / f"version-00000{n}") for n in (2, 3)]
+        first, (second, third) = open_checkpoint(directory / "alone" / "version-000001"), checkpoints
+        same = Learner(second, section).save(directory / "same", 2, 1, b"")
+        return found | {
+            "moved": worst(adapter_of(second), adapter_of(first)),
+            "moments of": sorted(
+                {key.split("/")[0].split(".")[-3] for key in stored(second.path / "trainer")}
+            ),
+            "same": {
+                name: same.files.get(name) == entry
+                for name, entry in second.files.items()
+                if name.endswith(".safetensors") and "/shard-" not in name
+            },
+            "linked": {"one to two": linked(first, second), "two to one": linked(second, third)},
+        }
+
+    return scenario
+
+
+def adapter_of(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.path / "trainer/adapter.safetensors")
+
+
+def linked(older: Checkpoint, newer: Checkpoint) -> list[str]:
+    """The weights that are one file in both."""
+    return sorted(
+        name
+        for name in newer.files
+        if name.endswith(".safetensors")
+        and name in older.files
+        and (newer.path / name).samefile(older.path / name)
+    )
+
+
+def resumed(place: Place, directory: Path, **trainer: Any) -> Any:
     """A checkpoint of one rank goes on on two, and what these write goes on on one; compared with one rank all the way."""
-    section = patient().trainer
+    configured = patient(**trainer)
+    section = configured.trainer
     batches = [
         [Part(build(), [])]
         for build in (forests.group_of_rollouts, forests.context_rewrites, forests.group_of_rollouts)
@@ -252,7 +357,7 @@ def resumed(place: Place, directory: Path) -> Any:
         saved = alone.save(directory / "alone", number + 1, number, b"")
         if number == 0:
             first = saved
-    with leading(place, patient(), ARGUMENTS) as (ranks, orders):
+    with leading(place, configured, ARGUMENTS) as (ranks, orders):
         learner = LeadingLearners(ranks, orders).at(first, section)
         learner.train(batches[1])
         second = learner.save(directory / "changed", 2, 1, b"")
@@ -271,14 +376,18 @@ def resumed(place: Place, directory: Path) -> Any:
 
 
 def exported(ranks: Ranks) -> Any:
-    """Whether what is gathered for the export is what one process has, tied weights and experts included."""
+    """Whether what is gathered for the export is what one process has, tied weights, experts and merged adapters included."""
     found = {}
-    for name in ("qwen3", "minimax_m2"):
-        model = model_of(name)
+    for name, adapters in (("qwen3", None), ("minimax_m2", None), ("qwen3_moe", ADAPTERS)):
+        model = model_of(name, adapters=adapters)
         expected = {key: value.clone() for key, value in model.state_dict().items()}
+        if adapters is not None:
+            expected = lora.merged(model, expected)
         shard(model, ranks)
         gathered = whole_tensors(model, keep=ranks.leads)
         if ranks.leads:
+            if adapters is not None:
+                gathered = lora.merged(model, gathered)
             found[name] = worst(gathered, expected)
     return found
 
@@ -320,6 +429,12 @@ def silent(place: Place, directory: Path) -> Any:
         return [type(error).__name__, str(error), time.monotonic() - began]
 
 
+ADAPTERS = TrainerSection(lora_rank=3, lora_alpha=6)
+"""Rows that two ranks cannot share evenly."""
+NARROW = TrainerSection(lora_rank=1, lora_alpha=2, lora_targets=("q_proj",))
+"""A has one row, so rank 1 holds nothing of it; keys and values of the first layer depend on nothing that trains."""
+UPPER = TrainerSection(lora_rank=2, lora_targets=("gate_proj",))
+"""Of "dense above experts" the last layer alone."""
 MIXED = [*forests.group_of_rollouts(), *forests.ends_inside_a_node()]
 WORKS: dict[str, Work] = {
     "dense gradient in many passes": equal("qwen3", loose(budget=SMALL), [MIXED], gradient=True),
@@ -332,6 +447,29 @@ WORKS: dict[str, Work] = {
     "a rank without samples": equal(
         "qwen3", loose(budget=SMALL), [forests.append_only_chain()], gradient=True
     ),
+    "adapters' gradient in many passes": equal(
+        "qwen3", loose(budget=SMALL), [MIXED], gradient=True, adapters=ADAPTERS
+    ),
+    "narrow adapters' gradient in many passes": equal(
+        "qwen3", loose(budget=SMALL), [MIXED], gradient=True, checkpointing=True, adapters=NARROW
+    ),
+    "adapters' gradient beside experts in many passes": equal(
+        "qwen3_moe", loose(budget=SMALL, balance=0.01), [MIXED], gradient=True, adapters=ADAPTERS
+    ),
+    "adapters' gradient above layers without any in many passes": equal(
+        "dense above experts", loose(budget=SMALL), [MIXED], gradient=True, adapters=UPPER
+    ),
+    "adapters, a rank without samples": equal(
+        "qwen3", loose(budget=SMALL), [forests.append_only_chain()], gradient=True, adapters=ADAPTERS
+    ),
+    "adapters": equal(
+        "qwen3", UpdateSettings(budget=SMALL), [MIXED, MIXED, [], MIXED], repeat=True, adapters=ADAPTERS
+    ),
+    "narrow adapters": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED] * 3, adapters=NARROW),
+    "adapters beside experts": equal(
+        "qwen3_moe", UpdateSettings(balance=0.01), [MIXED, [], MIXED, MIXED], adapters=ADAPTERS
+    ),
+    "frozen": frozen,
     "dense": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED, MIXED, [], MIXED], repeat=True),
     "experts": equal("qwen3_moe", UpdateSettings(balance=0.01), [MIXED, [], MIXED, MIXED]),
     "recorded experts": equal(
@@ -346,6 +484,8 @@ WORKS: dict[str, Work] = {
 SCENARIOS: dict[str, Scenario] = {
     "at work": at_work,
     "resumed": resumed,
+    "resumed with adapters": resumed_with_adapters(3),
+    "resumed with narrow adapters": resumed_with_adapters(1),
     "code": unequal("code"),
     "arguments": unequal("arguments"),
     "silent": silent,

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
-from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, seeded
+from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, qwen3_moe, seeded
 from tests.unit.trainer.vanilla import alone, double_precision_throughout, merged, worst
 from trainer import lora
 from trainer.batch import Part
@@ -117,13 +116,18 @@ def test_only_the_layers_that_were_named_are_adapted(model: Path) -> None:
     assert trained == {"q_proj", "v_proj"}
 
 
+def test_a_dense_layer_of_a_mixture_is_adapted_and_its_experts_stay_frozen() -> None:
+    policy = seeded(lambda: qwen3_moe(mlp_only_layers=[1]))
+    lora.inject(policy, section(lora_targets=("gate_proj",)))
+    trained = [name for name, parameter in policy.named_parameters() if parameter.requires_grad]
+    assert trained == [f"model.layers.1.mlp.gate_proj.lora_{factor}.default.weight" for factor in "AB"]
+
+
 def test_what_cannot_be_adapted_is_refused_in_one_sentence(model: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"names 'qkv', but .* are called down_proj, gate_proj, k_proj"
     ):
         save_first(tmp_path, model, section(lora_targets=("qkv",)))
-    with pytest.raises(ValidationError, match=r"lora_rank is 2 and ranks 2: .* set ranks to 1"):
-        section(ranks=2)
     plain = save_first(tmp_path, model, TrainerSection())
     with pytest.raises(ValueError, match=r"has no adapter, but trainer\.lora_rank is 2"):
         Learner(plain, section())

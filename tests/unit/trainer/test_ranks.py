@@ -39,6 +39,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         "dense gradient with activation checkpointing",
         "experts gradient in many passes",
         "a rank without samples",
+        "adapters' gradient in many passes",
+        "narrow adapters' gradient in many passes",
+        "adapters' gradient beside experts in many passes",
+        "adapters' gradient above layers without any in many passes",
+        "adapters, a rank without samples",
     ],
 )
 def test_the_gradient_of_two_ranks_is_that_of_one(found: dict[str, Any], scenario: str) -> None:
@@ -49,7 +54,10 @@ def test_the_gradient_of_two_ranks_is_that_of_one(found: dict[str, Any], scenari
     assert ("many" not in scenario) or result["passes"][0] > 5
 
 
-@pytest.mark.parametrize("scenario", ["dense", "experts", "recorded experts"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["dense", "experts", "recorded experts", "adapters", "narrow adapters", "adapters beside experts"],
+)
 def test_several_train_steps_of_two_ranks_give_the_weights_of_one(
     found: dict[str, Any], scenario: str
 ) -> None:
@@ -57,8 +65,15 @@ def test_several_train_steps_of_two_ranks_give_the_weights_of_one(
     assert result["weights"] < 1e-10 and result["metrics"] < 1e-10 and result["moved"] > 0.01
 
 
-def test_the_same_train_steps_give_the_same_bits_again(found: dict[str, Any]) -> None:
-    assert found["dense"]["repeated"] == [True]
+@pytest.mark.parametrize("scenario", ["dense", "adapters"])
+def test_the_same_train_steps_give_the_same_bits_again(found: dict[str, Any], scenario: str) -> None:
+    assert found[scenario]["repeated"] == [True]
+
+
+def test_frozen_weights_are_gathered_and_no_gradient_of_them_is_reduced(found: dict[str, Any]) -> None:
+    result = found["frozen"]
+    assert result["counts"] == result["expected"]
+    assert result["gradients"] == {"adapter": 2 * 7 * 2, "frozen": 0}
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
@@ -88,8 +103,39 @@ def test_a_checkpoint_of_one_rank_resumes_on_two_and_theirs_on_one(found: dict[s
     ]
 
 
+@pytest.mark.parametrize("adapters", ["adapters", "narrow adapters"])
+def test_adapters_of_one_rank_resume_on_two_and_theirs_on_one(found: dict[str, Any], adapters: str) -> None:
+    result = found[f"resumed with {adapters}"]
+    assert result["weights"] < 1e-5 and result["moments"] < 1e-5 and result["canary"] < 1e-4
+    assert result["moved"] > 5e-3
+    assert [name.split("-model")[0] for name in result["files"]] == [
+        "trainer/adapter.safetensors",
+        "trainer/base.safetensors",
+        "trainer/shard-00001",
+        "trainer/shard-00002",
+        "trainer/state.json",
+    ]
+    assert result["moments of"] == ["lora_A", "lora_B"], "nothing frozen has any"
+
+
+@pytest.mark.parametrize("adapters", ["adapters", "narrow adapters"])
+def test_two_ranks_write_adapter_and_merged_weights_that_one_rank_would_and_link_what_is_frozen(
+    found: dict[str, Any], adapters: str
+) -> None:
+    result = found[f"resumed with {adapters}"]
+    written = {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "trainer/adapter.safetensors",
+        "trainer/base.safetensors",
+    }
+    assert result["same"] == dict.fromkeys(written, True)
+    frozen = ["model-00001-of-00002.safetensors", "trainer/base.safetensors"]
+    assert result["linked"] == {"one to two": frozen, "two to one": frozen}
+
+
 def test_what_two_ranks_export_is_the_whole_model_bit_for_bit(found: dict[str, Any]) -> None:
-    assert found["exported"] == {"qwen3": 0.0, "minimax_m2": 0.0}
+    assert found["exported"] == {"qwen3": 0.0, "minimax_m2": 0.0, "qwen3_moe": 0.0}
 
 
 def test_ranks_of_different_code_or_arguments_refuse_each_other_in_one_sentence(
