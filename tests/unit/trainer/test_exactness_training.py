@@ -1,4 +1,4 @@
-"""Merging changes nothing over a whole training either, and in bfloat16 it rounds no worse than one row per sample."""
+"""Merging changes nothing over a whole training either, and in bfloat16 it rounds no worse than one row per sample does."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, seeded
+from tests.unit.trainer.test_replay import MOE, routed
 from tests.unit.trainer.vanilla import (
     Gradients,
     alone,
@@ -14,10 +15,13 @@ from tests.unit.trainer.vanilla import (
     merged,
     worst,
 )
+from trainer.replay import attach_replay
+from trainer.samples import Sample
 
 __all__ = ["double_precision_throughout"]
 
 STEPS = 20
+SEEDS = 6
 
 
 def trained(
@@ -48,15 +52,26 @@ def test_twenty_optimizer_steps_end_at_the_parameters_of_unmerged_training(model
     assert distance(trained(model, torch.float32, merged, "rectangles"), exact) <= 2 * rounding
 
 
-@pytest.mark.parametrize("model", ["qwen3", "minimax_m2"])
+@pytest.mark.parametrize("model", MODELS)
 def test_in_bfloat16_the_merged_error_is_no_larger_than_the_unmerged_one(model: str) -> None:
-    """The gradient's error against float32 with the same weights, as a ratio.
+    """The gradient's error against float32 with the same weights, over SEEDS models as one vector.
 
-    0.7 to 1.2 on 23 of 24 seeds, each model's median below 1; on the last a router rounded to another expert on the merged side alone.
-    This is one seed, and a tenth is left to other machines' kernels.
+    Over 24 seeds of each model merging's is 0.84 to 0.90 of the other, and 0.3 to 1.45 on a single one. Mixtures are held to recorded experts:
+    where a router of one side alone rounds to another expert, that side's error is not of rounding (0.14 to 12 times the other's).
     """
-    samples = everything()
-    _, exact = alone(seeded(MODELS[model], dtype=torch.bfloat16).float(), samples)
-    _, one_row_each = alone(seeded(MODELS[model], dtype=torch.bfloat16), samples)
-    _, ours = merged(seeded(MODELS[model], dtype=torch.bfloat16), samples, "dense")
-    assert 1e-3 < distance(ours, exact) <= 1.1 * distance(one_row_each, exact)
+    mixture = model in MOE
+    samples = [on_ways(s) for s in everything()] if mixture else everything()
+    ours, theirs = 0.0, 0.0
+    for seed in range(SEEDS):
+        policies = [seeded(MODELS[model], seed, torch.bfloat16) for _ in range(3)]
+        for policy in policies if mixture else ():
+            attach_replay(policy)
+        _, exact = alone(policies[0].float(), samples)
+        ours += distance(merged(policies[1], samples, "dense")[1], exact) ** 2
+        theirs += distance(alone(policies[2], samples)[1], exact) ** 2
+    assert 1e-6 < ours / SEEDS <= theirs / SEEDS
+
+
+def on_ways(sample: Sample) -> Sample:
+    """With an expert path per token that depends on the token and its place, so that equal prefixes have equal ones."""
+    return routed(sample, [(int(token) + at) % 6 for at, token in enumerate(sample.ids)])

@@ -94,7 +94,7 @@ def one_at_a_time(build: Any, samples: list[Sample]) -> tuple[float, Gradients]:
         routes = sample.tokens.full_routes
         assert routes is not None
         with forced(policy, routes):
-            loss, own = alone(policy, [sample])
+            loss, own = alone(policy, [replace(sample, tokens=Branch(sample.ids))])
         share = sample.action_len / tokens
         total += loss * share
         grads = {name: grads.get(name, 0) + gradient * share for name, gradient in own.items()}

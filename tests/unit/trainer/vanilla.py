@@ -19,6 +19,7 @@ from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
+from trainer.replay import routes_of
 from trainer.samples import Sample
 from trainer.tree.attention import Backend
 from trainer.tree.execute import backward
@@ -82,7 +83,8 @@ def alone(model: Any, samples: list[Sample]) -> tuple[float, Gradients]:
     total = 0.0
     for sample in samples:
         ids = torch.from_numpy(sample.ids).long()
-        hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        routes = routes_of(model, sample.tokens.full_routes)
+        hidden = model.model(input_ids=ids[None], use_cache=False, **routes).last_hidden_state[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logits = hidden[sample.state_len - 1 : -1].to(wide) @ model.lm_head.weight.to(wide).T
         targets = ids[sample.state_len :]
