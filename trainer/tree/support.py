@@ -18,6 +18,17 @@ _RECURRENT = (
 )
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention_logit_cap")
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_RANDOM = {
+    "dropout": "dropout",
+    "pdrop": "dropout",
+    "layerdrop": "layers dropped at random",
+    "jitter": "router jitter, random in training",
+}
+_OF_OTHER_HEADS = (
+    "classifier_dropout",
+    "summary_first_dropout",
+    "summary_last_dropout",
+)  # no causal LM applies them
 
 
 def refuse_unsupported(model: nn.Module) -> None:
@@ -51,10 +62,11 @@ def _unsupported_feature(model: nn.Module, config: Any) -> str | None:
     if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
         return "attention sinks"
     for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int) and value > 0:
-            return f"dropout ({name}={value})"
-        if "jitter" in name and isinstance(value, float | int) and value > 0:
-            return f"router jitter, random in training ({name}={value})"
+        if name in _OF_OTHER_HEADS or not isinstance(value, float | int) or value <= 0:
+            continue
+        for word, feature in _RANDOM.items():
+            if word in name:
+                return f"{feature} ({name}={value})"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         return f"rotary frequencies that depend on the length of the row (rope_type={rope['rope_type']})"

@@ -47,6 +47,11 @@ SIZES: dict[str, Any] = {
         ("llama", {"attention_dropout": 0.1}, r"dropout \(attention_dropout=0.1\)"),
         ("gpt2", {}, "dropout"),
         (
+            "opt",
+            {"ffn_dim": 32, "word_embed_proj_dim": 32, "dropout": 0.0, "layerdrop": 0.5},
+            r"layers dropped at random \(layerdrop=0.5\)",
+        ),
+        (
             "minimax_m2",
             {"router_jitter_noise": 0.1, "num_local_experts": 2, "num_experts_per_tok": 1},
             r"router jitter, random in training \(router_jitter_noise=0.1\)",
@@ -66,6 +71,21 @@ def test_an_unsupported_model_is_refused_by_the_name_of_the_feature(
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options}))
     with pytest.raises(ValueError, match=rf"does not support {kind}: it has .*{feature}"):
         attach_tree_attention(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gpt_neox", {"classifier_dropout": 0.1}),
+        ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "summary_first_dropout": 0.1}),
+    ],
+)
+def test_a_model_is_not_refused_for_the_dropout_of_a_head_that_no_causal_model_has(
+    kind: str, options: dict[str, Any]
+) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options}))
+    attach_tree_attention(model)
+    assert model.config._attn_implementation == "penstock_tree"
 
 
 def test_the_probe_catches_an_inexact_model_that_its_configuration_does_not_show() -> None:
