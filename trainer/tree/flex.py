@@ -1,4 +1,4 @@
-"""The tree plan on a GPU: FlexAttention, compiled once, with a block mask made from two integers per key.
+"""The tree plan on a GPU: FlexAttention, compiled once with gradients and once without, with a block mask made from two integers per key.
 
 The keys are those of the path above (P), then the plan's own (T). Queries are padded to Q, a multiple of 128 and at least 256, and keys
 to a multiple of 128 that holds a key of its own for every padding query: padding sees only itself. Then for all of them
@@ -42,7 +42,7 @@ def attend_flex(
     """Attention output [1, T, H, D] for q [1, H, T, D], k and v [1, H_kv, T, D] and the path's keys and values [1, H_kv, P, D].
 
     Raises ValueError for a device or dtype that the compiled kernel does not know. `kernel` is for tests: torch's own `flex_attention`, not
-    compiled, runs anywhere with T² memory, on CPU without gradients.
+    compiled, runs anywhere with T² memory, on CPU without gradients unless a test lifts torch's check.
     """
     if kernel is None and (q.device.type != "cuda" or q.dtype not in DTYPES):
         raise ValueError(
@@ -128,7 +128,9 @@ def _round_up(n: int) -> int:
 
 @cache
 def compiled_kernel(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Tensor]:
-    """FlexAttention compiled once for plans and paths of every length (a test counts): all sizes are symbols, the mask's integers inputs.
+    """FlexAttention, compiled at most twice for plans and paths of every length (a test counts), with gradients and without.
+
+    All sizes are symbols, the mask's integers inputs.
 
     Without `use_duck_shape` two sizes that are equal in the first call, such as heads and blocks, are not taken for one symbol.
     """

@@ -1,10 +1,11 @@
 """The block mask from two integers per key is the one that trying every pair gives; FlexAttention under it is the dense reference.
 
-Without a GPU: the mask, the forward of torch's own FlexAttention, and how often it is compiled. With one: the kernel, forward and backward.
+Without a GPU: the mask, torch's own FlexAttention forward and backward, and how often it is compiled. With one: the kernel, forward and backward.
 """
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.unit.trainer.forests import context_rewrites, qwen3, seeded
-from tests.unit.trainer.vanilla import distance, merged
+from tests.unit.trainer.forests import MODELS, context_rewrites, qwen3, seeded
+from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
+from trainer.tree import attention
 from trainer.tree.attention import attend
 from trainer.tree.flex import attend_flex, block_mask, compiled_kernel
 from trainer.tree.plan import TreePlan
+
+__all__ = ["double_precision_throughout"]
 
 SHAPES = [
     (1, 0), (5, 0), (128, 0), (129, 0), (700, 0), (1, 1), (127, 128), (300, 1), (300, 129), (128, 400), (700, 300),
@@ -57,7 +61,15 @@ def inputs(
 def may_be_slow() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        # the tracer asks every tensor that it meets for its .grad
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         yield
+
+
+@pytest.fixture
+def differentiable_on_cpu(monkeypatch: pytest.MonkeyPatch, may_be_slow: None) -> None:
+    """torch has the gradients of uncompiled FlexAttention on any device; one check of its refuses them on a CPU."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
 
 @pytest.mark.parametrize(("tokens", "past"), SHAPES)
@@ -98,14 +110,56 @@ def test_flex_attention_gives_what_the_dense_reference_gives(tokens: int, past: 
     torch.testing.assert_close(ours, attend(q, k, v, shape, 0.3, "dense", path), rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("may_be_slow")
-def test_it_is_compiled_once_for_plans_and_paths_of_every_length() -> None:
+@pytest.mark.usefixtures("differentiable_on_cpu")
+@pytest.mark.parametrize(("tokens", "past"), SHAPES)
+def test_its_gradients_are_those_of_the_dense_reference(tokens: int, past: int) -> None:
+    shape = plan(tokens, past)
+    q, k, v, path = inputs(shape, torch.float64)
+    given = [x.requires_grad_() for x in (q, k, v, *(path or ()))]
+    ours = attend_flex(q, k, v, shape, 0.3, path, kernel=flex_attention)
+    reference = attend(q, k, v, shape, 0.3, "dense", path)
+    outer = torch.randn_like(reference)
+    for one, other in zip(
+        torch.autograd.grad(ours, given, outer), torch.autograd.grad(reference, given, outer), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("differentiable_on_cpu", "double_precision_throughout")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("budget", [10_000, 20], ids=["one_pass", "many_passes"])
+@pytest.mark.parametrize("model", MODELS)
+def test_through_flex_a_models_gradients_equal_one_sample_at_a_time_in_float64(
+    model: str, budget: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "attend_flex", partial(attend_flex, kernel=flex_attention))
+    policy, samples = seeded(MODELS[model], dtype=torch.float64), context_rewrites()
+    loss, reference = alone(policy, samples)
+    if checkpointing:
+        policy.activation_checkpointing_enable()
+        policy.train()
+    ours_loss, ours = merged(policy, samples, "flex", budget)
+    assert abs(ours_loss - loss) <= 1e-12 and worst(ours, reference) <= 1e-10
+
+
+@pytest.mark.usefixtures("differentiable_on_cpu")
+def test_it_is_compiled_at_most_once_with_gradients_and_once_without_for_plans_and_paths_of_every_length() -> (
+    None
+):
     counter = CompileCounter()  # stands in for the compiler: counts, and runs what it is given as it is
-    for tokens, past in ((512, 0), (300, 0), (1, 0), (700, 130), (130, 300), (600, 600)):
+    counts = []
+    for tokens, past in (
+        (512, 0), (300, 130), (1, 0), (700, 130), (130, 300), (600, 600), (640, 0), (1, 1), (1000, 256), (257, 1100),
+    ):  # fmt: skip
         shape = plan(tokens, past)
-        q, k, v, path = inputs(shape, torch.float32)
-        attend_flex(q, k, v, shape, 0.3, path, kernel=compiled_kernel(counter))
-    assert counter.frame_count == 1
+        for gradients in (False, True):  # the executor looks down a trunk without, then trains with
+            q, k, v, path = inputs(shape, torch.float32)
+            for x in (q, k, v, *(path or ())):
+                x.requires_grad_(gradients)
+            with torch.set_grad_enabled(gradients):
+                attend_flex(q, k, v, shape, 0.3, path, kernel=compiled_kernel(counter))
+        counts.append(counter.frame_count)
+    assert counts[-1] <= 2 and len(set(counts)) == 1
 
 
 def test_the_compiled_kernel_refuses_a_cpu_and_names_what_to_use() -> None:
@@ -152,3 +206,21 @@ def test_on_a_gpu_a_model_gets_the_dense_gradients_also_with_activation_checkpoi
     _, reference = merged(policy, samples, "dense")
     _, ours = merged(policy, samples, "flex", budget)
     assert distance(ours, reference) <= 1e-2  # its products may be TF32's
+
+
+@GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [10_000, 40], ids=["one_pass", "many_passes"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 1e-2), (torch.bfloat16, 5e-2)], ids=["float32", "bfloat16"]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_on_a_gpu_every_model_gets_the_dense_gradients(
+    model: str, dtype: torch.dtype, bound: float, budget: int
+) -> None:
+    """Of equal passes, so that both sides round alike but in attention."""
+    policy, samples = seeded(MODELS[model], dtype=dtype).cuda(), context_rewrites()
+    reference_loss, reference = merged(policy, samples, "dense", budget)
+    loss, ours = merged(policy, samples, "flex", budget)
+    assert abs(loss - reference_loss) <= bound * max(1.0, abs(reference_loss))
+    assert distance(ours, reference) <= bound
