@@ -8,7 +8,10 @@ from pathlib import Path
 
 import atheris
 
-LOOKED_AT = ["orchestrator", "sandboxes", "scaffolds", "tarfile", "tests.fuzz", "tomllib"]
+LOOKED_AT = ["orchestrator", "sandboxes", "scaffolds", "tarfile", "tomllib"]
+# The other targets' own lines say nothing, and with them looked at, conversations of `forest` are never freed.
+if "planted" in sys.argv:
+    LOOKED_AT.append("tests.fuzz")
 with atheris.instrument_imports(include=LOOKED_AT, enable_loader_override=False):
     from tests.fuzz.targets import SEEDS, TARGETS
 

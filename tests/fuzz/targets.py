@@ -3,12 +3,10 @@
 A target is made once, with a directory of its own, and then called with any bytes at all.
 """
 
-import gc
 import io
 import json
 import tarfile
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -69,11 +67,7 @@ def _forest(directory: Path) -> Target:
         for kind in KINDS
     ]
 
-    runs = count(1)
-
     def converse(data: bytes) -> None:
-        if next(runs) % 100 == 0:
-            gc.collect()  # a conversation is a few small cycles with large arrays: left alone, they fill 2 GiB in 900 runs
         if data:
             talks[data[0] % len(talks)].hypothesis.fuzz_one_input(data[1:])  # type: ignore[attr-defined]
 
