@@ -465,10 +465,16 @@ class Config(Section):
 
 
 def as_kept(stored: dict[str, Any], own: Config) -> Config:
-    """A run's configuration: what it began with (`Run.config`), but for the services and the slots of its runners, which may change while it
-    runs: `own` is what this process was started with."""
+    """A run's configuration: what it began with (`Run.config`), but for the services, the slots of its runners and the budget of its trainer,
+    which may change while it runs: `own` is what this process was started with."""
     rollout = {**stored["rollout"], "slots": own.rollout.slots}
-    return Config.from_json({**stored, "services": own.services.model_dump(), "rollout": rollout})
+    trainer = {
+        **stored["trainer"],
+        "pack_tokens": own.trainer.pack_tokens,
+        "pack_pairs": own.trainer.pack_pairs,
+    }
+    services = own.services.model_dump()
+    return Config.from_json({**stored, "services": services, "rollout": rollout, "trainer": trainer})
 
 
 def _faster(section: BaseModel, scale: float) -> BaseModel:

@@ -56,6 +56,7 @@ OF_THE_MACHINE = (
     "rollout.verify_slots",
     "sandbox.provider",
     "trainer.ranks",
+    "trainer.pack_",  # memory and time of a pass, not what is learned
     "clock.",
     "watchdog.",
     "web.",

@@ -35,6 +35,15 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
     parser.add_argument("--ranks", type=int, default=1, help="processes on this machine that train together")
+    parser.add_argument(
+        "--pack-tokens", type=int, default=0, help="tokens of one forward pass (default: as the run began)"
+    )
+    parser.add_argument(
+        "--pack-pairs",
+        type=int,
+        default=0,
+        help="attention pairs of one forward pass (default: as the run began)",
+    )
     patience = WatchdogSettings()
     parser.add_argument(
         "--no-progress-s",
@@ -71,6 +80,8 @@ def main() -> int:
         parser.error("--train-steps must not be negative")
     if arguments.ranks < 1:
         parser.error("--ranks must be at least 1")
+    if min(arguments.pack_tokens, arguments.pack_pairs) < 0:
+        parser.error("--pack-tokens and --pack-pairs must not be negative")
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until torch is loaded nothing is open
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
@@ -92,6 +103,11 @@ def main() -> int:
         arguments.train_steps,
         arguments.retry,
         place,
+        {
+            key: given
+            for key, given in (("pack_tokens", arguments.pack_tokens), ("pack_pairs", arguments.pack_pairs))
+            if given
+        },
     )
     if place and place.rank:
         from trainer.ranks.follow import follow

@@ -7,8 +7,9 @@
 Everything it knows lies in the data pool and in the checkpoint of the newest version; it may be killed at any instruction (phases.py).
 """
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -55,6 +56,7 @@ class TrainerSettings:
     train_steps: int = 0
     retry: bool = False  # go on although the last batches were bad
     place: Place | None = None  # rank 0 of several; None: the only one
+    budget: Mapping[str, int] = field(default_factory=dict)  # trainer.pack_*; not given: as the run began
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -78,6 +80,7 @@ async def run_trainer(settings: TrainerSettings) -> None:
         async with engine.connect() as connection:
             await check_revision(connection)
         run = await wait_for_run(engine, settings.run)
+        run = replace(run, config=run.config | {"trainer": run.config["trainer"] | dict(settings.budget)})
         config = Config.from_json(run.config)
         check_config(config)
         stack.enter_context(ticking(config.clock))

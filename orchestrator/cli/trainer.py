@@ -48,6 +48,8 @@ def trainer(
         "--lag-s",
         str(resolved.watchdog.lag_s),
     ]
+    arguments += ["--pack-tokens", str(resolved.trainer.pack_tokens)]
+    arguments += ["--pack-pairs", str(resolved.trainer.pack_pairs)]
     if resolved.trainer.ranks > 1:
         arguments += ["--ranks", str(resolved.trainer.ranks)]
     if train_steps:

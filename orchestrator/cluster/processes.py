@@ -225,13 +225,14 @@ def _server(topology: Topology, process: Process, where: Where) -> list[str]:
 
 
 def _trainer(topology: Topology, process: Process, where: Where) -> list[str]:
-    trainer = topology.trainer
+    trainer, budget = topology.trainer, topology.penstock.trainer
     if trainer.nodes == 1:
         return _penstock("trainer", where, f"trainer.ranks={trainer.ranks}", _metrics("trainer", process))
     return [
         f"{where.programs}torchrun", "--nnodes", str(trainer.nodes), "--nproc-per-node", str(trainer.ranks // trainer.nodes),
         "--node-rank", where.node, "--master-addr", where.leader, "--master-port", str(trainer.port), "-m", "--", "trainer",
         "--run", topology.name, "--policies", policies_of(topology), "--subject", subjects.policy(topology.name),
+        "--pack-tokens", str(budget.pack_tokens), "--pack-pairs", str(budget.pack_pairs),
         "--metrics-target", f"{where.home}/.penstock/run/trainer.metrics.json",
         "--metrics-host", "0.0.0.0", "--metrics-port", str(trainer.metrics_port),
     ]  # fmt: skip

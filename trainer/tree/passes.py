@@ -62,7 +62,7 @@ def cut_into_passes(tree: FlatTree, budget: Budget) -> tuple[Pass, ...]:
     if deepest > budget.pairs:
         raise ConfigurationError(
             f"the budget of {budget.pairs} attention pairs is too small for a path of {deepest} tokens, whose last token alone sees "
-            f"{deepest}; raise trainer.pack_pairs to at least that, better to its product with trainer.pack_tokens"
+            f"{deepest}; raise trainer.pack_pairs to at least that, better to its product with trainer.pack_tokens, and start the trainer again"
         )
     return _Cut(tree, budget).run()
 

@@ -1,0 +1,50 @@
+"""What the trainer cannot use: one clear sentence, the batch is kept or given up as it says, and nothing is saved over."""
+
+import pytest
+from sqlalchemy import select
+
+from orchestrator.config import Config, as_kept
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.pool.runs import close_intake
+from orchestrator.pool.tables import batches, policy_versions
+from tests.builders import Author, ready_groups
+from tests.integration.trainer_rig import SUBJECT, Pool, model, pool
+from trainer.checkpoint import list_checkpoints
+from trainer.loop import TrainerSettings, run_trainer
+
+__all__ = ["model", "pool"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.mark.parametrize("anchor", ["behavior", "proximal"])
+async def test_a_budget_too_small_for_one_path_keeps_the_batch_which_a_larger_one_then_trains(
+    pool: Pool, anchor: str
+) -> None:
+    run = await pool.run(trainer={"pack_pairs": 5, "anchor": anchor})
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    async with pool.engine.begin() as connection:
+        assert await close_intake(connection, run.run_id)
+    claimed = select(batches.c.batch_id, batches.c.state, batches.c.digest)
+    settings = TrainerSettings(run.name, pool.url, pool.policies, SUBJECT)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"too small for a path of .* raise trainer\.pack_pairs"):
+            await run_trainer(settings)
+        [kept] = await pool.rows(claimed)
+        assert kept.state == "closed" and (await pool.newest(run)).version == 0
+        assert [path.name for path in list_checkpoints(pool.policies / run.name)] == ["version-000000"]
+    larger = {"pack_pairs": 1 << 20}
+    await run_trainer(TrainerSettings(run.name, pool.url, pool.policies, SUBJECT, budget=larger))
+    [trained] = await pool.rows(claimed)
+    assert (trained.batch_id, trained.state, trained.digest) == (kept.batch_id, "committed", kept.digest)
+    numbers = select(policy_versions.c.version, policy_versions.c.batch_no).order_by(
+        policy_versions.c.version
+    )
+    assert [tuple(row) for row in await pool.rows(numbers)] == [(0, None), (1, 0)]
+
+
+def test_the_budget_of_a_run_is_what_its_trainer_was_started_with_and_its_learning_rate_what_it_began_with() -> (
+    None
+):
+    own = Config.model_validate({"trainer": {"pack_tokens": 7, "pack_pairs": 9, "lr": 0.5}})
+    kept = as_kept(Config().to_json(), own).trainer
+    assert (kept.pack_tokens, kept.pack_pairs, kept.lr) == (7, 9, Config().trainer.lr)
