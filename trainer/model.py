@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
@@ -71,6 +71,19 @@ def load_model(
         attach_tree_attention(model, backend)
     trained: nn.Module = model.train()
     return trained
+
+
+def empty_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """What `load_model` makes of `directory`, without values, on torch's "meta" device, and not attached. Raises ValueError as it does."""
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model.use_kernels = False  # as loading says where nobody asks for them
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise ValueError(f"the model in {directory} cannot be built: {error}") from error
+    empty: nn.Module = model.train()
+    return empty
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:

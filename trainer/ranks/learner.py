@@ -33,16 +33,16 @@ from trainer.checkpoint import (
 from trainer.files import CheckpointFiles, FileEntry
 from trainer.learner import Learner, Learners, open_published, optimizer_settings
 from trainer.loss.metrics import TrainStepMetrics
-from trainer.model import load_model, stored_weights
+from trainer.model import stored_weights
+from trainer.ranks.deal import dealt_model
 from trainer.ranks.join import End, Load, Orders, Save, Train
 from trainer.ranks.meeting import Ranks, lost
 from trainer.ranks.place import RankLost, sentence
-from trainer.ranks.shard import local, shard, whole
+from trainer.ranks.shard import local, whole
 from trainer.ranks.shards import read_shards, stored, write_shards
 from trainer.ranks.update import anchored_together, train_step_together
 from trainer.ranks.wire import parts_from_bytes, parts_to_bytes
 from trainer.samples import Sample
-from trainer.tree.forward import attach_tree_attention
 from trainer.update import UpdateSettings, make_optimizer
 
 log = get(__name__)
@@ -58,18 +58,10 @@ class SpreadLearner(Learner):
         super().__init__(checkpoint, section, version)
 
     def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Every rank reads the whole model, then keeps its part."""
-        ranks = self._ranks
-        on_cpu = ranks.device.type == "cpu"
-        with ranks.agreeing(ValueError):
-            model = load_model(self.checkpoint.path, backend="rectangles" if on_cpu else None)
-            if self._section.lora_rank:
-                lora.restore(model, self.checkpoint.path / "trainer", self._section)
-            if not on_cpu:
-                attach_tree_attention(model.to(ranks.device), "flex")
-        shard(model, ranks)
+        """Rank 0 reads the whole model and deals it out."""
+        model = dealt_model(self.checkpoint.path, self._section, self._ranks)
         optimizer = make_optimizer(model, optimizer_settings(self._section))
-        with ranks.agreeing(ValueError):
+        with self._ranks.agreeing(ValueError):
             restore_moments(self.checkpoint.path / "trainer", model, optimizer)
         return model, optimizer
 

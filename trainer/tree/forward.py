@@ -32,15 +32,16 @@ _PROBE_TOLERANCE = 1e-3  # logprobs; a wrong mask or position shows as ≥ 1e-2 
 _PROBE_ROUNDINGS = 16  # of the largest logit: what a 16-bit model's own layers add
 
 
-def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles") -> None:
+def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, probe: bool = True) -> None:
     """Make tree attention the model's attention. From then on its forward needs `tree=plan`; see `hidden_states`.
 
     Raises ValueError naming the feature when the model cannot be merged exactly: first by its configuration, then by a
-    probe (two short branching rows, alone with transformers' eager attention and merged, must agree).
+    probe (two short branching rows, alone with transformers' eager attention and merged, must agree). Without `probe`, which a model
+    without values cannot take, somebody else's shows it.
     """
     refuse_unsupported(model)
     hf: Any = model
-    if hf.config._attn_implementation in _NAMES.values():
+    if not probe or hf.config._attn_implementation in _NAMES.values():
         hf.set_attn_implementation(_NAMES[backend])
         return
     hf.set_attn_implementation("eager")

@@ -21,6 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from orchestrator.config import Config, TrainerSection
 from tests.unit.trainer import forests
+from tests.unit.trainer.alike import differences
 from tests.unit.trainer.test_replay import drawn
 from tests.unit.trainer.vanilla import compute_in_double
 from trainer import lora
@@ -29,7 +30,8 @@ from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
 from trainer.learner import Learner, save_first
 from trainer.loss.correction import CorrectionSettings
-from trainer.ranks import same
+from trainer.model import load_model
+from trainer.ranks import deal, same
 from trainer.ranks.join import following, leading
 from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors
 from trainer.ranks.meeting import Ranks
@@ -84,7 +86,8 @@ def at_work(place: Place, directory: Path) -> Any:
     """All of WORKS, one after the other, as rank 0 sees them."""
 
     def all_of_them(ranks: Ranks) -> dict[str, Any]:
-        return {name: work(ranks) for name, work in WORKS.items()}
+        works = {**WORKS, "dealt": partial(dealt, directory)}
+        return {name: work(ranks) for name, work in works.items()}
 
     if place.rank:
         with following(place, ARGUMENTS) as (ranks, _, _):
@@ -389,6 +392,34 @@ def exported(ranks: Ranks) -> Any:
             if adapters is not None:
                 gathered = lora.merged(model, gathered)
             found[name] = worst(gathered, expected)
+    return found
+
+
+def dealt(directory: Path, ranks: Ranks) -> Any:
+    """What differs, on either rank, between a model that rank 0 alone has read and the same one read by that rank; of each kind of model."""
+    found = {}
+    for name in ("qwen3", "qwen3_moe", "minimax_m2"):
+        for adapters in (None, ADAPTERS):
+            section = adapters or TrainerSection()
+            root = directory / "dealt" / f"{name} {section.lora_rank}"
+            if ranks.leads:
+                save_first(root, forests.saved(forests.MODELS[name], root / "model", 259), section)
+            ranks.exchange("it is there")
+            place = root / "version-000000"
+            with pytest.MonkeyPatch.context() as patch:
+                if not ranks.leads:
+                    patch.delattr(deal, "load_model")
+                model = deal.dealt_model(place, section, ranks)
+            expected = load_model(place)
+            if adapters is not None:
+                lora.restore(expected, place / "trainer", section)
+            said = ranks.exchange(differences(model, expected))
+            ours, theirs = (torch.optim.SGD(one.parameters(), lr=1.0) for one in (model, expected))
+            steps(model, ours, [MIXED], loose(), ranks)
+            steps(expected, theirs, [MIXED], loose(), None)
+            off = worst(weights(model), weights(expected))
+            said.append([] if off < 1e-5 else [f"after a train step {off}"])
+            found[f"{name}, rank {section.lora_rank}"] = [one for each in said for one in each]
     return found
 
 

@@ -138,6 +138,13 @@ def test_what_two_ranks_export_is_the_whole_model_bit_for_bit(found: dict[str, A
     assert found["exported"] == {"qwen3": 0.0, "minimax_m2": 0.0, "qwen3_moe": 0.0}
 
 
+def test_a_model_that_rank_0_alone_reads_is_on_every_rank_as_if_that_had_read_it(
+    found: dict[str, Any],
+) -> None:
+    models = [f"{name}, rank {rank}" for name in ("qwen3", "qwen3_moe", "minimax_m2") for rank in (0, 3)]
+    assert found["dealt"] == {name: [] for name in models}
+
+
 def test_ranks_of_different_code_or_arguments_refuse_each_other_in_one_sentence(
     found: dict[str, Any],
 ) -> None:
