@@ -345,6 +345,7 @@ class TrainerSection(Section):
     pack_pairs: Positive = (
         1 << 28
     )  # (query, key) pairs of one forward pass: bounds its time where contexts are long
+    activation_checkpointing: bool = False  # layers run again in the backward pass: less memory, more time
     keep_logprobs: bool = (
         True  # trainer logprobs of every trained token go to the data pool (ops/guides/losses.md)
     )

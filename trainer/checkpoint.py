@@ -244,7 +244,9 @@ def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch
         raise ValueError(f"{place} has state for {sorted(unknown)[0]!r}, which the model does not train")
     for parameter, name in names.items():
         state = {
-            key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name
+            key.rpartition("/")[2]: value.to(parameter.device)
+            for key, value in tensors.items()
+            if key.rpartition("/")[0] == name
         }
         if any(value.ndim and value.shape != parameter.shape for value in state.values()):
             raise ValueError(f"{place} has state of another shape for {name!r}")

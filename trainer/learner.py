@@ -35,6 +35,7 @@ from trainer.report import REASONS, report
 from trainer.samples import Floats, Sample
 from trainer.schedule import Schedule
 from trainer.spent import counting
+from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
@@ -52,6 +53,8 @@ class Learner:
         self.version = checkpoint.state.version if version is None else version
         self._section = section
         self._model, self._optimizer = self._loaded()
+        if section.activation_checkpointing:
+            self._model.activation_checkpointing_enable()  # type: ignore[operator]
         if section.routing_replay:
             attach_replay(self._model)
         if section.bias_rate:
@@ -146,10 +149,12 @@ class Learner:
     # What many ranks do in another way (ranks/learner.py).
 
     def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Model and optimizer of the checkpoint."""
+        """Model and optimizer of the checkpoint, on the GPU where there is one."""
         model = load_model(self.checkpoint.path)
         if self._section.lora_rank:
             lora.restore(model, self.checkpoint.path / "trainer", self._section)
+        if torch.cuda.is_available():
+            attach_tree_attention(model.to("cuda"), "flex")
         optimizer = make_optimizer(model, optimizer_settings(self._section))
         restore_optimizer(self.checkpoint, model, optimizer)
         return model, optimizer

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from orchestrator.config import Config, TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
@@ -191,3 +193,38 @@ def test_a_batchs_advantages_are_scaled_by_all_its_train_steps_together(
     assert len(all_tokens) == tokens and all_tokens.dtype == np.float32
     assert all_tokens.mean() == pytest.approx(mean, abs=1e-3)
     assert all_tokens.std() == pytest.approx(spread, abs=1e-3)
+
+
+def test_layers_that_run_again_in_the_backward_pass_come_to_the_same_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[bool] = []
+    forward = Qwen3MLP.forward
+
+    def counted(mlp: Qwen3MLP, hidden: torch.Tensor) -> torch.Tensor:
+        runs.append(torch.is_grad_enabled())
+        found: torch.Tensor = forward(mlp, hidden)
+        return found
+
+    monkeypatch.setattr(Qwen3MLP, "forward", counted)
+    saved, counts = [], []
+    for again in (False, True):
+        one = learner(model, tmp_path / str(again), activation_checkpointing=again)
+        runs.clear()
+        one.train([part()])
+        counts.append(sum(runs))
+        saved.append(load_file(one.save(tmp_path / str(again), 1, 0, b"").path / "model.safetensors"))
+    assert counts[1] == 2 * counts[0]
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_learner_trains_saves_and_goes_on_where_it_stopped(model: Path, tmp_path: Path) -> None:
+    one = learner(model, tmp_path, lr=1e-3)
+    assert {parameter.device.type for parameter in one._model.parameters()} == {"cuda"}
+    one.train([part()])
+    saved = one.save(tmp_path, 1, 0, b"")
+    again = Learner.resume(saved.path, saved.manifest_sha, TrainerSection(lr=1e-3))
+    first, second = (who.train([part()])[0]["loss"] for who in (one, again))
+    assert first == pytest.approx(second, rel=1e-3)
