@@ -231,10 +231,10 @@ class Trainer:
         return committed
 
     async def quarantine(self, batch: Batch, reason: str) -> None:
-        """Give the batch up and go back to the checkpoint."""
+        """Give the batch up, with `reason` in its row, and go back to the checkpoint."""
         await transact(
             self._engine,
-            lambda connection: quarantine(connection, self.run_id, batch.batch_id),
+            lambda connection: quarantine(connection, self.run_id, batch.batch_id, reason),
             at="trainer.quarantine",
         )
         measured(TrainerMetrics).batches.labels("quarantined").inc()

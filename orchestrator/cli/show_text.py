@@ -251,11 +251,14 @@ def group_answers(found: "Group") -> Iterator[str]:
 
 
 def batch_head(found: "Batch") -> Iterator[str]:
-    """What it is, when, and what it made."""
+    """What it is, when, what it made, and why batches of its number were given up."""
     made = f"version {found.trainer_version} → {found.version}" if found.version is not None else None
     yield joined(f"batch {found.batch_no}", found.state, f"{len(found.groups)} of {found.size} groups", made)
     moments = (("opened", found.opened), ("closed", found.closed), ("committed", found.committed))
     yield joined(*(f"{name} {clock(at)}" for name, at in moments if at is not None))
+    for gone in found.voided:
+        why = gone.reason if gone.detail is None else f"{gone.reason}: {gone.detail}"
+        yield joined(f"voided {clock(gone.at)}", f"groups {', '.join(map(str, gone.groups)) or 'none'}", why)
 
 
 def batch_groups(found: "Batch") -> Rows:

@@ -46,8 +46,20 @@ class TrainStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Voided:
+    """A batch that was given up, so its number was free again. `reason`: quarantined, run_ended or the rewind; `detail`: of a quarantined one."""
+
+    batch_id: int
+    at: float
+    reason: str
+    detail: str | None
+    groups: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """`version`: what it published; `trainer_version`: what it trained on. A batch that was voided has no train steps that count."""
+    """`version`: what it published; `trainer_version`: what it trained on. A batch that was voided has no train steps that count.
+    `voided`: the newest batches of this number that were, itself among them."""
 
     batch_no: int
     batch_id: int
@@ -60,6 +72,7 @@ class Batch:
     committed: float | None
     groups: list[BatchGroup]
     train_steps: list[TrainStep]
+    voided: list[Voided]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,12 @@ _GROUPS = text(
 _TRAIN_STEPS = text(
     """SELECT train_step, part, extract(epoch FROM at)::float8 AS at, metrics FROM train_steps WHERE batch_id = :batch ORDER BY part"""
 )
+_VOIDED = text(
+    """SELECT b.batch_id, extract(epoch FROM t.at)::float8 AS at, t.reason, b.void_detail AS detail,
+              ARRAY(SELECT group_id FROM batch_items i WHERE i.batch_id = b.batch_id ORDER BY pos) AS groups
+         FROM batches b JOIN transitions t ON t.kind = 'batch' AND t.entity_id = b.batch_id AND t.to_state = 'voided'
+        WHERE b.run_id = :run AND b.batch_no = :batch AND b.state = 'voided' ORDER BY b.batch_id DESC LIMIT 10"""
+)
 _LIST = text(
     """SELECT b.batch_no, b.state, b.size, (SELECT count(*) FROM batch_items i WHERE i.batch_id = b.batch_id AND NOT i.voided) AS taken,
               b.version, extract(epoch FROM b.opened)::float8 AS opened, extract(epoch FROM b.committed)::float8 AS committed,
@@ -156,9 +175,11 @@ async def batch(connection: AsyncConnection, run_id: int, batch_no: int) -> Batc
         for row in await connection.execute(_GROUPS, {"batch": head.batch_id})
     ]  # fmt: skip
     trained = await connection.execute(_TRAIN_STEPS, {"batch": head.batch_id})
+    voided = await connection.execute(_VOIDED, {"run": run_id, "batch": batch_no})
     return Batch(
         head.batch_no, head.batch_id, head.state, head.size, head.version, head.trainer_version, head.opened, head.closed, head.committed,
         groups, [TrainStep(row.train_step, row.part, row.at, row.metrics) for row in trained],
+        [Voided(row.batch_id, row.at, row.reason, row.detail, list(row.groups)) for row in voided],
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from orchestrator.contracts.states import BatchState, FilterReason, GroupState, 
 from orchestrator.course import StageSection
 from orchestrator.pool import course as pool_course
 from orchestrator.pool import history, ratios
+from orchestrator.pool.clean import clean
 from orchestrator.pool.outbox import owe
 from orchestrator.pool.policies import committed
 from orchestrator.pool.ratios import TrainedStep
@@ -261,8 +262,9 @@ async def drop(
     batch_id: int,
     reason: FilterReason,
     before: BatchState = BatchState.OPEN,
+    detail: str | None = None,
 ) -> None:
-    """Void a batch that is in state `before`: its groups become filtered. The queue row must be locked."""
+    """Void a batch that is in state `before`: its groups become filtered. `detail`: what the row says of it. The queue row must be locked."""
     rows = await connection.execute(
         select(batch_items.c.group_id).where(batch_items.c.batch_id == batch_id, ~batch_items.c.voided)
     )
@@ -271,7 +273,8 @@ async def drop(
     await connection.execute(
         update(batch_items).where(batch_items.c.batch_id == batch_id).values(voided=True)
     )
-    await history.move_batch(connection, batch_id, before, BatchState.VOIDED, reason=reason)
+    values = {} if detail is None else {"void_detail": clean(detail)}
+    await history.move_batch(connection, batch_id, before, BatchState.VOIDED, reason=reason, values=values)
 
 
 async def closed_batch(connection: AsyncConnection, run_id: int) -> Batch | None:

@@ -10,13 +10,13 @@ from orchestrator.pool.rewind import REWIND
 from orchestrator.pool.tables import batches, transitions
 
 
-async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int) -> bool:
-    """Void a closed batch that cannot be trained: its groups become filtered(quarantined). False when it is no longer closed."""
+async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int, why: str) -> bool:
+    """Void a closed batch that cannot be trained, and keep `why`: its groups become filtered(quarantined). False when it is no longer closed."""
     await history.lock_run(connection, run_id)
     state = await connection.scalar(select(batches.c.state).where(batches.c.batch_id == batch_id))
     if state != BatchState.CLOSED:
         return False
-    await drop(connection, batch_id, FilterReason.QUARANTINED, BatchState.CLOSED)
+    await drop(connection, batch_id, FilterReason.QUARANTINED, BatchState.CLOSED, why)
     return True
 
 

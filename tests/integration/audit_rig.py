@@ -165,7 +165,7 @@ async def _train(engine: AsyncEngine, run: Run, policies: Path) -> None:
                 assert batch.batch_no == 2 and batch.taken == 1
                 return
             if not version:
-                assert await quarantine(connection, run.run_id, batch.batch_id)
+                assert await quarantine(connection, run.run_id, batch.batch_id, "its loss is not finite")
                 version = 1
                 continue
             new = write_checkpoint(policies, version, batch.batch_no, batch.digest)

@@ -18,6 +18,7 @@ from orchestrator.pool.policies import needed_versions, newest_version, next_ver
 from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
 from orchestrator.pool.runs import Run, begin_end, close_intake, finish_end, state_of
 from orchestrator.pool.tables import batch_items, groups, outbox, policy_versions, train_steps, transitions
+from orchestrator.pool.tables import batches as batch_rows
 from orchestrator.scheduling.policies import Policy, Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders
@@ -265,8 +266,11 @@ async def test_a_quarantined_batch_is_voided_and_its_number_is_used_again(engine
     bad = await take(engine, run)
     assert bad is not None
     async with engine.begin() as connection:
-        assert await quarantine(connection, run.run_id, bad.batch_id)
-        assert not await quarantine(connection, run.run_id, bad.batch_id)
+        assert await quarantine(connection, run.run_id, bad.batch_id, "its loss is nan\x00")
+        assert not await quarantine(connection, run.run_id, bad.batch_id, "another reason")
+        row = select(batch_rows).where(batch_rows.c.batch_id == bad.batch_id)
+        kept = (await connection.execute(row)).one()
+        assert (kept.state, kept.void_detail) == (BatchState.VOIDED, "its loss is nan\ufffd")
         assert await quarantined_in_a_row(connection, run.run_id) == 1
     assert await group_state(engine, ids[0]) == (GroupState.FILTERED, FilterReason.QUARANTINED)
     assert not await commit(engine, run, bad)

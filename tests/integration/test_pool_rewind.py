@@ -240,7 +240,7 @@ async def test_quarantines_in_a_row_are_counted_from_the_rewind(trained: Trained
     async def bad(*names: str) -> int:
         await trained.ready(*names)
         batch = await trained.claim()
-        assert await trained.do(lambda c: quarantine(c, trained.run.run_id, batch.batch_id))
+        assert await trained.do(lambda c: quarantine(c, trained.run.run_id, batch.batch_id, "bad"))
         return await trained.do(lambda c: quarantined_in_a_row(c, trained.run.run_id))
 
     assert await bad("bad 1", "bad 2") == 1

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.main import app
 from orchestrator.home import write_template
 from orchestrator.pool import batches
-from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.batches import Batch, NewVersion
+from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.runs import Run
 from orchestrator.scheduling.policies import queue_policy
 from tests import builders
@@ -107,6 +108,31 @@ async def test_a_trained_rollout_its_group_and_its_batch(engine: AsyncEngine, ru
     assert "batch 0 · committed · 2 of 2 groups · version 0 → 1" in of_batch and " 0.25 " in of_batch
     assert "cpu_s" not in of_batch and "cpu_s" in await shown(home, "batch", "0", "--full")
     assert json.loads(await shown(home, "batch", "0", "--json"))["train_steps"][0]["metrics"]["loss"] == 0.25
+
+
+async def test_a_batch_shows_why_it_was_quarantined_and_so_does_the_one_that_has_its_number_since(
+    engine: AsyncEngine, run: Run, home: Path
+) -> None:
+    async def taken() -> Batch:
+        async with engine.begin() as connection:
+            batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+        assert batch is not None and batch.batch_no == 0
+        return batch
+
+    first, second, *_ = await builders.ready_groups(engine, run, list("abcd"), builders.Author())
+    bad = await taken()
+    async with engine.begin() as connection:
+        assert await quarantine(connection, run.run_id, bad.batch_id, f"its loss is nan {HOSTILE}")
+    said = await shown(home, "batch", "0")
+    assert "batch 0 · voided · 2 of 2 groups" in said and "\x1b" not in said
+    [why] = [line for line in said.splitlines() if line.startswith("voided ")]
+    assert f" · groups {first}, {second} · quarantined: its loss is nan " in why
+    good = await taken()
+    after = await shown(home, "batch", "0")
+    assert "batch 0 · closed · 2 of 2 groups" in after and why in after.splitlines()
+    [voided] = json.loads(await shown(home, "batch", "0", "--json"))["voided"]
+    assert (voided["batch_id"], voided["groups"]) == (bad.batch_id, [first, second])
+    assert voided["detail"].startswith("its loss is nan") and good.batch_id != bad.batch_id
 
 
 async def test_what_a_policy_wrote_moves_no_cursor_and_is_whole_when_asked_for(

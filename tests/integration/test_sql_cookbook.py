@@ -34,6 +34,7 @@ NOT_HERE = (  # what the rows below have none of until `what_is_rare` adds them
     "Which train steps were skipped, and why?",
     "Whose reward looks too easy? (reward hacking suspects)",
     "Which groups gave no signal, and what were they worth?",
+    "Which batches were given up, and why?",
 )
 ONE_ROW_EACH = {"groups", "rollouts", "attempts", "rewards"}  # what is asked of all of them reads all of them
 METRICS = {
@@ -129,6 +130,9 @@ async def what_is_rare(engine: AsyncEngine) -> None:
             'UPDATE train_steps SET metrics = metrics || \'{"applied": false, "skip_reason": "nonfinite"}\' WHERE part = 1',
             "UPDATE tool_calls SET exit_code = 1",
             "UPDATE groups SET state = 'filtered', reason = 'zero_signal' WHERE group_id = 2",
+            "INSERT INTO batches (run_id, batch_no, size, state, void_detail) VALUES (1, 1, 2, 'voided', 'its loss is nan')",
+            "INSERT INTO transitions (run_id, kind, entity_id, to_state, reason) "
+            "SELECT 1, 'batch', batch_id, state, 'quarantined' FROM batches WHERE batch_no = 1",
         ):
             await connection.execute(text(statement))
 
@@ -141,12 +145,17 @@ async def test_what_is_rare_is_found_where_there_is_some(engine: AsyncEngine, re
             rows = (await connection.exec_driver_sql(QUERIES[question]["query"])).mappings().all()
             assert rows, question
             found[question] = dict(rows[0])
-    learned, repeats, skipped, easy, dull = (found[question] for question in NOT_HERE)
+    learned, repeats, skipped, easy, dull, voided = (found[question] for question in NOT_HERE)
     assert (learned["label"], learned["rollouts"], learned["success"]) == ("held", 2, 0.5)
     assert (repeats["group_id"], repeats["size"], repeats["different"]) == (1, 4, 3)
     assert (skipped["part"], skipped["skip_reason"]) == (1, "nonfinite")
     assert (easy["task"], easy["went_well"]) == ("a", 0)
     assert (dull["domain"], dull["groups"], dull["performance"]) == ("coding", 1, 0.25)
+    assert (voided["batch_no"], voided["reason"], voided["void_detail"]) == (
+        1,
+        "quarantined",
+        "its loss is nan",
+    )
 
 
 async def test_a_summary_says_what_the_tables_say(reader: AsyncEngine) -> None:

@@ -1,5 +1,6 @@
 """The trainer against a real data pool: claim, train, save, commit; deaths between any two of them; bad batches; ends."""
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,14 @@ async def test_a_batch_that_cannot_be_trained_is_quarantined_and_the_third_in_a_
             await train_batches(await pool.trainer(run))
     assert await pool.newest(run) == newest
     assert [row.state for row in await pool.rows(query)][-1] == "ready"
+    details = await pool.rows(select(batches.c.state, batches.c.void_detail).order_by(batches.c.batch_id))
+    bad = re.compile(
+        r"rollout \d+ \(attempt 1\) has a step that cannot be trained: .* holds a value that is not finite"
+    )
+    assert [detail is not None and bad.fullmatch(detail) is not None for _, detail in details] == [
+        state == "voided" for state, _ in details
+    ]
+    assert sum(state == "voided" for state, _ in details) == 5
 
 
 async def test_checkpoints_are_pruned_but_for_the_newest_the_first_the_served_and_the_pinned(

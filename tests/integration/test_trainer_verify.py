@@ -186,7 +186,7 @@ async def test_what_cannot_be_computed_again_is_refused_in_one_sentence(pool: Po
     ):
         await recorded(pool, 1)
     async with pool.engine.begin() as connection:
-        assert await quarantine(connection, run.run_id, batch.batch_id)
+        assert await quarantine(connection, run.run_id, batch.batch_id, "bad")
     with pytest.raises(ValueError, match=r"^batch 1 was undone by a rewind or a quarantine: nothing was"):
         await recorded(pool, 1)
     async with pool.engine.begin() as connection:

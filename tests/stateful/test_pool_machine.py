@@ -209,7 +209,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         assert self.transaction(claim) == batch
         if then == "quarantine":
-            assert self.transaction(lambda c: quarantine(c, self.run.run_id, batch.batch_id))
+            assert self.transaction(lambda c: quarantine(c, self.run.run_id, batch.batch_id, "bad"))
         elif then == "commit":
 
             async def commit(connection: AsyncConnection) -> bool:

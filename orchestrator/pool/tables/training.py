@@ -85,6 +85,11 @@ batches = Table(
     _time("closed", "when it was full"),
     _time("committed", "when its train steps, version and groups were committed"),
     Column("groups_so_far", BigInteger, comment="groups of it and of every committed batch before it"),
+    Column(
+        "void_detail",
+        Text,
+        comment="of a quarantined batch: what was wrong with it, in the trainer's words; who undid any other says transitions.reason",
+    ),
     _one_of("state", BatchState),
     CheckConstraint("state NOT IN ('closed', 'committed') OR digest IS NOT NULL", name="digest"),
     Index("batches_live", "run_id", "batch_no", unique=True, postgresql_where=text("state <> 'voided'")),

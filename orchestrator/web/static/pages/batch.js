@@ -71,7 +71,8 @@ export function mount(root, page) {
     if (drawn === null) { drawn = ""; show(root, all); }
     const sum = (name) => (of ? steps.reduce((total, step) => total + (step.metrics[name] ?? 0), 0) : null);
     redraw(head, h("h1", null, `Batch ${batch.batch_no}`, " ", h("span", { class: `state ${BATCH_STATES[batch.state]}` }, words(batch.state))),
-      h("p", { class: "lead" }, batch.version !== null ? `Trained on version ${batch.trainer_version ?? "–"}, published version ${batch.version}` : batch.state === "open" ? "Takes ready groups until it is full" : "Waits for its commit"));
+      h("p", { class: "lead" }, batch.version !== null ? `Trained on version ${batch.trainer_version ?? "–"}, published version ${batch.version}` : batch.state === "open" ? "Takes ready groups until it is full" : batch.state === "voided" ? "Given up; its number is free again" : "Waits for its commit"),
+      batch.voided.map((gone) => h("p", { class: "note" }, `Voided ${clock(gone.at)} with ${plural(gone.groups.length, "group")} · ${visible(gone.reason)}${gone.detail === null ? "" : `: ${visible(gone.detail)}`}`)));
     redraw(figures,
       figure("groups", [number(batch.groups.length), h("small", null, ` of ${batch.size}`)], batch.closed ? `closed ${clock(batch.closed)}` : "open"),
       figure("train steps", number(of), batch.committed ? `committed ${clock(batch.committed)}` : "not committed"),
