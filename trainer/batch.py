@@ -85,6 +85,7 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
         if step.marked or not weight or not actions:
             continue
         try:
+            _check_shape(step)
             sample = Sample(
                 tokens=step.tokens,
                 state_len=step.state_len,
@@ -103,6 +104,31 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
             raise BadBatch(f"{name} has a step that cannot be trained: {error}") from error
         samples.append(sample)
     return samples
+
+
+def _check_shape(step: StoredStep) -> None:
+    """Raise ValueError when a step's tokens, logprobs and version spans are not of one action."""
+    tokens, start = len(step.tokens), step.state_len
+    if not 0 < start <= tokens:
+        raise ValueError(
+            f"step {step.idx} has a state of {start} tokens in {tokens} of state and action together"
+        )
+    if len(step.logprobs) != tokens - start:
+        raise ValueError(
+            f"step {step.idx} has {len(step.logprobs)} logprobs for {tokens - start} sampled tokens"
+        )
+    at = 0
+    for _, first, end in step.spans:
+        if first != at or end <= first:
+            break
+        at = end
+    else:
+        if at == tokens - start:
+            return
+    spans = [list(span[1:]) for span in step.spans]
+    raise ValueError(
+        f"step {step.idx} has version spans {spans}, which do not lie end to end over its {tokens - start} sampled tokens"
+    )
 
 
 def permuted(rollouts: Sequence[BatchRollout], seed: Sequence[int]) -> list[BatchRollout]:

@@ -1,7 +1,7 @@
 """What the trainer cannot use: one clear sentence, the batch is kept or given up as it says, and nothing is saved over."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from orchestrator.config import Config, as_kept
 from orchestrator.contracts.errors import ConfigurationError
@@ -40,6 +40,28 @@ async def test_a_budget_too_small_for_one_path_keeps_the_batch_which_a_larger_on
         policy_versions.c.version
     )
     assert [tuple(row) for row in await pool.rows(numbers)] == [(0, None), (1, 0)]
+
+
+async def test_stored_steps_whose_spans_disagree_with_their_tokens_are_given_up_and_the_run_goes_on(
+    pool: Pool,
+) -> None:
+    run = await pool.run()
+    damaged = await ready_groups(pool.engine, run, ["a", "b"], Author())
+    await ready_groups(pool.engine, run, ["c", "d"], Author())
+    async with pool.engine.begin() as connection:
+        assert await close_intake(connection, run.run_id)
+        await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rows are immutable
+        await connection.execute(
+            text(
+                "UPDATE steps SET spans = '{0,7,9}' FROM rollouts r WHERE r.rollout_id = steps.rollout_id AND r.group_id = ANY(:groups)"
+            ),
+            {"groups": damaged},
+        )
+    await run_trainer(TrainerSettings(run.name, pool.url, pool.policies, SUBJECT))
+    given_up, trained = await pool.rows(select(batches).order_by(batches.c.batch_id))
+    assert (given_up.state, trained.state) == ("voided", "committed")
+    assert "version spans [[7, 9]], which do not lie end to end" in given_up.void_detail
+    assert (await pool.newest(run)).version == 1
 
 
 def test_the_budget_of_a_run_is_what_its_trainer_was_started_with_and_its_learning_rate_what_it_began_with() -> (

@@ -45,6 +45,28 @@ def test_a_sample_has_its_steps_ids_logprobs_versions_advantage_and_temperature(
     assert (first.temperature, first.group, first.rollout, second.step) == (0.7, "100", "1", 1)
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            {"spans": ((3, 0, 2),)},
+            r"version spans \[\[0, 2\]\], which do not lie end to end over its 3 sampled",
+        ),
+        ({"spans": ((3, 0, 2), (4, 5, 6))}, "do not lie end to end"),
+        ({"spans": ((3, 0, 2), (4, 2, 9))}, "do not lie end to end"),
+        ({"spans": ((3, 0, 3), (4, 3, 3))}, "do not lie end to end"),
+        ({"logprobs": np.array([-1.0, -2.0], np.float32)}, "2 logprobs for 3 sampled tokens"),
+        ({"state_len": 9}, "a state of 9 tokens in 5 of state and action together"),
+        ({"state_len": 0}, "a state of 0 tokens in 5"),
+    ],
+)
+def test_tokens_logprobs_and_spans_that_disagree_are_a_bad_batch(damage: dict[str, Any], said: str) -> None:
+    with pytest.raises(
+        BadBatch, match=rf"rollout 1 \(attempt 1\) has a step that cannot be trained: .*{said}"
+    ):
+        rollout_samples(rollout(1, advantages=[0.5]), [replace(step(0), **damage)])
+
+
 def test_a_marked_step_and_one_of_train_weight_0_make_no_sample() -> None:
     assert [s.step for s in rollout_samples(rollout(1), [step(0, marked=True), step(1)])] == [1]
     unweighted = replace(rollout(1), weights=[1, 0])
