@@ -18,20 +18,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from orchestrator.pool.chat_format import FILES
 from trainer.tree.attention import Backend
 from trainer.tree.forward import attach_tree_attention
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "render.json",  # which chat format the weights speak: the gateway reads it
-)
 
 _OWN_WEIGHTS = re.compile(
     r"(model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin)(\.index\.json)?"
@@ -130,7 +119,7 @@ def own_weights(directory: Path) -> list[Path]:
 
 def tokenizer_files(directory: Path) -> list[Path]:
     """Tokenizer and chat template of a model directory. ValueError when it has no tokenizer."""
-    found = [directory / name for name in _TOKENIZER_FILES if (directory / name).is_file()]
+    found = [directory / name for name in FILES if (directory / name).is_file()]
     if not {"tokenizer.json", "tokenizer.model"} & {file.name for file in found}:
         raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
     return found

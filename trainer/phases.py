@@ -30,6 +30,7 @@ from orchestrator.log import get
 from orchestrator.metrics import measured
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool.batches import Batch, NewVersion
+from orchestrator.pool.chat_format import check_chat_format
 from orchestrator.pool.history import lock_run
 from orchestrator.pool.policies import (
     PolicyVersion,
@@ -108,6 +109,8 @@ class Trainer:
                 )
             except ValueError as error:
                 raise ConfigurationError(f"{error}; {_way_out(found)}") from None
+            copies = {name: entry.sha256 for name, entry in self.learner.checkpoint.files.items()}
+            check_chat_format(Path(self.config.policy.model), copies, self.run)
             log.info("trainer.resumed", version=found.version, batch=found.batch_no)
             return
         if not self.config.policy.model:

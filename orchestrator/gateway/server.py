@@ -50,6 +50,7 @@ from orchestrator.gateway.upstream import RolloutServerClient
 from orchestrator.gateway.watch import Watch
 from orchestrator.log import bind, get
 from orchestrator.metrics import joined
+from orchestrator.pool.chat_format import check_chat_format_of
 from orchestrator.pool.confirm import MessageKey, settled
 from orchestrator.pool.dead import keep_unsendable
 from orchestrator.pool.engine import Role, check_revision, open_engine
@@ -112,6 +113,11 @@ class Gateway:
         if not settings.server_urls:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
         config = settings.config
+        await transact(
+            engine,
+            lambda connection: check_chat_format_of(connection, run_id, settings.run, settings.model_dir),
+            at="gateway.read",
+        )
         renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
         routed = experts(settings.model_dir) if config.trainer.routing_replay else None
         routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)

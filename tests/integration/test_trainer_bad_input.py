@@ -1,10 +1,16 @@
 """What the trainer cannot use: one clear sentence, the batch is kept or given up as it says, and nothing is saved over."""
 
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import pytest
 from sqlalchemy import select, text
 
 from orchestrator.config import Config, as_kept
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.pool.chat_format import check_chat_format_of
 from orchestrator.pool.runs import close_intake
 from orchestrator.pool.tables import batches, policy_versions
 from tests.builders import Author, ready_groups
@@ -62,6 +68,44 @@ async def test_stored_steps_whose_spans_disagree_with_their_tokens_are_given_up_
     assert (given_up.state, trained.state) == ("voided", "committed")
     assert "version spans [[7, 9]], which do not lie end to end" in given_up.void_detail
     assert (await pool.newest(run)).version == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json has changed since run"),
+        (
+            lambda folder: (folder / "chat_template.jinja").write_text("{{ 1 }}"),
+            "chat_template.jinja is new since",
+        ),
+        (lambda folder: (folder / "tokenizer_config.json").unlink(), "tokenizer_config.json is gone since"),
+    ],
+    ids=["changed", "new", "gone"],
+)
+async def test_a_model_whose_tokenizer_or_template_changed_is_neither_trained_nor_served_until_it_is_restored(
+    pool: Pool, tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(pool.model, folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    run = await pool.run(policy={"model": str(folder)})
+
+    async def gateway_looks() -> None:
+        async with pool.engine.connect() as connection:
+            await check_chat_format_of(connection, run.run_id, run.name, folder)
+
+    await gateway_looks()  # there is no version yet
+    await pool.trainer(run)
+    await gateway_looks()
+    shutil.copytree(folder, tmp_path / "good")
+    damage(folder)
+    for look in (gateway_looks, partial(pool.trainer, run)):
+        with pytest.raises(ConfigurationError, match=said):
+            await look()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "good", folder)
+    await gateway_looks()
+    await pool.trainer(run)
 
 
 def test_the_budget_of_a_run_is_what_its_trainer_was_started_with_and_its_learning_rate_what_it_began_with() -> (
