@@ -120,6 +120,11 @@ def worlds(
         plan += [
             {"database": made[world].url, "policies": str(made[world].policies), **life} for life in lives
         ]
+    names.append(f"ranks_{secrets.token_hex(6)}")
+    made["torchrun"] = World(
+        databases.create(names[-1], template=prepared[0]), tmp_path_factory.mktemp("torchrun"), []
+    )
+    made["torchrun"].lives.append(under_torchrun(made["torchrun"]))
     ended = live(plan)
     for world, lives in PLAN.items():
         made[world].lives.extend(ended[: len(lives)])
@@ -141,6 +146,32 @@ def live(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, log[-6000:]
     return [json.loads(line) for line in said.splitlines()]
+
+
+def under_torchrun(world: World) -> dict[str, Any]:
+    """The command of ops/guides/ranks.md, and how it ended."""
+    argv = [
+        str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "--", "trainer",
+        "--run", RUN, "--policies", str(world.policies), "--subject", SUBJECT,
+    ]  # fmt: skip
+    own = {"DATABASE_URL": world.url, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        argv, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=LIVES_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return {"ended": process.returncode, "said": said}
+
+
+async def test_two_ranks_under_torchrun_write_the_same_files_as_those_that_the_trainer_starts(
+    worlds: dict[str, World],
+) -> None:
+    two, torchrun = worlds["two"], worlds["torchrun"]
+    assert torchrun.lives[0]["ended"] == 0, torchrun.lives[0]["said"][-4000:]
+    assert len(torchrun.checkpoints) > 1 and torchrun.files() == two.files()
 
 
 async def test_two_ranks_train_what_one_trains(worlds: dict[str, World]) -> None:
