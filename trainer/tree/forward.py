@@ -53,8 +53,15 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
         on_device = [torch.from_numpy(row)[None].long().to(hf.device) for row in rows]
         alone = [hf(input_ids=row, use_cache=False).logits[0] for row in on_device]
         hf.set_attn_implementation(_NAMES[backend])
-        merged = _merged_logits(model, rows)
-    model.train(was_training)
+        try:
+            merged = _merged_logits(model, rows)
+        except _Unplanned as error:
+            hf.set_attn_implementation("eager")
+            raise ValueError(
+                f"prefix-tree merging does not support {hf.config.model_type}: it has {error.feature}"
+            ) from None
+        finally:
+            model.train(was_training)
     worst = max(float((_logprobs(a) - _logprobs(b)).abs().max()) for a, b in zip(alone, merged, strict=True))
     largest = max(float(logits.abs().max()) for logits in alone)
     if not worst <= _PROBE_TOLERANCE + _PROBE_ROUNDINGS * torch.finfo(alone[0].dtype).eps * largest:
@@ -116,6 +123,14 @@ def _merged_logits(model: nn.Module, rows: list[Ids]) -> list[Tensor]:
     return [head(hidden[place]) for place in places]
 
 
+class _Unplanned(ValueError):
+    """Attention was called without what it needs, or with more. `feature`: what a model has whose own layers do that."""
+
+    def __init__(self, message: str, feature: str) -> None:
+        super().__init__(message)
+        self.feature = feature
+
+
 def _implementation(backend: Backend) -> Any:
     def tree_attention(
         module: nn.Module,
@@ -130,7 +145,10 @@ def _implementation(backend: Backend) -> Any:
         **options: Any,
     ) -> tuple[Tensor, None]:
         if tree is None:
-            raise ValueError("this model is attached to tree attention: call it with tree=<TreePlan>")
+            raise _Unplanned(
+                "this model is attached to tree attention: call it with tree=<TreePlan>",
+                "layers that do not hand on to their attention what they are called with",
+            )
         for name, feature in (
             ("sliding_window", "sliding-window attention"),
             ("softcap", "logit soft-capping"),
@@ -142,8 +160,9 @@ def _implementation(backend: Backend) -> Any:
         if dropout > 0:
             raise ValueError(f"prefix-tree merging does not support dropout ({dropout})")
         if attention_mask is not None:
-            raise ValueError(
-                "prefix-tree merging takes its visibility from the plan, not from an attention mask"
+            raise _Unplanned(
+                "prefix-tree merging takes its visibility from the plan, not from an attention mask",
+                "layers with an attention mask of their own",
             )
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         past = None if tree_path is None else tree_path.attended(module, key, value)

@@ -40,7 +40,7 @@ def trained(
 
 
 @pytest.mark.usefixtures("double_precision_throughout")
-@pytest.mark.parametrize("model", ["qwen3", "minimax_m2"])
+@pytest.mark.parametrize("model", MODELS)
 def test_twenty_optimizer_steps_end_at_the_parameters_of_unmerged_training(model: str) -> None:
     start = {n: p.detach() for n, p in seeded(MODELS[model], dtype=torch.float64).named_parameters()}
     exact = trained(model, torch.float64, alone)

@@ -62,6 +62,8 @@ SIZES: dict[str, Any] = {
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "depend on the length of the row",
         ),
+        ("nemotron", {}, "layers that do not hand on to their attention what they are called with"),
+        ("doge", {}, "layers with an attention mask of their own"),
         ("bloom", {"hidden_dropout": 0.0, "attention_dropout": 0.0}, "attention layers of its own kind"),
     ],
 )
@@ -69,8 +71,10 @@ def test_an_unsupported_model_is_refused_by_the_name_of_the_feature(
     kind: str, options: dict[str, Any], feature: str
 ) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options}))
+    model.train()
     with pytest.raises(ValueError, match=rf"does not support {kind}: it has .*{feature}"):
         attach_tree_attention(model)
+    assert model.training and not model.config._attn_implementation.startswith("penstock")
 
 
 @pytest.mark.parametrize(
