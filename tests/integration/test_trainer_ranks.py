@@ -134,17 +134,23 @@ def worlds(
         databases.drop(name)
 
 
-def live(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    argv = [sys.executable, "-m", "tests.integration.ranked_trainer", json.dumps(plan), "--run", RUN, "--subject", SUBJECT]  # fmt: skip
+def ended(argv: list[str], **own: str) -> tuple[int, str, str]:
+    """Run a process group to its end: exit status, stdout, stderr."""
     with subprocess.Popen(
-        argv, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        argv, env=os.environ | {"OMP_NUM_THREADS": "1"} | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:  # fmt: skip
         try:
             said, log = process.communicate(timeout=LIVES_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, log[-6000:]
+    return process.returncode, said, log
+
+
+def live(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-m", "tests.integration.ranked_trainer", json.dumps(plan), "--run", RUN, "--subject", SUBJECT]  # fmt: skip
+    status, said, log = ended(argv)
+    assert status == 0, log[-6000:]
     return [json.loads(line) for line in said.splitlines()]
 
 
@@ -154,16 +160,8 @@ def under_torchrun(world: World) -> dict[str, Any]:
         str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "--", "trainer",
         "--run", RUN, "--policies", str(world.policies), "--subject", SUBJECT,
     ]  # fmt: skip
-    own = {"DATABASE_URL": world.url, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        argv, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=LIVES_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    return {"ended": process.returncode, "said": said}
+    status, _, log = ended(argv, DATABASE_URL=world.url)
+    return {"ended": status, "said": log}
 
 
 async def test_two_ranks_under_torchrun_write_the_same_files_as_those_that_the_trainer_starts(
