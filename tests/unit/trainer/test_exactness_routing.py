@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3MoeForCausalLM
 from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
@@ -175,13 +174,16 @@ def test_routers_that_do_not_say_what_they_chose_cannot_be_balanced_and_are_left
         )
 
 
-def test_the_default_experts_kernel_drops_no_token_either() -> None:
+@pytest.mark.parametrize("budget", [10_000, 30], ids=["one_pass", "many_passes"])
+@pytest.mark.parametrize("name", MOE)
+def test_the_default_experts_kernel_drops_no_token_either(name: str, budget: int) -> None:
     """The other tests use transformers' eager experts; a trainer gets the grouped kernel."""
-    eager, samples = seeded(qwen3_moe), FORESTS["context_rewrites"]()
+    eager, samples = seeded(MODELS[name]), FORESTS["context_rewrites"]()
+    assert (len(pack_samples(samples, Budget(budget)).passes) > 1) == (budget < 100)
     eager.config._experts_implementation = None
-    policy = Qwen3MoeForCausalLM(eager.config)
+    policy = type(eager)(eager.config)
     policy.load_state_dict(eager.state_dict())
     assert policy.config._experts_implementation == "grouped_mm"
-    _, reference = alone(seeded(qwen3_moe), samples)
-    _, ours = merged(policy, samples, "rectangles")
+    _, reference = alone(seeded(MODELS[name]), samples)
+    _, ours = merged(policy, samples, "rectangles", budget)
     assert worst(ours, reference) <= 1e-5
