@@ -233,6 +233,10 @@ class ServersSection(Section):
     Each is looked at every `probe_s`; `silence_s` after its last answer its calls go on elsewhere. A call leaves the server that has its
     session's prefix when it would wait there for more than `spill_s`. `lease_ttl_s` after its last sign of life a gateway loses its
     servers to another one.
+
+    New weights travel through a directory that trainer and servers see, or (`transport` distributed) by a process that the gateway starts
+    and that sends them to the server's own processes; `sender_address` is where servers reach this machine. A server that does not take
+    them so reads the directory.
     """
 
     urls: list[str] = Field(default=[])
@@ -249,6 +253,8 @@ class ServersSection(Section):
     update_s: Seconds = 600.0  # to load new weights
     retry_s: Seconds = 10.0  # longest wait after a weight sync that failed
     look_s: Seconds = 2.0  # between looks for versions that the bus did not tell
+    transport: Literal["directory", "distributed"] = "directory"
+    sender_address: str = "127.0.0.1"
 
     @model_validator(mode="after")
     def _listens(self) -> "ServersSection":

@@ -110,6 +110,12 @@ class Metrics:
             ["server"],
             registry=r,
         )
+        self.transfers_failed = Counter(
+            "penstock_gateway_transfers_failed",
+            "weights that could not be sent to a rollout server, which then read the directory",
+            ["server"],
+            registry=r,
+        )
         self.announcements_refused = Counter(
             "penstock_gateway_announcements_refused",
             "messages on policy.<run> that announce no version of this run",

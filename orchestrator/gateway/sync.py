@@ -10,17 +10,17 @@ canary → gate open, and the held calls go on → row. Several versions in a ro
 the version already, as after a restart of the gateway, is not paused: the canary alone decides. Calls of other gateways are broken off by
 the same pause, perhaps before they have read the row: a call that comes back so closes their gate until the row says that it is over.
 
-Weights travel through a directory that trainer and servers see. Sending them from process to process instead (SGLang's
-`update_weights_from_distributed`) would be another body of `Keeper._load`: nothing here does it.
+Weights travel through a directory that trainer and servers see, or from a sender that this gateway starts (transfer.py); the directory is
+what a transfer that fails falls back to.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -37,6 +37,7 @@ from orchestrator.gateway.leases import LeaseLost, ServerLease
 from orchestrator.gateway.metrics import Metrics
 from orchestrator.gateway.rollout_server import RolloutServer
 from orchestrator.gateway.servers import first_of
+from orchestrator.gateway.transfer import Sender, TransferFailed, sending
 from orchestrator.gateway.upstream import RolloutServerError, WeightUpdateRefused
 from orchestrator.log import get
 from orchestrator.pool.policies import PolicyVersion, evaluated_version, newest_version
@@ -208,6 +209,7 @@ class Keeper:
         self._metrics = metrics
         self._settings = settings
         self._tolerance = tolerance
+        self._transfers = True  # until the server says that it knows of none
         self._seen: tuple[int, float] = (
             -1,
             0.0,
@@ -300,12 +302,19 @@ class Keeper:
 
     async def sync(self, target: PolicyVersion) -> None:
         """Make `target` serve. On SyncFailed before the weights changed, the old version goes on serving. Raises LeaseLost."""
+        label = (await self._server.client.model_info()).get(
+            "weight_version"
+        )  # nothing is closed for one that is not there
+        if label == str(target.version):
+            await self._sync(target, label, None)
+            return
+        async with self._sender(target) as sender:  # it starts and is joined while the server still serves
+            await self._sync(target, label, sender)
+
+    async def _sync(self, target: PolicyVersion, label: Any, sender: Sender | None) -> None:
         server, looked = self._server, anyio.current_time()
         published = await anyio.to_thread.run_sync(read_published, target)
         canary, check_s, load_s = published.canary, anyio.current_time() - looked, None
-        label = (await server.client.model_info()).get(
-            "weight_version"
-        )  # nothing is closed for one that is not there
         await server.measure()
         await self._lease.write(ServerState.SYNCING, server.version, f"to version {target.version}")
         old, begun = server.version, anyio.current_time()
@@ -316,7 +325,7 @@ class Keeper:
                 await server.client.continue_()  # an owner that died may have left it paused
                 difference = await self._difference(canary)
             if difference > self._tolerance:
-                load_s = await self._load(target, old, published.bytes)
+                load_s = await self._load(target, old, published.bytes, sender)
                 difference = await self._difference(canary)
         except RolloutServerError:
             server.shut()
@@ -339,6 +348,7 @@ class Keeper:
             check_s=round(check_s, 3),
             held_s=round(held, 3),
             load_s=None if load_s is None else round(load_s, 3),
+            transport="directory" if sender is None else "distributed",
             bytes=0 if load_s is None else published.bytes,
         )
         await self._lease.write(ServerState.READY, target.version, f"canary difference {difference:.5f}")
@@ -347,7 +357,45 @@ class Keeper:
         """max |Δlogprob| between the trainer and what is served."""
         return canary.difference(await self._server.client.prompt_logprobs(list(canary.ids)))
 
-    async def _load(self, target: PolicyVersion, old: int | None, size: int) -> float:
+    async def _sent(self, sender: Sender, target: PolicyVersion) -> bool:
+        """Whether the sender's weights are served now. If not, the server may have some of them: it must read the directory."""
+        try:
+            await sender.deliver(str(target.version), timeout=self._settings.update_s)
+        except (
+            TransferFailed,
+            RolloutServerError,
+        ) as failed:  # of a server that is gone the directory's request tells
+            self._untransferred(failed)
+            return False
+        return True
+
+    def _untransferred(self, failed: Exception) -> None:
+        self._metrics.transfers_failed.labels(self._server.url).inc()
+        log.warning("transfer.failed", server=self._server.url, error=str(failed), then="the directory")
+
+    @asynccontextmanager
+    async def _sender(self, target: PolicyVersion) -> AsyncIterator[Sender | None]:
+        """A sender that the server has joined; None: it is to read the directory."""
+        if self._settings.transport == "directory" or not self._transfers:
+            yield None
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                sender = await stack.enter_async_context(
+                    sending(
+                        self._server.client,
+                        target.path,
+                        address=self._settings.sender_address,
+                        within=self._settings.update_s,
+                    )
+                )
+            except TransferFailed as failed:
+                self._transfers = not failed.always
+                self._untransferred(failed)
+                sender = None
+            yield sender
+
+    async def _load(self, target: PolicyVersion, old: int | None, size: int, sender: Sender | None) -> float:
         """Exchange the weights for `size` bytes of new ones; returns the seconds that the server took for that alone. SyncFailed when it
         keeps the old ones, which then go on serving."""
         server = self._server
@@ -362,12 +410,13 @@ class Keeper:
         await server.drained()
         begun = anyio.current_time()
         try:
-            await server.client.update_weights(
-                target.path, str(target.version), timeout=self._settings.update_s
-            )
+            if sender is None or not await self._sent(sender, target):
+                await server.client.update_weights(
+                    target.path, str(target.version), timeout=self._settings.update_s
+                )
         except WeightUpdateRefused as refused:
             await server.client.continue_()
-            if old is None:
+            if old is None or sender is not None:  # which may have changed some of them
                 server.shut()
             else:
                 server.admit(old)

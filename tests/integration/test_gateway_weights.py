@@ -1,5 +1,6 @@
 """New weights in the middle of a generation: spans exact per token, down to the samples that the trainer learns from."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,51 @@ async def test_what_a_server_says_under_older_weights_than_were_pinned_is_thrown
     assert step.spans == ((1, 0, TOKENS),) and seal.marks == ()
     thrown = [answer for answer in rig.proxy.answers if answer["meta_info"]["weight_version"] == "0"]
     assert thrown and thrown[0]["output_ids"]
+
+
+@pytest.fixture
+async def sending_rig(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> AsyncIterator[Rig]:
+    sections = {"servers": {"transport": "distributed"}}
+    async with open_rig(
+        database_url, nats_server.url, server_url, policies, tmp_path, sections=sections
+    ) as rig:
+        await rig.publish(0)
+        await until(lambda: rig.gateway.pool.servers[0].version == 0)
+        rig.start_ingest()
+        yield rig
+
+
+async def test_weights_are_sent_from_process_to_process_and_the_directory_is_not_read(
+    sending_rig: Rig,
+) -> None:
+    server, seen = sending_rig.gateway.pool.servers[0], sending_rig.proxy.seen
+    seen.clear()
+    await sending_rig.publish(1)
+    await until(lambda: server.version == 1 and server.ready)
+    known = ("/init_weights_update_group", "/pause_generation", "canary")
+    of_the_sync = [path for path in seen if path in known or path.startswith("/update_weights")]
+    assert of_the_sync == [
+        "/init_weights_update_group",
+        "/pause_generation",
+        "/update_weights_from_distributed",
+        "canary",
+    ], "joined while it still served, and proven before calls were let in"
+    await until(lambda: "/destroy_weights_update_group" in seen[seen.index("canary") :])
+    rollout, session = await sending_rig.open()
+    await ask(sending_rig, session)
+    (step,) = await sending_rig.stored(rollout, 1)
+    assert {version for version, _, _ in step.spans} == {1}
+
+
+async def test_a_sender_that_cannot_start_leaves_the_weights_to_the_directory(
+    sending_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, seen = sending_rig.gateway.pool.servers[0], sending_rig.proxy.seen
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    seen.clear()
+    await sending_rig.publish(1)
+    await until(lambda: server.version == 1 and server.ready)
+    assert "/update_weights_from_disk" in seen and "/update_weights_from_distributed" not in seen
+    assert sending_rig.gateway.metrics.transfers_failed.labels(server.url)._value.get() == 1

@@ -24,7 +24,16 @@ FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
 )
+TRANSFER = "weight_update_group"
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class Received(msgspec.Struct):
+    """What a sender is about to broadcast, in its order. `dtypes` as torch names them."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
 
 
 def _json(body: Any, status: int = 200) -> web.Response:
@@ -111,6 +120,53 @@ class Routes:
             message += f" Weight version updated to {version}."
         return _json({"success": True, "message": message, "num_paused_requests": 0})
 
+    async def join_transfer(self, request: web.Request) -> web.Response:
+        body = await _object(request)
+        address, port, rank, size = (
+            body.get(key) for key in ("master_address", "master_port", "rank_offset", "world_size")
+        )
+        name, backend = body.get("group_name", TRANSFER), body.get("backend", "nccl")
+        if not (isinstance(address, str) and isinstance(name, str) and name and isinstance(backend, str)):
+            raise Refusal("master_address, group_name and backend must be strings.")
+        if not (type(port) is int and type(rank) is int and type(size) is int and 0 < rank < size):
+            raise Refusal(
+                "master_port, rank_offset and world_size must be integers, 0 < rank_offset < world_size."
+            )
+        try:
+            await self._service.transfers.join(name, address, port, rank, size, backend)
+        except Refusal as refusal:
+            return _json({"success": False, "message": str(refusal)}, status=400)
+        return _json({"success": True, "message": "Succeeded to initialize custom process group."})
+
+    async def receive_weights(self, request: web.Request) -> web.Response:
+        body = await _object(request)
+        version, name = body.get("weight_version"), body.get("group_name", TRANSFER)
+        if version is not None and not isinstance(version, str):
+            raise Refusal("weight_version must be a string.")
+        try:
+            received = msgspec.convert(body, Received)
+            await self._service.transfers.receive(name, received.names, received.dtypes, received.shapes)
+            if version is not None:
+                await self._service.update_received(
+                    name,
+                    version,
+                    flush=body.get("flush_cache", True) is not False,
+                    abort_all=body.get("abort_all_requests") is True,
+                )
+        except (ValueError, OSError, msgspec.ValidationError) as error:
+            return _json({"success": False, "message": f"{error}"}, status=400)
+        message = "Succeeded to update parameter online."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return _json({"success": True, "message": message})
+
+    async def leave_transfer(self, request: web.Request) -> web.Response:
+        name = (await _object(request)).get("group_name", TRANSFER)
+        if not self._service.transfers.leave(name):
+            failed = {"success": False, "message": "The group to be destroyed does not exist."}
+            return _json(failed, status=400)
+        return _json({"success": True, "message": "Succeeded to destroy custom process group."})
+
     async def relabel(self, request: web.Request) -> web.Response:
         body = await _object(request)
         version = body.get("new_version")
@@ -191,6 +247,9 @@ def build_app(service: Service, described: Described) -> web.Application:
         "/pause_generation": routes.pause,
         "/continue_generation": routes.resume,
         "/update_weights_from_disk": routes.update_weights,
+        "/init_weights_update_group": routes.join_transfer,
+        "/update_weights_from_distributed": routes.receive_weights,
+        "/destroy_weights_update_group": routes.leave_transfer,
         "/update_weight_version": routes.relabel,
         "/flush_cache": routes.flush,
         "/v1/tokenize": routes.tokenize,

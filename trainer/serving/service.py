@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.metrics import Metrics
 from trainer.serving.model import Model, load_successor
 from trainer.serving.protocol import GenerateRequest, Limits, Refusal, Sampling
+from trainer.serving.received import Transfers, place
 from trainer.serving.replies import Replies
 from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
@@ -66,6 +68,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, tuple[Sequence, asyncio.Event]] = {}
         self._update = asyncio.Lock()
+        self.transfers = Transfers()
         self._engine = Engine(self.scheduler, self._from_engine, self._on_crash)
 
     def start(self) -> None:
@@ -213,21 +216,31 @@ class Service:
         Paused: at once. Otherwise once the running requests ended, as in SGLang. Raises ValueError (nothing changed)
         for weights that do not fit, and when `flush` is asked for while requests keep their KV in a pause in place."""
         async with self._update:
-            if abort_all:
-                await self.abort(None)
-            if flush and self.scheduler.paused and self.scheduler.running:
-                raise ValueError("the cache cannot be flushed while requests are paused in place")
-            model = await boundary(
-                "weights.load", partial(asyncio.to_thread, load_successor, path, self.scheduler.model)
-            )
-            done = asyncio.Event()
-
-            def post_done() -> None:
-                self._post(done.set)
-
-            await asyncio.wrap_future(
-                self._engine.call(lambda scheduler: scheduler.swap(model, version, post_done))
-            )
-            await done.wait()
+            await self._exchange(path, version, flush=flush, abort_all=abort_all)
             self.model_path = path
-            log.info("weights updated", path=path, weight_version=self.scheduler.version)
+
+    async def update_received(self, group: str, version: str, *, flush: bool, abort_all: bool) -> None:
+        """As `update`, of the weights that `group` has gathered. Raises ValueError and OSError; nothing changed then."""
+        async with self._update:
+            with place() as directory:
+                await self.transfers.written(group, self.scheduler.model.config, Path(directory))
+                await self._exchange(directory, version, flush=flush, abort_all=abort_all)
+
+    async def _exchange(self, path: str, version: str | None, *, flush: bool, abort_all: bool) -> None:
+        if abort_all:
+            await self.abort(None)
+        if flush and self.scheduler.paused and self.scheduler.running:
+            raise ValueError("the cache cannot be flushed while requests are paused in place")
+        model = await boundary(
+            "weights.load", partial(asyncio.to_thread, load_successor, path, self.scheduler.model)
+        )
+        done = asyncio.Event()
+
+        def post_done() -> None:
+            self._post(done.set)
+
+        await asyncio.wrap_future(
+            self._engine.call(lambda scheduler: scheduler.swap(model, version, post_done))
+        )
+        await done.wait()
+        log.info("weights updated", path=path, weight_version=self.scheduler.version)

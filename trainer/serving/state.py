@@ -53,6 +53,8 @@ def server_info(service: Service, described: Described) -> dict[str, Any]:
         "host": settings.host,
         "port": settings.port,
         "device": "cpu",
+        "tp_size": 1,
+        "dp_size": 1,
         "dtype": "float32",
         "context_length": settings.context_length,
         "max_running_requests": settings.max_running_requests,

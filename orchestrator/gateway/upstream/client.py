@@ -154,10 +154,45 @@ class RolloutServerClient:
             "flush_cache": flush_cache,
             "abort_all_requests": False,
         }
+        await self._exchange("/update_weights_from_disk", body, timeout)
+
+    async def join_transfer(
+        self, group: str, address: str, port: int, *, ranks: int, backend: str, timeout: float | None = None
+    ) -> None:
+        """Let the server's `ranks` ranks join a sender's process group at address:port. Raises RequestRefused."""
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 1 + ranks,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body, timeout)
+
+    async def receive_weights(
+        self,
+        group: str,
+        part: Mapping[str, Any],
+        version: str | None,
+        *,
+        flush_cache: bool,
+        timeout: float | None = None,
+    ) -> None:
+        """Take the tensors that the sender broadcasts next: `part` has their names, dtypes and shapes. `version` with the last part of a
+        transfer. Pause first. Raises WeightUpdateRefused; the weights may be old, new or neither then."""
+        body = {**part, "group_name": group, "flush_cache": flush_cache, "abort_all_requests": False}
+        if version is not None:
+            body["weight_version"] = version
+        await self._exchange("/update_weights_from_distributed", body, timeout)
+
+    async def leave_transfer(self, group: str) -> None:
+        """Let the server leave the group. Raises RequestRefused where it is in none of that name."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, QUICK_S)
+
+    async def _exchange(self, path: str, body: Mapping[str, Any], timeout: float | None) -> None:
         try:
-            url, raw = await self._call(
-                "POST", "/update_weights_from_disk", body, timeout, at="server.update"
-            )
+            url, raw = await self._call("POST", path, body, timeout, at="server.update")
         except RequestRefused as refused:
             raise WeightUpdateRefused(refused.url, refused.message, refused.status) from refused
         reply = self._json(url, raw)

@@ -1,0 +1,147 @@
+"""Weights from process to process, for servers that do not see the trainer's directory, or read it slowly.
+
+The gateway that owns a server starts a sender (`python -m trainer.transport`), which reads the published checkpoint here and broadcasts it
+to the server's ranks: SGLang's `init_weights_update_group`, `update_weights_from_distributed`, `destroy_weights_update_group`. The process
+starts and the server joins before the pause, so that calls are held for the transfer alone. No tensor passes through the gateway.
+"""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from orchestrator.gateway.upstream import RequestRefused, RolloutServerClient, RolloutServerError
+
+PART_BYTES = 2**30
+"""A server keeps a part beside its own weights until it has taken it over."""
+
+LINE_BYTES = 64 * 2**20  # names, dtypes and shapes of every tensor: some 100 bytes each
+ENDED_S = 5.0  # for a sender whose stdin is closed
+
+
+class TransferFailed(Exception):
+    """Weights could not be sent; one sentence. `always`: nor will others be, to this server."""
+
+    def __init__(self, message: str, *, always: bool = False) -> None:
+        super().__init__(message)
+        self.always = always
+
+
+class _Announced(msgspec.Struct):
+    port: int
+    parts: list[dict[str, list[Any]]]
+
+
+class Sender:
+    """A started sender whose group the server has joined."""
+
+    def __init__(
+        self, client: RolloutServerClient, group: str, parts: list[dict[str, list[Any]]], process: Process
+    ) -> None:
+        self._client = client
+        self.group = group
+        self.parts = parts
+        self._process = process
+
+    async def end(self) -> None:
+        """End the sender's process; what it has not sent will not be."""
+        await _end(self._process)
+
+    async def deliver(self, version: str, *, timeout: float) -> None:
+        """Have the paused server take every part, the last as `version`. Raises WeightUpdateRefused, TransferFailed and
+        RolloutServerError; the server may have some of the weights then."""
+        last = len(self.parts) - 1
+        for at, part in enumerate(self.parts):
+            if self._process.returncode is not None:
+                raise TransferFailed("the sender ended before it had sent all")
+            await self._client.receive_weights(
+                self.group, part, version if at == last else None, flush_cache=at == last, timeout=timeout
+            )
+
+
+@asynccontextmanager
+async def sending(
+    client: RolloutServerClient, path: str, *, address: str, within: float, part_bytes: int = PART_BYTES
+) -> AsyncIterator[Sender]:
+    """Start a sender of the checkpoint at `path` and let the server join it, within `within` seconds. `address`: of this machine, as the
+    server reaches it. Raises TransferFailed; whatever happens, the sender ends with the context."""
+    info = await client.server_info()
+    ranks, backend = int(info.get("tp_size", 1)), "gloo" if info.get("device") == "cpu" else "nccl"
+    if int(info.get("dp_size", 1)) != 1:
+        raise TransferFailed(
+            "the server has several data-parallel replicas, and SGLang sends to one", always=True
+        )
+    group = f"penstock-{uuid.uuid4().hex[:12]}"
+    command = [sys.executable, "-m", "trainer.transport", "--path", path, "--name", group]
+    command += [
+        "--receivers",
+        str(ranks),
+        "--address",
+        address,
+        "--backend",
+        backend,
+        "--timeout",
+        str(within),
+    ]
+    command += ["--part-bytes", str(part_bytes)]
+    process = await anyio.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    joined = False
+    try:
+        with anyio.move_on_after(within) as waiting:
+            announced = await _announced(process)
+        if waiting.cancelled_caught:
+            raise TransferFailed(f"the sender does not start within {within:g} s")
+        try:
+            await client.join_transfer(
+                group, address, announced.port, ranks=ranks, backend=backend, timeout=within
+            )
+        except RolloutServerError as error:
+            unknown = isinstance(error, RequestRefused) and error.status in (404, 405)
+            raise TransferFailed(f"the server does not join: {error.message}", always=unknown) from error
+        joined = True
+        yield Sender(client, group, announced.parts, process)
+    finally:
+        with anyio.CancelScope(shield=True):
+            if joined:
+                with (
+                    anyio.move_on_after(ENDED_S),
+                    suppress(RolloutServerError),
+                ):  # it may have left on its own
+                    await client.leave_transfer(group)
+            await _end(process)
+
+
+async def _announced(process: Process) -> _Announced:
+    """The sender's first line. Raises TransferFailed with what it says when it ends instead."""
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", LINE_BYTES)
+        return msgspec.json.decode(line, type=_Announced)
+    except (anyio.IncompleteRead, anyio.EndOfStream):
+        with suppress(anyio.EndOfStream):
+            said = (await process.stderr.receive(4096)).decode(errors="replace").strip()
+            raise TransferFailed(f"the sender does not start: {said.splitlines()[-1]}") from None
+        raise TransferFailed("the sender ended without a word") from None
+    except msgspec.MsgspecError as error:
+        raise TransferFailed(f"the sender's first line is not to be understood: {error}") from error
+
+
+async def _end(process: Process) -> None:
+    """Close its stdin, which ends it; kill it if it does not."""
+    assert process.stdin is not None
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        await process.stdin.aclose()
+    with anyio.move_on_after(ENDED_S):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+    await process.aclose()

@@ -1,0 +1,100 @@
+"""Weights that a sender broadcasts to this server (SGLang's `update_weights_from_distributed`), instead of a directory that it reads.
+
+Requests of one group that name no version only gather tensors; the one that does makes weights of all that were gathered, whole or not at
+all. SGLang, which takes every request over at once, is told the same requests.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.serving.protocol import Refusal
+
+JOIN_S = 60.0  # for a sender that was announced
+SILENT_S = 600.0  # for one that stops in the middle; one that dies is noticed at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    group: Any  # trainer.transport.group.Group: loads torch.distributed
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Transfers:
+    """The groups that this server is a member of, by name."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Transfer] = {}
+
+    async def join(self, name: str, address: str, port: int, rank: int, size: int, backend: str) -> None:
+        """Become `rank` of the `size` members that meet at address:port. Raises Refusal."""
+        if name in self._open:
+            raise Refusal(f"the group {name!r} exists already.")
+        if backend != "gloo":
+            raise Refusal(f"backend must be gloo on a CPU, got {backend!r}.")
+
+        def joined() -> Any:
+            from trainer.transport.group import Group, connect
+
+            store = connect(address, port, JOIN_S)
+            return Group(store, name, rank, size, backend=backend, address=address, timeout_s=SILENT_S)
+
+        try:
+            self._open[name] = _Transfer(await asyncio.to_thread(joined))
+        except RuntimeError as error:
+            raise Refusal(
+                f"the group {name!r} cannot be joined: {str(error).partition(chr(10))[0]}."
+            ) from error
+
+    async def receive(
+        self, name: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+    ) -> None:
+        """Wait for the sender's next tensors. Raises Refusal, after which nothing of the transfer is left."""
+        transfer = self._open.get(name)
+        if transfer is None:
+            raise Refusal(f"there is no group {name!r}: call /init_weights_update_group first.")
+        if not len(names) == len(dtypes) == len(shapes):
+            raise Refusal("names, dtypes and shapes must be of one length.")
+
+        def received() -> None:
+            for one, dtype, shape in zip(names, dtypes, shapes, strict=True):
+                kind = getattr(torch, dtype, None)
+                if not isinstance(kind, torch.dtype):
+                    raise Refusal(f"{one} is said to be of dtype {dtype!r}, which torch does not have.")
+                tensor = torch.empty(list(shape), dtype=kind)
+                transfer.group.broadcast(tensor)
+                transfer.tensors[one] = tensor
+
+        try:
+            await asyncio.to_thread(received)
+        except RuntimeError as error:
+            self._open.pop(name, None)
+            raise Refusal(f"the weights did not arrive: {str(error).partition(chr(10))[0]}.") from error
+
+    async def written(self, name: str, config: Mapping[str, Any], place: Path) -> None:
+        """What has been gathered as a model directory with `config`, whose weights may be any: who loads it checks. Raises OSError."""
+        transfer = self._open[name]
+
+        def write() -> None:
+            (place / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+            save_file(transfer.tensors, place / "model.safetensors")
+            transfer.tensors.clear()
+
+        await asyncio.to_thread(write)
+
+    def leave(self, name: str) -> bool:
+        """Whether there was such a group."""
+        return self._open.pop(name, None) is not None
+
+
+def place() -> "tempfile.TemporaryDirectory[str]":
+    """A directory for weights on their way, gone with the context."""
+    return tempfile.TemporaryDirectory(prefix="penstock-received-")
