@@ -61,6 +61,7 @@ class Clock(BaseModel):
     # The gateway and its rollout servers.
     session_sweep_s: Seconds = 60.0  # between looks for expired sessions; each stays for one such time longer
     server_connect_s: Seconds = 5.0  # for a connection
+    sender_end_s: Seconds = 5.0  # for a sender of weights whose work is over
     server_row_s: Seconds = (
         2.0  # for rows that only inform: a server that comes back does not wait for the data pool
     )

@@ -1,8 +1,9 @@
 """Weights from process to process, for servers that do not see the trainer's directory, or read it slowly.
 
 The gateway that owns a server starts a sender (`python -m trainer.transport`), which reads the published checkpoint here and broadcasts it
-to the server's ranks: SGLang's `init_weights_update_group`, `update_weights_from_distributed`, `destroy_weights_update_group`. The process
-starts and the server joins before the pause, so that calls are held for the transfer alone. No tensor passes through the gateway.
+to the server's ranks: SGLang's `init_weights_update_group`, `begin_weight_update`, `update_weights_from_distributed`, `end_weight_update`,
+`destroy_weights_update_group`. The process starts and the server joins before the pause, so that calls are held for the transfer alone.
+No tensor passes through the gateway.
 """
 
 import subprocess
@@ -17,13 +18,18 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from orchestrator.gateway.upstream import RequestRefused, RolloutServerClient, RolloutServerError
+from orchestrator.clock import clock
+from orchestrator.gateway.upstream import (
+    RequestRefused,
+    RolloutServerClient,
+    RolloutServerError,
+    WeightUpdateRefused,
+)
 
 PART_BYTES = 2**30
 """A server keeps a part beside its own weights until it has taken it over."""
 
 LINE_BYTES = 64 * 2**20  # names, dtypes and shapes of every tensor: some 100 bytes each
-ENDED_S = 5.0  # for a sender whose stdin is closed
 
 
 class TransferFailed(Exception):
@@ -55,15 +61,29 @@ class Sender:
         await _end(self._process)
 
     async def deliver(self, version: str, *, timeout: float) -> None:
-        """Have the paused server take every part, the last as `version`. Raises WeightUpdateRefused, TransferFailed and
-        RolloutServerError; the server may have some of the weights then."""
+        """Have the paused server take every part, the last as `version`. Raises TransferFailed, WeightUpdateRefused and other
+        RolloutServerErrors; the server may have some of the weights then."""
         last = len(self.parts) - 1
-        for at, part in enumerate(self.parts):
-            if self._process.returncode is not None:
-                raise TransferFailed("the sender ended before it had sent all")
-            await self._client.receive_weights(
-                self.group, part, version if at == last else None, flush_cache=at == last, timeout=timeout
-            )
+        await self._begin()
+        try:
+            for at, part in enumerate(self.parts):
+                if self._process.returncode is not None:
+                    raise TransferFailed("the sender ended before it had sent all")
+                await self._client.receive_weights(
+                    self.group, part, version if at == last else None, flush_cache=at == last, timeout=timeout
+                )
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(RolloutServerError):
+                await self._client.end_transfer()
+            raise
+        await self._client.end_transfer()
+
+    async def _begin(self) -> None:
+        try:
+            await self._client.begin_transfer()
+        except WeightUpdateRefused:  # a gateway that died may have left one open
+            await self._client.end_transfer()
+            await self._client.begin_transfer()
 
 
 @asynccontextmanager
@@ -113,7 +133,7 @@ async def sending(
         with anyio.CancelScope(shield=True):
             if joined:
                 with (
-                    anyio.move_on_after(ENDED_S),
+                    anyio.move_on_after(clock().sender_end_s),
                     suppress(RolloutServerError),
                 ):  # it may have left on its own
                     await client.leave_transfer(group)
@@ -140,7 +160,7 @@ async def _end(process: Process) -> None:
     assert process.stdin is not None
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         await process.stdin.aclose()
-    with anyio.move_on_after(ENDED_S):
+    with anyio.move_on_after(clock().sender_end_s):
         await process.wait()
     if process.returncode is None:
         process.kill()

@@ -40,6 +40,8 @@ UNSYNCED = {
     "generate",
     "flush",
     "ping",
+    "join_transfer",  # what is served stays as it is
+    "leave_transfer",
     "_get_object",
 }  # calls to a rollout server that are no part of a weight sync
 

@@ -140,6 +140,8 @@ EXEMPT = {
     "trainer/ranks/place.py:LOOK_S": POLL,
     "trainer/ranks/place.py:NAMED_S": STOP,
     "trainer/serving/__main__.py:SHUTDOWN_S": STOP,
+    "trainer/serving/received.py:JOIN_S": WIRE,
+    "trainer/serving/received.py:SILENT_S": WIRE,
 }
 # Durations that are written where they are used.
 WRITTEN = {

@@ -4,12 +4,11 @@ A real server process, driven through the gateway's client; transformers is the 
 SGLang with `--rollout-server sglang`: where the two differ, a test says so."""
 
 import math
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
-from orchestrator.gateway.transfer import TransferFailed, sending
 from orchestrator.gateway.upstream import (
     Generation,
     RequestRefused,
@@ -28,33 +26,11 @@ from orchestrator.gateway.upstream import (
     SamplingParams,
     WeightUpdateRefused,
 )
+from tests.contract.answers import CONTEXT, PROMPT, VOCABULARY, assert_close, logprobs_of, plain, spans
 from tests.contract.rollout_server import ServerProcess, golden, running_server
 from trainer.benchmarks.random_model import write_random_model
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = [1, 100, 101, 102, 103, 104, 2, 7]
-CONTEXT = 8192
-VOCABULARY = 733
-
-
-@pytest.fixture(scope="module")
-def references(models: Path) -> list[Any]:
-    from transformers import AutoModelForCausalLM
-
-    return [
-        AutoModelForCausalLM.from_pretrained(models / f"model{seed}", dtype=torch.float32) for seed in (0, 1)
-    ]
-
-
-@pytest.fixture
-async def client(server: ServerProcess, models: Path) -> AsyncIterator[RolloutServerClient]:
-    """A client of a server that runs, is empty, and serves model0 as "v0"."""
-    async with RolloutServerClient(server.url) as client:
-        await client.abort()
-        await client.continue_()
-        await client.update_weights(str(models / "model0"), "v0")
-        yield client
 
 
 @pytest.fixture
@@ -62,19 +38,6 @@ def repeatable(server_kind: str) -> dict[str, Any]:
     """Sampling parameters under which the same ids give the same completion. SGLang heeds a seed only with deterministic inference, which
     its attention for CPUs does not have."""
     return {"embedded": {"seed": 9}, "sglang": {"temperature": 0.0}}[server_kind]
-
-
-def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> list[float]:
-    """Logprobs of ids[1:], each given what precedes it."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
-    table = torch.log_softmax(logits / temperature, -1)
-    return [float(table[i, token]) for i, token in enumerate(ids[1:])]
-
-
-def assert_close(ours: Any, theirs: Any) -> None:
-    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    assert worst < 1e-4, worst
 
 
 async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:
@@ -99,14 +62,6 @@ async def arrived(server: ServerProcess, act: Callable[[], None], count: int) ->
     with anyio.fail_after(20):
         while await read() < before + count:
             await anyio.sleep(0.01)
-
-
-def spans(generation: Generation) -> list[tuple[str, int, int]]:
-    return [(span.version, span.start, span.end) for span in generation.spans]
-
-
-def plain(new: int, **more: Any) -> SamplingParams:
-    return SamplingParams(max_new_tokens=new, ignore_eos=True, **more)
 
 
 # ---- numbers ----
@@ -413,8 +368,6 @@ def _truncate(model: Path) -> None:
 
 
 def _poison(model: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(model / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = math.nan
     save_file(tensors, model / "model.safetensors")
@@ -455,91 +408,6 @@ async def test_bad_weights_are_refused_and_the_old_ones_stay(
     after = await client.generate(PROMPT, plain(8, temperature=0.0))
     assert after.output_ids == before.output_ids
     assert spans(after) == [("v0", 0, 8)]
-
-
-# ---- weights from a sender ----
-
-
-async def sent(
-    client: RolloutServerClient, path: Path, version: str, *, part_bytes: int | None = None
-) -> None:
-    """Start a sender of the directory at `path`, and let the server take what it sends."""
-    limits = {} if part_bytes is None else {"part_bytes": part_bytes}
-    async with sending(client, str(path), address="127.0.0.1", within=60.0, **limits) as sender:
-        await client.pause("abort")
-        await sender.deliver(version, timeout=60.0)
-        await client.continue_()
-
-
-@pytest.mark.parametrize("part_bytes", [None, 100_000], ids=["in one part", "in many parts"])
-async def test_weights_from_a_sender_are_served_as_those_of_a_directory(
-    client: RolloutServerClient, models: Path, references: list[Any], part_bytes: int | None
-) -> None:
-    before = await client.prompt_logprobs(PROMPT)
-    assert_close(before, logprobs_of(references[0], PROMPT))
-    await sent(client, models / "model1", "v1", part_bytes=part_bytes)
-    assert (await client.model_info())["weight_version"] == "v1"
-    assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[1], PROMPT))
-    assert spans(await client.generate(PROMPT, plain(4))) == [("v1", 0, 4)]
-
-
-async def test_a_group_that_nobody_opened_is_refused_and_the_weights_stay(
-    client: RolloutServerClient,
-) -> None:
-    before = await client.prompt_logprobs(PROMPT)
-    with pytest.raises(RequestRefused):
-        await client.leave_transfer("nobody")
-    assert await client.prompt_logprobs(PROMPT) == before
-
-
-@pytest.mark.embedded("SGLang asserts, and its scheduler ends with it")
-async def test_weights_of_a_group_that_nobody_opened_are_refused_in_a_sentence(
-    client: RolloutServerClient,
-) -> None:
-    part = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
-    with pytest.raises(WeightUpdateRefused, match="there is no group 'nobody'"):
-        await client.receive_weights("nobody", part, "v1", flush_cache=True, timeout=20.0)
-
-
-@pytest.mark.embedded("SGLang takes over what it was given")
-async def test_half_of_the_weights_is_refused_and_the_old_ones_stay(
-    client: RolloutServerClient, models: Path, references: list[Any], tmp_path: Path
-) -> None:
-    half = tmp_path / "half"
-    shutil.copytree(models / "model1", half)
-    tensors = load_file(half / "model.safetensors")
-    save_file(
-        {name: tensors[name] for name in list(tensors)[: len(tensors) // 2]}, half / "model.safetensors"
-    )
-    with pytest.raises(WeightUpdateRefused, match="the weights lack"):
-        await sent(client, half, "v2")
-    await client.continue_()
-    assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
-
-
-@pytest.mark.embedded("SGLang waits until its group's time is over")
-async def test_a_sender_that_dies_halfway_is_noticed_and_the_old_weights_stay(
-    client: RolloutServerClient, models: Path, references: list[Any]
-) -> None:
-    async with sending(
-        client, str(models / "model1"), address="127.0.0.1", within=60.0, part_bytes=1
-    ) as sender:
-        first, second, *_ = sender.parts
-        await client.receive_weights(sender.group, first, None, flush_cache=False, timeout=20.0)
-        await sender.end()
-        with pytest.raises(WeightUpdateRefused, match="the weights did not arrive"):
-            await client.receive_weights(sender.group, second, "v1", flush_cache=True, timeout=20.0)
-        with pytest.raises(TransferFailed, match="the sender ended before it had sent all"):
-            await sender.deliver("v1", timeout=60.0)
-    assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
-
-
-async def test_a_checkpoint_that_is_none_is_said_by_the_sender(
-    client: RolloutServerClient, tmp_path: Path
-) -> None:
-    with pytest.raises(TransferFailed, match="is no model directory"):
-        async with sending(client, str(tmp_path), address="127.0.0.1", within=60.0):
-            pass
 
 
 # ---- the process ----

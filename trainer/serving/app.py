@@ -138,6 +138,22 @@ class Routes:
             return _json({"success": False, "message": str(refusal)}, status=400)
         return _json({"success": True, "message": "Succeeded to initialize custom process group."})
 
+    async def begin_update(self, request: web.Request) -> web.Response:
+        await _object(request)
+        try:
+            self._service.transfers.open_session()
+        except Refusal as refusal:
+            return _json({"success": False, "message": str(refusal)}, status=400)
+        return _json({"success": True, "message": "Weight-update session opened."})
+
+    async def end_update(self, request: web.Request) -> web.Response:
+        await _object(request)
+        try:
+            self._service.transfers.close_session()
+        except Refusal as refusal:
+            return _json({"success": False, "message": str(refusal)}, status=400)
+        return _json({"success": True, "message": "Weight-update session closed."})
+
     async def receive_weights(self, request: web.Request) -> web.Response:
         body = await _object(request)
         version, name = body.get("weight_version"), body.get("group_name", TRANSFER)
@@ -248,6 +264,8 @@ def build_app(service: Service, described: Described) -> web.Application:
         "/continue_generation": routes.resume,
         "/update_weights_from_disk": routes.update_weights,
         "/init_weights_update_group": routes.join_transfer,
+        "/begin_weight_update": routes.begin_update,
+        "/end_weight_update": routes.end_update,
         "/update_weights_from_distributed": routes.receive_weights,
         "/destroy_weights_update_group": routes.leave_transfer,
         "/update_weight_version": routes.relabel,

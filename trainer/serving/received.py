@@ -1,7 +1,7 @@
 """Weights that a sender broadcasts to this server (SGLang's `update_weights_from_distributed`), instead of a directory that it reads.
 
-Requests of one group that name no version only gather tensors; the one that does makes weights of all that were gathered, whole or not at
-all. SGLang, which takes every request over at once, is told the same requests.
+Within a session (`begin_weight_update` … `end_weight_update`) requests that name no version only gather tensors; the one that does makes
+weights of all that were gathered, whole or not at all. SGLang, which takes every request over at once, is told the same requests.
 """
 
 import asyncio
@@ -33,6 +33,21 @@ class Transfers:
 
     def __init__(self) -> None:
         self._open: dict[str, _Transfer] = {}
+        self._session = False
+
+    def open_session(self) -> None:
+        """Open the session. Raises Refusal where one is open."""
+        if self._session:
+            raise Refusal("a weight-update session is already open; call end_weight_update() first")
+        self._session = True
+
+    def close_session(self) -> None:
+        """Close it; what was gathered and not served is dropped. Raises Refusal where none is open."""
+        if not self._session:
+            raise Refusal("no weight-update session is open; call begin_weight_update() first")
+        self._session = False
+        for transfer in self._open.values():
+            transfer.tensors.clear()
 
     async def join(self, name: str, address: str, port: int, rank: int, size: int, backend: str) -> None:
         """Become `rank` of the `size` members that meet at address:port. Raises Refusal."""
@@ -58,6 +73,10 @@ class Transfers:
         self, name: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
     ) -> None:
         """Wait for the sender's next tensors. Raises Refusal, after which nothing of the transfer is left."""
+        if not self._session:
+            raise Refusal(
+                "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
+            )
         transfer = self._open.get(name)
         if transfer is None:
             raise Refusal(f"there is no group {name!r}: call /init_weights_update_group first.")

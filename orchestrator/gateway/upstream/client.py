@@ -170,6 +170,14 @@ class RolloutServerClient:
         }
         await self._call("POST", "/init_weights_update_group", body, timeout)
 
+    async def begin_transfer(self) -> None:
+        """Open the server's session for parts of weights. Raises WeightUpdateRefused, also where one is open."""
+        await self._exchange("/begin_weight_update", {}, QUICK_S)
+
+    async def end_transfer(self) -> None:
+        """Close it: what came is made ready to serve. Raises WeightUpdateRefused where none is open."""
+        await self._exchange("/end_weight_update", {}, QUICK_S)
+
     async def receive_weights(
         self,
         group: str,
