@@ -63,7 +63,13 @@ def trainer(
 
 @app.command()
 def verify(
-    batch: Annotated[int, typer.Option(min=0, help="Number of a closed or committed batch.")],
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of a closed or committed batch; the checkpoint that it was trained from must still be kept (trainer.keep_checkpoints).",
+        ),
+    ],
     config: ConfigOption = HERE,
     dtype: Annotated[
         Literal["float64", "float32"], typer.Option(help="What both sides compute in.")

@@ -1,6 +1,8 @@
 """Every view on the database that a demo run left: the demo's own code takes a short course, ends, and leaves its dashboard running, as
-`./ops/demo --keep` does."""
+`./ops/demo --keep` does. What it trained is verified."""
 
+import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -20,7 +22,7 @@ from orchestrator.demo.keep import keep
 from orchestrator.demo.main import VAR, running_stack
 from orchestrator.demo.outcome import Results
 from orchestrator.demo.prepare import SCAFFOLDS, write_run
-from orchestrator.demo.suite import Suite, draw_suite
+from orchestrator.demo.suite import DOMAINS, Suite, draw_suite
 from orchestrator.embedded.supervisor import stop_running
 from orchestrator.home import Home
 from orchestrator.plugins import names
@@ -58,6 +60,8 @@ VIEWS = {
     "/system": "tbody tr",
 }
 TRAINED = """select r.rollout_id, r.group_id from batch_rollouts b join rollouts r using (rollout_id) order by b.batch_id, b.rollout_id limit 1"""
+TRAINED_DOMAINS = """select b.batch_no, array_agg(distinct g.domain) from batch_rollouts c join batches b using (batch_id)
+join groups g on g.group_id = c.group_id where b.state = 'committed' group by 1"""
 UNFIT = re.compile(r"\[object |undefined|NaN")
 
 
@@ -66,8 +70,10 @@ class Left:
     """What a demo left. `ids` are of a trained rollout."""
 
     url: str
+    directory: Path
     found: Results
     ids: dict[str, int]
+    domains: dict[int, set[str]]  # by batch
 
     @property
     def address(self) -> str:
@@ -105,13 +111,18 @@ async def demonstrated() -> AsyncIterator[Left]:
                 engine.connect() as connection,
             ):
                 rollout, group = (await connection.execute(text(TRAINED))).one()
-            yield Left(url, found, {"rollout": rollout, "group": group})
+                domains = {
+                    number: set(found) for number, found in await connection.execute(text(TRAINED_DOMAINS))
+                }
+            yield Left(url, directory, found, {"rollout": rollout, "group": group}, domains)
         finally:
             with anyio.CancelScope(shield=True):
                 await stop_running(Home.at(directory).layout)
 
 
-async def test_every_view_opens_on_what_a_demo_left(browser: Browser, pictures: Path | None) -> None:
+async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified(
+    browser: Browser, pictures: Path | None
+) -> None:
     async with demonstrated() as left, visiting(left, browser) as visitor:
         assert left.found.audit.violations == 0 and left.found.run.lost == 0
         await visitor.enter()
@@ -129,3 +140,17 @@ async def test_every_view_opens_on_what_a_demo_left(browser: Browser, pictures: 
         assert figures["policy version"] == str(left.found.after.version)
         assert not UNFIT.findall(await visitor.main.inner_text())
         assert visitor.complaints == []
+        assert set.union(*left.domains.values()) == set(DOMAINS)
+        for batch in left.domains:
+            await verified(left.directory, batch)
+
+
+async def verified(directory: Path, batch: int) -> None:
+    """Merged training of a stored batch against one row per sample, as a person asks for it."""
+    command = [sys.executable, "-m", "orchestrator.cli", "trainer", "verify", "--batch", str(batch), "--json"]
+    done = await anyio.run_process(
+        [*command, "-c", str(directory)], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    said = json.loads(done.stdout)
+    assert said["ok"] and {"gradient"} <= {check["name"] for check in said["checks"]}, said
