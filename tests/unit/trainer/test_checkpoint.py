@@ -23,6 +23,7 @@ from trainer.checkpoint import (
     save_checkpoint,
 )
 from trainer.model import check_vocabulary, load_model, tokenizer_files
+from trainer.ranks.learner import restore_moments
 from trainer.tree.forward import attach_tree_attention
 from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
 
@@ -172,6 +173,21 @@ def test_optimizer_state_of_another_model_is_refused(tmp_path: Path, tokenizer: 
     stranger = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="which the model does not train"):
         restore_optimizer(saved, stranger, torch.optim.AdamW(stranger.parameters()))
+
+
+def test_optimizer_state_of_another_shape_is_refused_by_its_name(tmp_path: Path, tokenizer: Path) -> None:
+    saved, model, optimizer = save(tmp_path / "policies", tokenizer)
+    file = saved.path / "trainer" / "optimizer.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("q_proj.weight/exp_avg"))
+    tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, file)
+    for restore in (
+        lambda: restore_optimizer(saved, model, optimizer),
+        lambda: restore_moments(saved.path / "trainer", model, optimizer),  # of many ranks
+    ):
+        with pytest.raises(ValueError, match=r"has state of another shape for 'model.layers.*q_proj.weight'"):
+            restore()
 
 
 def test_a_bad_model_directory_gets_one_clear_sentence(tmp_path: Path, tokenizer: Path) -> None:
