@@ -298,6 +298,7 @@ async def _finish_rollout(
         digest=trajectory_digest([bytes.fromhex(event.chain_sha) for event in written]).hex(),
         marks=[StepMark(idx, "auxiliary") for idx in marked],
         agent_s=2.0,
+        spent={"session": 0.25, "agent": 2.0, "seal": 0.125},
     )
     assert await results.report(connection, run.run_id, announced)
     [arrived] = await results.reported(connection, [rollout_id])

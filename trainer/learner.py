@@ -16,6 +16,7 @@ from torch import nn
 
 from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.spent import counting
 from trainer import lora
 from trainer.batch import BadBatch, Part
 from trainer.checkpoint import (
@@ -34,7 +35,6 @@ from trainer.replay import attach_replay, check_routes
 from trainer.report import REASONS, report
 from trainer.samples import Floats, Sample
 from trainer.schedule import Schedule
-from trainer.spent import counting
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
@@ -112,7 +112,7 @@ class Learner:
                 lr=rate,
                 cpu_s=time.process_time() - cpu,
                 wall_s=wall_s,
-                seconds=spent | {"loss": max(0.0, wall_s - sum(spent.values()))},
+                seconds=spent,
                 replay=self._section.routing_replay,
             )
             spent = {}

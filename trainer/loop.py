@@ -26,13 +26,13 @@ from orchestrator.pool.presence import announced
 from orchestrator.pool.runs import Run, find_run
 from orchestrator.pool.transact import transact
 from orchestrator.progress import current, looping
+from orchestrator.spent import counting, spending
 from trainer.batch import BadBatch
 from trainer.exclusive import only_trainer
 from trainer.learner import Learners
 from trainer.metrics import TrainerMetrics
 from trainer.phases import Nothing, Trainer
 from trainer.ranks.place import Place
-from trainer.spent import counting, spending
 
 log = get(__name__)
 
@@ -142,46 +142,52 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
     if not retry:
         await halt_if_hopeless(trainer)
     while True:
-        batch = await trainer.claim()
-        if batch is Nothing.EVER:
-            log.info("trainer.done", train_steps=done)
-            return
-        if batch is Nothing.REWOUND:
-            log.info("trainer.rewound")
-            await trainer.resume()
-            continue
-        if isinstance(batch, Nothing):
-            current().rests("ready groups")
-            metrics.version.set(trainer.learner.version)
-            metrics.phase_s.labels("wait").inc(POLL_S)
-            await anyio.sleep(POLL_S)
-            continue
-        current().works(f"batch {batch.batch_no}")
-        with bind(batch=batch.batch_no), counting() as count:
-            log.info("batch.claimed", groups=batch.taken)
-            try:
-                with spending("read"):
-                    parts = await trainer.read(batch)
-                reports = await trainer.train(batch, parts)
-            except BadBatch as error:
-                current().works("the newest version", on="disk", within=LOAD_S)
-                await trainer.quarantine(batch, str(error))
-                await halt_if_hopeless(trainer)
-                continue
-            with spending("save"):
-                new = await trainer.save(batch)
-            reports[-1]["seconds"] |= count.seconds | before
-            reports[-1]["checkpoint"] = trainer.learner.saved()
-            current().works(f"the commit of batch {batch.batch_no}")
-            with spending("commit"):
-                committed = await trainer.commit(batch, new, reports)
-            before = {"commit": count.seconds["commit"]}
-            metrics.spent(count.seconds)
-            if not committed:
+        with counting() as count:
+            with spending("claim"):
+                batch = await trainer.claim()
+            if batch is Nothing.EVER:
+                log.info("trainer.done", train_steps=done)
+                return
+            if batch is Nothing.REWOUND:
+                log.info("trainer.rewound")
                 await trainer.resume()
                 continue
-            metrics.version.set(trainer.learner.version)
-            await trainer.prune()
+            if isinstance(batch, Nothing):
+                current().rests("ready groups")
+                metrics.version.set(trainer.learner.version)
+                metrics.phase_s.labels("wait").inc(POLL_S)
+                await anyio.sleep(POLL_S)
+                continue
+            current().works(f"batch {batch.batch_no}")
+            with bind(batch=batch.batch_no):
+                log.info("batch.claimed", groups=batch.taken)
+                try:
+                    with spending("read"):
+                        parts = await trainer.read(batch)
+                    reports = await trainer.train(batch, parts)
+                except BadBatch as error:
+                    current().works("the newest version", on="disk", within=LOAD_S)
+                    await trainer.quarantine(batch, str(error))
+                    await halt_if_hopeless(trainer)
+                    continue
+                with spending("save"):
+                    new = await trainer.save(batch)
+                reports[-1]["seconds"] |= count.seconds | before
+                reports[-1]["checkpoint"] = trainer.learner.saved()
+                current().works(f"the commit of batch {batch.batch_no}")
+                with spending("commit"):
+                    committed = await trainer.commit(batch, new, reports)
+                if committed:
+                    with spending("prune"):
+                        await trainer.prune()
+                before = {
+                    phase: count.seconds[phase] for phase in ("commit", "prune") if phase in count.seconds
+                }
+                metrics.spent(count.seconds)
+                if not committed:
+                    await trainer.resume()
+                    continue
+                metrics.version.set(trainer.learner.version)
         done += len(reports)
         if train_steps and done >= train_steps:
             log.info("trainer.done", train_steps=done)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from orchestrator.spent import spending
 from trainer.expert_bias import move_biases
 from trainer.logprobs import CHUNK
 from trainer.loss.aggregation import Aggregation, normalisers
@@ -26,7 +27,6 @@ from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
 from trainer.routing import Routing, routing_of
 from trainer.samples import Floats, Sample
-from trainer.spent import spending
 from trainer.tree.execute import backward, score
 from trainer.tree.pack import Pack, pack_samples
 from trainer.tree.passes import Budget

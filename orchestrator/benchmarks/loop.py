@@ -1,29 +1,31 @@
 """Where the time of a run goes: `ops/bench loop [DIRECTORY] [--json]`, of the demo's last run unless a run's directory is named.
 
-Nothing is run again: all of it is in the data pool (`attempts`, `steps`, `tool_calls`, `verdicts`, `batches`, `train_steps.metrics`) and, for
-weight syncs, in the gateway's log. What is looked at is training alone: groups that train, from the first dispatch to the last commit.
+Nothing is run again: all of it is in the data pool (`transitions`, `attempts.spent`, `steps`, `tool_calls`, `verdicts`, `batches`,
+`train_steps.metrics`) and, for weight syncs, in the gateway's log. What is looked at is training: from the first dispatch to the last commit.
 
-A place is one thing that can be at work: a rollout slot, a verification slot, the trainer. Its utilisation is the seconds at work of its
-seconds in the run. The bottleneck is the place that is at work most.
+Each place's seconds are added up without a rest (`benchmarks.account`); the bottleneck is the place that is at work most. Below that is how long
+tasks, rollouts, groups and batches waited in each queue.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.benchmarks.bars import Bar, Report, at_least, show
+from orchestrator.benchmarks.account import GIVEN_UP, ROLLOUT, Lease, Place, Wait, Window, rollout_slots
+from orchestrator.benchmarks.bars import Bar, Report, at_least, at_most, show
 from orchestrator.benchmarks.rig import own_process
-from orchestrator.config import FILE, Config
+from orchestrator.config import FILE, Config, load
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.embedded.supervisor import read_status
 from orchestrator.home import Home
@@ -34,52 +36,82 @@ from orchestrator.pool.runs import get_run
 DEMO = Path("var/demo")
 START_S = 90.0
 ACCOUNTED = 0.9  # of a place's seconds at work must have a name
+TWICE = 0.01  # of a place's seconds may be counted twice: its clocks are two processes'
+TRAINER = (
+    "claim", "read", "anchor", "tree", "forward", "loss", "backward", "optimizer", "save", "commit", "prune",
+)  # fmt: skip
+AFTER = ("claim", "prune")  # not between the closing of a batch and its commit
 
 WINDOW = """
-SELECT extract(epoch FROM max(b.committed) - (SELECT min(dispatched) FROM groups WHERE run_id = :run AND purpose = 'train'))
-FROM batches b WHERE b.run_id = :run AND b.state = 'committed'
+SELECT extract(epoch FROM (SELECT min(dispatched) FROM groups WHERE run_id = :run AND purpose = 'train'))::float8 AS start,
+       extract(epoch FROM max(committed))::float8 AS end
+FROM batches WHERE run_id = :run AND state = 'committed'
 """
-ATTEMPTS = """
-SELECT count(*) AS attempts, coalesce(sum(extract(epoch FROM a.ended - a.started)), 0) AS held, coalesce(sum(a.agent_s), 0) AS agent,
-       coalesce(sum(extract(epoch FROM a.started - g.dispatched)) FILTER (WHERE a.attempt = 1), 0) AS waited
-FROM attempts a JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id)
-WHERE a.run_id = :run AND g.purpose = 'train' AND a.ended IS NOT NULL
+LEASES = """
+WITH changed AS (
+  SELECT entity_id AS rollout_id, epoch, to_state, at, lead(at) OVER same AS until, lead(to_state) OVER same AS next
+  FROM transitions WHERE run_id = :run AND kind = 'rollout' WINDOW same AS (PARTITION BY entity_id ORDER BY transition_id)
+)
+SELECT c.to_state, c.next, g.purpose = 'train' AS train, extract(epoch FROM c.at)::float8 AS start, extract(epoch FROM c.until)::float8 AS until,
+       a.spent, s.generation, s.queue, s.gap, s.tokens, s.steps, t.tools
+FROM changed c JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id)
+LEFT JOIN attempts a ON c.to_state = 'running' AND c.next = 'reported' AND a.rollout_id = c.rollout_id AND a.epoch = c.epoch
+LEFT JOIN LATERAL (SELECT sum(t_gen)::float8 AS generation, sum(t_queue)::float8 AS queue, sum(t_gap)::float8 AS gap, count(*) AS steps,
+                          sum(length(action) / 4) AS tokens
+                   FROM steps WHERE run_id = :run AND rollout_id = a.rollout_id AND attempt = a.attempt AND epoch = a.epoch) s ON true
+LEFT JOIN LATERAL (SELECT sum(end_s - start_s)::float8 AS tools FROM tool_calls
+                   WHERE run_id = :run AND rollout_id = a.rollout_id AND attempt = a.attempt) t ON true
+WHERE c.until IS NOT NULL AND c.to_state IN ('queued', 'running', 'reported', 'finished')
 """
-STEPS = """
-SELECT count(*) AS steps, coalesce(sum(s.t_gen), 0) AS generation, coalesce(sum(s.t_queue), 0) AS queue, coalesce(sum(s.t_gap), 0) AS gap,
-       coalesce(sum(length(s.action) / 4), 0) AS tokens
-FROM steps s JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id) WHERE s.run_id = :run AND g.purpose = 'train'
+GROUPS = """
+SELECT to_state, next, extract(epoch FROM at)::float8 AS start, extract(epoch FROM until)::float8 AS until
+FROM (SELECT entity_id, to_state, at, lead(at) OVER same AS until, lead(to_state) OVER same AS next
+      FROM transitions WHERE run_id = :run AND kind = 'group' WINDOW same AS (PARTITION BY entity_id ORDER BY transition_id)) c
+JOIN groups g ON g.group_id = c.entity_id WHERE g.purpose = 'train' AND until IS NOT NULL
 """
-TOOLS = """
-SELECT coalesce(sum(t.end_s - t.start_s), 0) FROM tool_calls t JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id)
-WHERE t.run_id = :run AND g.purpose = 'train'
+RUNNERS = "SELECT count(DISTINCT runner) FROM attempts WHERE run_id = :run"
+SERVERS = """
+WITH whole AS (SELECT tstzrange(to_timestamp(:start), to_timestamp(:end)) AS of)
+SELECT (SELECT sum(extract(epoch FROM upper(one) - lower(one)))::float8 FROM unnest(range_agg(made * whole.of)) one) AS busy,
+       sum(extract(epoch FROM upper(made * whole.of) - lower(made * whole.of)))::float8 AS generated
+FROM whole, LATERAL (SELECT tstzrange(at - t_gen * interval '1 s', at) AS made FROM steps WHERE run_id = :run AND t_gen > 0) s
 """
 VERDICTS = """
-SELECT coalesce(sum(v.verify_s), 0) FROM verdicts v JOIN rollouts r USING (rollout_id) JOIN groups g USING (group_id)
-WHERE v.run_id = :run AND g.purpose = 'train'
+SELECT extract(epoch FROM at)::float8 AS at, verify_s FROM verdicts WHERE run_id = :run AND verify_s IS NOT NULL
 """
 BATCHES = """
-SELECT count(*) AS batches, sum(extract(epoch FROM committed - closed)) AS busy
-FROM batches WHERE run_id = :run AND state = 'committed'
+SELECT b.state, extract(epoch FROM opened)::float8 AS opened, extract(epoch FROM closed)::float8 AS closed,
+       extract(epoch FROM coalesce(committed, t.at))::float8 AS over
+FROM batches b LEFT JOIN LATERAL (SELECT max(at) AS at FROM transitions t WHERE t.kind = 'batch' AND t.entity_id = b.batch_id
+                                  AND t.to_state = 'voided' AND t.from_state = 'closed') t ON true
+WHERE b.run_id = :run AND closed IS NOT NULL
 """
 PHASES = """
 SELECT e.key, sum(e.value::float) FROM train_steps t JOIN batches b USING (batch_id), jsonb_each_text(t.metrics->'seconds') e
 WHERE t.run_id = :run AND b.state = 'committed' GROUP BY e.key
 """
 
+WAITS = {
+    ("accepted", "dispatched"): "task: for its place in the queue",
+    ("queued", "running"): "rollout: for a slot",
+    ("running", "reported"): "result: to the data pool",
+    ("reported", "finished"): "its last steps: to the data pool",
+    ("finished", "verifying"): "rollout: for a verification slot",
+    ("ready", "taken"): "group: for its batch",
+    ("opened", "closed"): "batch: to be full",
+    ("taken", "trained"): "group: in its batch",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Seconds of one run. `rollouts`, `trainer`: by what they were spent on, over all slots; `held`, `verified`, `busy`: at work in all."""
+    """One run, in seconds. `at_once`: completions under way at once, on average; `twice`: slot seconds that were counted twice."""
 
-    seconds: float
-    slots: int
-    verify_slots: int
-    held: float
-    verified: float
-    busy: float
-    rollouts: Mapping[str, float]
-    trainer: Mapping[str, float]
+    window: Window
+    places: Sequence[Place]
+    waits: Sequence[Wait]
+    at_once: float
+    twice: float
     attempts: int
     steps: int
     tokens: int
@@ -87,51 +119,99 @@ class Loop:
     syncs: Sequence[float]
 
     @property
-    def utilisation(self) -> dict[str, float]:
-        """Share of the run that each place was at work."""
-        return {
-            "rollout slots": self.held / (self.slots * self.seconds),
-            "verification slots": self.verified / (self.verify_slots * self.seconds),
-            "trainer": self.busy / self.seconds,
-        }
-
-    @property
     def bottleneck(self) -> str:
         """The place that is at work most, and what it spends most of that on."""
-        place = max(self.utilisation, key=self.utilisation.__getitem__)
-        parts = {"rollout slots": self.rollouts, "trainer": self.trainer}.get(
-            place, {"verification": self.verified}
-        )
-        return f"{place}: {max(parts, key=parts.__getitem__)}"
+        place = max(self.places, key=lambda place: place.utilisation)
+        return f"{place.name}: {max(place.parts, key=place.parts.__getitem__)}"
+
+    def place(self, name: str) -> Place:
+        return next(place for place in self.places if place.name == name)
 
 
 async def read(connection: AsyncConnection, run_id: int, config: Config, syncs: Sequence[float]) -> Loop:
     """Raises ConfigurationError when nothing has been trained yet."""
     run = {"run": run_id}
-    seconds = await connection.scalar(text(WINDOW), run)
-    if not seconds:
+    whole = (await connection.execute(text(WINDOW), run)).one()
+    if not whole.end or not whole.start:
         raise ConfigurationError("no batch of this run is committed yet: let it train first")
-    attempts = (await connection.execute(text(ATTEMPTS), run)).one()
-    steps = (await connection.execute(text(STEPS), run)).one()
-    batches = (await connection.execute(text(BATCHES), run)).one()
-    tools = float(await connection.scalar(text(TOOLS), run) or 0)
-    verified = float(await connection.scalar(text(VERDICTS), run) or 0)
-    phases = {name: float(value) for name, value in await connection.execute(text(PHASES), run)}
-    held, busy = float(attempts.held), float(batches.busy)
-    rollouts = {
-        "generation": float(steps.generation),
-        "waiting at the gateway": float(steps.queue),
-        "tools": tools,
-        "agent between its calls": max(0.0, float(steps.gap) - tools),
-    }
-    rollouts["sandbox, session and result"] = max(0.0, held - sum(rollouts.values()))
-    order = ("read", "anchor", "tree", "forward", "backward", "optimizer", "loss", "save", "commit")
-    trainer = {name: phases[name] for name in order if name in phases}
-    trainer["between its phases"] = max(0.0, busy - sum(trainer.values()))
+    window = Window(float(whole.start), float(whole.end))
+    waits: dict[tuple[str, str], list[float]] = {}
+
+    def waited(before: str, after: str, start: float, until: float) -> None:
+        if until <= window.end:
+            waits.setdefault((before, after), []).append(max(0.0, until - start))
+
+    rows = (await connection.execute(text(LEASES), run)).all()
+    leases, queued = [], []
+    for row in rows:
+        start = row.start
+        if row.to_state == "queued":
+            queued.append((row.start, row.until))
+        elif row.to_state == "running":
+            parts = [float(value or 0) for value in (row.generation, row.queue, row.gap, row.tools)]
+            lease = Lease(row.start, row.until, row.train, row.spent or {}, *parts)
+            leases.append(lease)
+            start = lease.end
+        if row.train:
+            waited(row.to_state, row.next, start, row.until)
+    for row in await connection.execute(text(GROUPS), run):
+        waited(row.to_state, row.next, row.start, row.until)
+    batches = (await connection.execute(text(BATCHES), run)).all()
+    for batch in batches:
+        waited("opened", "closed", batch.opened, batch.closed)
+    runners = max(1, int(await connection.scalar(text(RUNNERS), run) or 0))
+    slots = rollout_slots(leases, queued, runners * config.rollout.slots, window)
+    seconds = {phase: float(value) for phase, value in await connection.execute(text(PHASES), run)}
+    servers = (
+        await connection.execute(text(SERVERS), run | {"start": window.start, "end": window.end})
+    ).one()
+    verdicts = (await connection.execute(text(VERDICTS), run)).all()
+    verified = sum(window.overlap(row.at - row.verify_s, row.at) for row in verdicts)
+    told = [row for row in rows if row.train and row.to_state == "running"]
     return Loop(
-        float(seconds), config.rollout.slots, config.rollout.verify_slots, held, verified, busy, rollouts, trainer,
-        attempts.attempts, steps.steps, int(steps.tokens), batches.batches, syncs,
-    )  # fmt: skip
+        window,
+        [
+            slots.place,
+            _resting(
+                "verification slots",
+                runners * config.rollout.verify_slots,
+                window,
+                {"verification": verified},
+            ),
+            _resting("rollout servers", 1, window, {"a completion is under way": float(servers.busy or 0)}),
+            _trainer(window, batches, seconds),
+        ],
+        [Wait.of(name, waits[change]) for change, name in WAITS.items() if change in waits],
+        float(servers.generated or 0) / window.seconds,
+        slots.twice,
+        len(told),
+        sum(row.steps or 0 for row in told),
+        sum(int(row.tokens or 0) for row in told),
+        sum(batch.state == "committed" for batch in batches),
+        syncs,
+    )
+
+
+def _resting(name: str, slots: int, window: Window, parts: dict[str, float]) -> Place:
+    """A place that is idle for the rest of its time."""
+    idle = slots * window.seconds - sum(parts.values())
+    return Place(name, slots, window.seconds, parts, {"idle": idle})
+
+
+def _trainer(window: Window, batches: Sequence[Any], seconds: Mapping[str, float]) -> Place:
+    """`batches`: when each was closed and when that was over, by its commit or by being given up."""
+    inside = sum(batch.over - batch.closed for batch in batches if batch.state == "committed")
+    given_up = sum(
+        window.overlap(batch.closed, batch.over)
+        for batch in batches
+        if batch.state == "voided" and batch.over is not None
+    )
+    parts = {phase: seconds[phase] for phase in TRAINER if phase in seconds}
+    between = inside - sum(took for phase, took in parts.items() if phase not in AFTER)
+    parts["batches that were undone"] = given_up
+    parts["between its phases"] = max(0.0, between)
+    waiting = window.seconds - sum(parts.values())
+    return Place("trainer", 1, window.seconds, parts, {"waiting for ready groups": waiting})
 
 
 def synced(log: Path) -> list[float]:
@@ -153,74 +233,87 @@ def newest(root: Path) -> Path:
 
 def bars_of(found: Loop) -> list[Bar]:
     """Figures that say whether the account is whole."""
-    unnamed = found.rollouts["sandbox, session and result"] / found.held if found.held else 0.0
-    rest = found.trainer["between its phases"] / found.busy if found.busy else 0.0
-    return [
-        at_least("rollout slots' time with a name", 1 - unnamed, "share", 0.5),
-        at_least("trainer's time with a name", 1 - rest, "share", ACCOUNTED),
-    ]
+    bars = []
+    for name, unnamed in (
+        ("rollout slots", (ROLLOUT["other"], GIVEN_UP)),
+        ("trainer", ("between its phases",)),
+    ):
+        place = found.place(name)
+        lost = sum(place.parts.get(part, 0.0) for part in unnamed)
+        bars.append(
+            at_least(
+                f"{name}: time with a name", 1 - lost / place.busy if place.busy else 1.0, "share", ACCOUNTED
+            )
+        )
+    twice = found.twice - sum(min(0.0, rest) for place in found.places for rest in place.rests.values())
+    bars.append(
+        at_most("time counted twice", twice / max(place.whole for place in found.places), "share", TWICE)
+    )
+    return bars
 
 
 def tell(found: Loop, table: Report) -> None:
     """The table."""
-    used = found.utilisation
+    seconds = found.window.seconds
 
-    def share(seconds: float, whole: float) -> str:
-        return f"{seconds:8.1f} s   {100 * seconds / whole if whole else 0:5.1f} %"
+    def share(part: float, whole: float) -> str:
+        return f"{part:8.1f} s   {100 * part / whole if whole else 0:5.1f} %"
 
     table.add_row(
         "training",
-        f"{found.seconds:8.1f} s",
+        f"{seconds:8.1f} s",
         f"{found.attempts} attempts, {found.steps} steps, {found.batches} batches",
     )
     table.add_row(
         "tokens generated",
-        f"{found.tokens / found.seconds:8.1f} tokens/s",
+        f"{found.tokens / seconds:8.1f} tokens/s",
         f"{found.tokens} tokens that train or might",
     )
-    whole = found.slots * found.seconds
-    table.add_row(f"{found.slots} rollout slots at work", share(found.held, whole), "of their time")
-    for name, seconds in found.rollouts.items():
-        table.add_row(f"  {name}", share(seconds, whole), "")
-    table.add_row("  idle", share(whole - found.held, whole), "")
+    for place in found.places:
+        name = place.name if place.slots == 1 else f"{place.slots} {place.name}"
+        table.add_row(
+            f"{name} at work",
+            share(place.busy, place.whole),
+            "of their time" if name.endswith("s") else "of its time",
+        )
+        for part, took in (*place.parts.items(), *place.rests.items()):
+            table.add_row(f"  {part}", share(took, place.whole), "")
+    table.add_row("completions under way at once", f"{found.at_once:8.2f}", "on average")
     table.add_row(
-        f"{found.verify_slots} verification slots at work",
-        share(found.verified, found.verify_slots * found.seconds),
-        "of their time",
+        "weight syncs", share(sum(found.syncs), seconds), f"{len(found.syncs)}, calls are held meanwhile"
     )
-    table.add_row("trainer at work", share(found.busy, found.seconds), "of its time")
-    for name, seconds in found.trainer.items():
-        table.add_row(f"  {name}", share(seconds, found.seconds), "")
-    table.add_row("  waiting for a batch", share(found.seconds - found.busy, found.seconds), "")
-    table.add_row(
-        "weight syncs",
-        share(sum(found.syncs), found.seconds),
-        f"{len(found.syncs)}, calls are held meanwhile",
-    )
-    table.add_row(
-        "most at work",
-        ", ".join(f"{name} {100 * value:.0f} %" for name, value in used.items()),
-        f"bottleneck: {found.bottleneck}",
-    )
+    for wait in found.waits:
+        table.add_row(
+            wait.name,
+            f"{wait.mean:8.2f} s",
+            f"mean of {wait.count}; p50 {wait.p50:.2f} s, p95 {wait.p95:.2f} s",
+        )
+    used = ", ".join(f"{place.name} {100 * place.utilisation:.0f} %" for place in found.places)
+    table.add_row("most at work", used, "")
+    table.add_row("bottleneck", found.bottleneck, "")
 
 
 @contextmanager
 def serving(directory: Path) -> Iterator[None]:
     """The run's database answers: its stack is up, or it is started for as long as this takes."""
     home = Home.at(directory)
-    if home.config().services.database_url or (
-        (found := read_status(home.layout)) is not None and "postgres" in found.ready()
-    ):
+    if load(home.file, home.overrides).services.database_url or "postgres" in _ready(home):
         yield
         return
     up = [sys.executable, "-m", "orchestrator.cli", "up", "-c", str(directory), "--only", "orchestrator"]
     with own_process(up, directory / "bench.log") as stack:
         deadline = time.monotonic() + START_S
-        while (found := read_status(home.layout)) is None or "orchestrator" not in found.ready():
+        while "orchestrator" not in _ready(home):
             if stack.poll() is not None or time.monotonic() > deadline:
                 raise ConfigurationError(f"the run's services do not start: see {directory / 'bench.log'}")
             time.sleep(0.1)
         yield
+
+
+def _ready(home: Home) -> Collection[str]:
+    """What of the run's stack is ready. The status that a killed stack left says nothing."""
+    found = read_status(home.layout)
+    return found.ready() if found is not None and found.supervisor.alive else ()
 
 
 async def measure(directory: Path) -> Loop:
@@ -259,7 +352,13 @@ def main() -> None:
     bars = bars_of(found)
     show(bars, table, as_json=False)
     if options.json:
-        figures = {**asdict(found), "utilisation": found.utilisation, "bottleneck": found.bottleneck}
+        used = {place.name: place.utilisation for place in found.places}
+        figures = {
+            **asdict(found),
+            "seconds": found.window.seconds,
+            "utilisation": used,
+            "bottleneck": found.bottleneck,
+        }
         print(json.dumps({"bars": [asdict(bar) for bar in bars], "figures": figures}))
 
 

@@ -154,12 +154,16 @@ class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: int = 0o644
 
 
+PHASES = ("session", "sandbox", "agent", "changes", "seal", "other")
+"""What a runner's slot is held for, in order; `other`: between them."""
+
+
 class RolloutFinished(Event, frozen=True):
     """Signals the end of one attempt, with what its sealed session announced. runner (journal) → orchestrator.
 
     `digest` (hex) is sha256 of all chain_sha in idx order; the rollout is complete only when every announced step is in the data pool.
     `resumable`: an infrastructure failure after which the recorded steps can be replayed. `replay` (contracts.states.Replay) and `replayed`
-    (steps) tell what became of a resume; empty and 0 for an attempt that was none.
+    (steps) tell what became of a resume; empty and 0 for an attempt that was none. `spent`: the runner's seconds by phase, PHASES at most.
     """
 
     run: str
@@ -184,6 +188,7 @@ class RolloutFinished(Event, frozen=True):
     resumable: bool = False
     replay: str = ""
     replayed: int = 0
+    spent: dict[str, float] = {}
 
 
 class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,13 @@ import re
 from collections.abc import Iterator
 
 from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import RolloutAssigned, RolloutFinished, VerdictReached, VerifyAssigned
+from orchestrator.contracts.events import (
+    PHASES,
+    RolloutAssigned,
+    RolloutFinished,
+    VerdictReached,
+    VerifyAssigned,
+)
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import FailureClass
 from orchestrator.flow.crossing import LIMITS, TOTAL_BYTES
@@ -50,6 +56,10 @@ def _of_result(event: RolloutFinished) -> Iterator[str]:
         yield "digest is not the hex of a sha256"
     for name, value in (("agent_s", event.agent_s), ("queued_s", event.queued_s)):
         yield from _seconds(name, value)
+    for phase, value in event.spent.items():
+        if phase not in PHASES:
+            yield f"spent has {phase!r:.40}, the phases are {', '.join(PHASES)}"
+        yield from _seconds(f"spent on {phase!r:.40}", value)
     for mark in event.marks:
         if not 0 <= mark.idx < event.steps:
             yield f"step {mark.idx} is marked, of {event.steps} steps"

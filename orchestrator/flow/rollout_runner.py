@@ -13,6 +13,7 @@ the session is closed and nothing is reported. So it is when the disk of the san
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ from orchestrator.pool.leases import Lease
 from orchestrator.pool.transact import transact
 from orchestrator.progress import current
 from orchestrator.rewards.speed import agent_seconds
+from orchestrator.spent import counting, spending
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 
@@ -144,9 +146,10 @@ class RolloutRunner:
         not begin) end it otherwise."""
         record = _Record(self._gateways.choose())
         try:
-            with record.gateway.serving() as scope:
+            with counting() as spent, spending("other"), record.gateway.serving() as scope:
                 outcome = await captured(partial(self._episode, lease, record))
-                outcome, seal = await self._seal(lease, outcome, record)
+                with spending("seal"):
+                    outcome, seal = await self._seal(lease, outcome, record)
             if scope.cancelled_caught:
                 reason = f"gateway: {record.gateway.url} is away, and another one answers"
                 outcome, seal = Outcome(FailureClass.INFRA_FAILURE, reason, resumable=True), None
@@ -156,7 +159,7 @@ class RolloutRunner:
             raise
         if outcome.scaffold_error:
             await self._count("scaffold_errors")
-        return self._result(lease, outcome, seal, record)
+        return self._result(lease, outcome, seal, record, spent.seconds)
 
     async def _episode(self, lease: Lease, record: _Record) -> Outcome:
         task = Task.from_message(lease.body)
@@ -167,7 +170,8 @@ class RolloutRunner:
         current().works(f"the session of rollout {lease.rollout_id}", on="gateway")
         gateway = record.gateway
         try:
-            session = await self._open_session(gateway.admin, lease, task, scaffold, limits)
+            with spending("session"):
+                session = await self._open_session(gateway.admin, lease, task, scaffold, limits)
         except GatewayDrains:
             gateway.draining = True
             raise
@@ -193,23 +197,26 @@ class RolloutRunner:
             )
 
         current().works(f"the sandbox of rollout {lease.rollout_id}", on="sandbox")
-        async with sandbox(self._worker.provider, spec) as box:
-            current().works(f"the scaffold of rollout {lease.rollout_id}", on="scaffold")
-            record.queued_s = time.monotonic() - began
+        with spending("sandbox"):  # opening and closing: what is done in it has phases of its own
+            async with sandbox(self._worker.provider, spec) as box:
+                current().works(f"the scaffold of rollout {lease.rollout_id}", on="scaffold")
+                record.queued_s = time.monotonic() - began
 
-            async def work() -> Outcome:
-                if scaffold.manifest.kind == "black":
-                    activity = partial(gateway.admin.activity, **key_of(lease))
-                    return await run_black(black, view, box, session, clocks, limits, activity)
-                async with NativeLlm(gateway.url, session.token) as native:
-                    policy = policy_of(self._worker.config.rollout.context, lease.scaffold)
-                    return await run_white(
-                        scaffold, view, box, native, clocks, limits, record.tool_calls, policy
-                    )
+                async def work() -> Outcome:
+                    if scaffold.manifest.kind == "black":
+                        activity = partial(gateway.admin.activity, **key_of(lease))
+                        return await run_black(black, view, box, session, clocks, limits, activity)
+                    async with NativeLlm(gateway.url, session.token) as native:
+                        policy = policy_of(self._worker.config.rollout.context, lease.scaffold)
+                        return await run_white(
+                            scaffold, view, box, native, clocks, limits, record.tool_calls, policy
+                        )
 
-            outcome = redacted(await captured(work), session.token)
-            current().works(f"what rollout {lease.rollout_id} changed", on="sandbox")
-            changed = await box.changed(LIMITS)
+                with spending("agent"):
+                    outcome = redacted(await captured(work), session.token)
+                current().works(f"what rollout {lease.rollout_id} changed", on="sandbox")
+                with spending("changes"):
+                    changed = await box.changed(LIMITS)
         if (reason := excess(changed, outcome.answer)) is None:
             record.artifacts = redacted_files(packed(changed), session.token)
         elif not outcome.infra:
@@ -295,7 +302,9 @@ class RolloutRunner:
 
         await transact(self._worker.engine, add, at="worker.count")
 
-    def _result(self, lease: Lease, outcome: Outcome, seal: Seal | None, record: _Record) -> Outgoing:
+    def _result(
+        self, lease: Lease, outcome: Outcome, seal: Seal | None, record: _Record, spent: Mapping[str, float]
+    ) -> Outgoing:
         waited = seal.queued_s if seal is not None else 0.0
         wall_s = record.clocks.elapsed_s if record.clocks is not None else 0.0
         manifest = record.scaffold.manifest if record.scaffold is not None else None
@@ -322,6 +331,7 @@ class RolloutRunner:
             resumable=outcome.resumable and manifest is not None and manifest.replayable,
             replay=outcome.replay or "",
             replayed=seal.replayed if seal else 0,
+            spent={phase: round(seconds, 6) for phase, seconds in spent.items()},
         )
         log.info(
             "rollout.finished",
@@ -330,6 +340,7 @@ class RolloutRunner:
             steps=event.steps,
             agent_s=round(event.agent_s, 3),
             queued_s=round(event.queued_s, 3),
+            spent={phase: round(seconds, 3) for phase, seconds in spent.items()},
         )
         msg_id = f"{lease.rollout_id}:{lease.epoch}:0:result"
         return Outgoing(

@@ -21,7 +21,7 @@ from orchestrator.pool.transact import passing
 CLOSE_S = 5.0
 LOOK_S = 0.5
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
-REVISION = "0022"
+REVISION = "0023"
 """The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
 
 

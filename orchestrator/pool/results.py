@@ -68,6 +68,7 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
             scaffold_version=event.scaffold_version or None,
             scaffold_sha=event.scaffold_sha or None,
             resumable=event.resumable,
+            spent=event.spent or None,
         )
     )
     if event.replay:

@@ -28,6 +28,7 @@ _NOTHING = {
     "agent_s": None,
     "queued_s": None,
     "log": None,
+    "spent": None,
     "resumable": False,
 }
 

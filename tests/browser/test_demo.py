@@ -120,7 +120,7 @@ async def demonstrated() -> AsyncIterator[Left]:
                 await stop_running(Home.at(directory).layout)
 
 
-async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified(
+async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified_and_its_time_accounted_for(
     browser: Browser, pictures: Path | None
 ) -> None:
     async with demonstrated() as left, visiting(left, browser) as visitor:
@@ -143,6 +143,9 @@ async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified
         assert set.union(*left.domains.values()) == set(DOMAINS)
         for batch in left.domains:
             await verified(left.directory, batch)
+        await accounted(left.directory)
+        await stop_running(Home.at(left.directory).layout)
+        await accounted(left.directory)
 
 
 async def verified(directory: Path, batch: int) -> None:
@@ -154,3 +157,18 @@ async def verified(directory: Path, batch: int) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     said = json.loads(done.stdout)
     assert said["ok"] and {"gradient"} <= {check["name"] for check in said["checks"]}, said
+
+
+async def accounted(directory: Path) -> None:
+    """Where the time of the run went, as a person asks for it: beside the run's stack, or of a run that was stopped."""
+    command = [sys.executable, "-m", "orchestrator.benchmarks.loop", str(directory), "--json"]
+    done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    said = json.loads(done.stdout.splitlines()[-1])
+    for bar in said[
+        "bars"
+    ]:  # of two batches the last one's commit, which no report can have, is a large part
+        assert bar["holds"] or (bar["name"].startswith("trainer") and bar["value"] > 0.5), bar
+    for one in said["figures"]["places"]:
+        whole = sum(one["parts"].values()) + sum(one["rests"].values())
+        assert whole == pytest.approx(one["slots"] * one["seconds"], rel=0.01), one

@@ -82,6 +82,8 @@ FORGED_RESULTS: list[tuple[dict[str, Any], str]] = [
     ({"agent_s": -1.0}, "agent_s is -1.0, it must be seconds from 0 on"),
     ({"agent_s": 1e300}, "agent_s is 1e+300, it must be seconds"),
     ({"queued_s": -0.5}, "queued_s is -0.5, it must be seconds from 0 on"),
+    ({"spent": {"agent": -1.0}}, "spent on 'agent' is -1.0, it must be seconds from 0 on"),
+    ({"spent": {"lunch": 1.0}}, "spent has 'lunch', the phases are session, sandbox, agent, changes, seal, other"),
     ({"marks": [StepMark(4, "undelivered")]}, "step 4 is marked, of 0 steps"),
     ({"marks": [StepMark(-1, "undelivered")]}, "step -1 is marked, of 0 steps"),
     ({"artifacts": [ArtifactFile("../../etc/passwd", "eA==")]}, "an artifact lies at '../../etc/passwd', which is not below"),

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.contracts.events import RolloutAssigned, encode
+from orchestrator.contracts.events import PHASES, RolloutAssigned, encode
 from orchestrator.embedded.nats import EmbeddedNats
 from sandboxes.owner import records
 from sandboxes.reap import default_root
@@ -95,6 +95,9 @@ async def test_a_rollout_passes_from_its_assignment_to_a_verdict_of_1_and_an_emp
         (attempt,) = await rig.attempts(passing)
         assert (attempt.failure_class, attempt.answer, attempt.scaffold) == ("completed", "done", "shell")
         assert len(attempt.scaffold_sha) == 64 and attempt.agent_s > 0 and attempt.queued_s > 0
+        assert set(attempt.spent) == set(PHASES) and all(seconds > 0 for seconds in attempt.spent.values())
+        slot_s = (attempt.ended - attempt.started).total_seconds()
+        assert attempt.spent["agent"] < sum(attempt.spent.values()) <= slot_s + 0.1
         (call,) = await rig.rows("SELECT * FROM tool_calls WHERE rollout_id = :id", id=passing)
         assert (call.name, call.exit_code) == ("bash", 0) and 0 < call.start_s < call.end_s
         (artifact,) = await rig.rows("SELECT * FROM artifacts WHERE rollout_id = :id", id=passing)

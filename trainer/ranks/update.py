@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.spent import spending
 from trainer.expert_bias import move_biases
 from trainer.loss.aggregation import normalisers
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
@@ -25,7 +26,6 @@ from trainer.ranks.share import pair_cost, shares
 from trainer.ranks.walk import backward_together, score_together
 from trainer.routing import routing_of
 from trainer.samples import Floats, Sample
-from trainer.spent import spending
 from trainer.tree.pack import Pack, pack_samples
 from trainer.update import PackLoss, UpdateSettings, skip_reason
 

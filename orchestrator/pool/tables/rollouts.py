@@ -28,6 +28,8 @@ from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
 
+SPENT = "seconds of its runner under its last lease, by phase: session, sandbox, agent, changes, seal, other; null: not told"
+
 _OPEN = text("NOT done")
 _OF_KIND = text("state = 'accepted' AND difficulty IS NOT NULL")
 _DEAD = text("state = 'dead'")
@@ -227,6 +229,7 @@ attempts = Table(
     Column("agent_s", REAL, comment="seconds that the agent took, without platform queueing"),
     Column("queued_s", REAL, comment="seconds that it waited for gateway, rollout server or sandbox"),
     Column("log", Text, comment="what the scaffold printed, cut to a limit"),
+    Column("spent", JSONB(none_as_null=True), comment=SPENT),
     Column(
         "resumable",
         Boolean,

@@ -1,6 +1,11 @@
-"""Where the seconds of a train step go, by phase: read, anchor, tree, forward, backward, optimizer, loss (and metrics), save, commit.
+"""Where the seconds of a piece of work go, by phase. `ops/bench loop` adds them up.
 
-A commit's own seconds are known only once it is over, so they are those of the batch before.
+| work | phases | kept in |
+|---|---|---|
+| a batch | claim, read, anchor, tree, forward, loss (with its metrics), backward, optimizer, save, commit, prune | train_steps.metrics |
+| an attempt | session, sandbox (opening and closing), agent, changes (what it left), seal, other | attempts.spent |
+
+Commit and prune are known only once they are over, so a batch's report has those of the batch before.
 
 `counting` opens a count for what is done inside it, in this thread or task; `spending` counts a stretch under a name. A stretch inside
 another one is the inner one's alone, so the phases add up to no more than the whole.
@@ -13,7 +18,7 @@ from contextvars import ContextVar
 
 
 class Count:
-    """Wall seconds by phase."""
+    """Wall seconds by phase; whole once every stretch has been left."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

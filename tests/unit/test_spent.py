@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.spent import counting, spending
+from orchestrator.spent import counting, spending
 
 
 @pytest.fixture
