@@ -77,11 +77,18 @@ def verify(
     groups: Annotated[
         int, typer.Option(min=0, help="Only the first so many groups of each train step (0: all).")
     ] = 0,
+    bf16: Annotated[
+        bool,
+        typer.Option(
+            "--bf16", help="Also how far bfloat16 takes the gradient from float32, merged and alone."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a stored batch again at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
     resolved = Home.at(config).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
+    arguments += ["--bf16"] if bf16 else []
     printed = torch_process(
         "trainer.verify", arguments, environment={"DATABASE_URL": resolved.services.database_url}
     )

@@ -111,6 +111,16 @@ async def test_in_float32_its_own_bounds_hold_and_a_part_of_the_batch_is_enough(
     assert "action tokens, as stored" in whole.keys() - checks.keys()
 
 
+async def test_what_bfloat16_rounds_is_told_of_both_sides_and_held_to_no_bound(pool: Pool) -> None:
+    await trained(pool, scored_by(pool.model), trainer={"parts": 2})
+    stored = await recorded(pool, 0)
+    plain, checks = by_name(verify(stored, "float64")), by_name(verify(stored, "float64", bfloat16=True))
+    rounded = checks.pop("bfloat16 gradient, from float32")
+    assert checks == plain
+    assert 1e-4 < rounded.ours < 2 * rounded.theirs < 0.2
+    assert rounded.bound is None and rounded.difference == rounded.ours - rounded.theirs
+
+
 async def test_a_gradient_that_is_off_by_a_thousandth_is_found_and_so_is_one_that_is_not_there(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +160,7 @@ async def test_the_command_prints_its_checks_and_ends_with_1_where_the_rollout_s
     await trained(pool, Author())  # its behavior logprobs are no model's
     write_template(tmp_path / "run", "test", str(pool.model))
     monkeypatch.setattr(command, "torch_process", in_this_process)
-    arguments = ["trainer", "verify", "--batch", "0", "-c", str(tmp_path / "run"), "--json"]
+    arguments = ["trainer", "verify", "--batch", "0", "-c", str(tmp_path / "run"), "--json", "--bf16"]
     environment = {"DATABASE_URL": pool.url, "NATS_URL": NOWHERE}
     done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, arguments, env=environment))
     assert done.exit_code == 1, done.exception
@@ -159,6 +169,7 @@ async def test_the_command_prints_its_checks_and_ends_with_1_where_the_rollout_s
     assert (said["train_steps"], said["samples"], said["dtype"]) == (2, 20, "float64")
     missed = [check["name"] for check in said["checks"] if not check["ok"]]
     assert missed == ["behavior logprob, version 0: mean"]
+    assert "bfloat16 gradient, from float32" in {check["name"] for check in said["checks"]}
 
 
 async def test_what_cannot_be_computed_again_is_refused_in_one_sentence(pool: Pool) -> None:

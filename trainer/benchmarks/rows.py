@@ -22,8 +22,8 @@ PADDED_ROWS = 4
 Row = tuple[Ids, list[Sample]]  # the tokens, and the samples whose loss is taken there
 
 
-def padded(samples: Sequence[Sample]) -> list[Pack]:
-    """Micro-batches of `PADDED_ROWS` completions in an order of chance, the longest micro-batch first."""
+def padded(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
+    """Micro-batches of `PADDED_ROWS` completions, whatever the budget, in an order of chance, the longest micro-batch first."""
     order = np.random.default_rng(0).permutation(len(samples))
     rows: list[Row] = [(samples[i].ids, [samples[i]]) for i in order]
     parts = [rows[at : at + PADDED_ROWS] for at in range(0, len(rows), PADDED_ROWS)]
@@ -31,12 +31,12 @@ def padded(samples: Sequence[Sample]) -> list[Pack]:
     return sorted(packs, key=lambda pack: pack.plan.tokens, reverse=True)
 
 
-def varlen(samples: Sequence[Sample]) -> list[Pack]:
+def varlen(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
     """Completions, longest first."""
-    return _filled([(sample.ids, [sample]) for sample in _longest_first(samples)])
+    return _filled([(sample.ids, [sample]) for sample in _longest_first(samples)], budget)
 
 
-def rollout(samples: Sequence[Sample]) -> list[Pack]:
+def rollout(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
     """Append-only stretches, longest first: a sample that is a prefix of one of its rollout lies in that one's row."""
     rows: list[Row] = []
     for sample in _longest_first(samples):
@@ -46,10 +46,10 @@ def rollout(samples: Sequence[Sample]) -> list[Pack]:
                 break
         else:
             rows.append((sample.ids, [sample]))
-    return _filled(rows)
+    return _filled(rows, budget)
 
 
-BASELINES: dict[str, Callable[[Sequence[Sample]], list[Pack]]] = {
+BASELINES: dict[str, Callable[..., list[Pack]]] = {
     "padded": padded,
     "varlen": varlen,
     "rollout": rollout,
@@ -60,12 +60,12 @@ def _longest_first(samples: Sequence[Sample]) -> list[Sample]:
     return sorted(samples, key=lambda sample: len(sample.tokens), reverse=True)
 
 
-def _filled(rows: Sequence[Row]) -> list[Pack]:
-    """Packs of at most `ROW_BUDGET` tokens, or of one row."""
+def _filled(rows: Sequence[Row], budget: int) -> list[Pack]:
+    """Packs of at most `budget` tokens, or of one row."""
     packs: list[Pack] = []
     part: list[Row] = []
     for row in rows:
-        if part and sum(len(ids) for ids, _ in part) + len(row[0]) > ROW_BUDGET:
+        if part and sum(len(ids) for ids, _ in part) + len(row[0]) > budget:
             packs.append(_packed(part))
             part = []
         part.append(row)

@@ -6,7 +6,8 @@ Three baselines with the same model, attention kernel and head (rows.py):
   rollout   one row per append-only stretch of a rollout, packed: what a trainer that keeps whole rollouts does
 The token bound is the ratio of the tokens, the FLOP bound that of the floating-point operations. Time is process CPU time of planning, forward and
 backward, one thread; the methods are timed in turns (turns.py), of an expensive baseline every so-manieth part (column "timed"). Memory is the growth
-of the resident set in fresh processes (peaks.py, bounded.py). Run: ops/bench tree [--quick | --long] [--json] [--plot FILE.svg]
+of the resident set in fresh processes (peaks.py, bounded.py). Where there is a GPU its section follows (gpu.py), without bars.
+Run: ops/bench tree [--quick | --long] [--json] [--plot FILE.svg]
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from trainer.benchmarks import bounded
+from trainer.benchmarks import bounded, gpu
 from trainer.benchmarks.bars import bar
 from trainer.benchmarks.peaks import ONE_PASS, budget, peaks
 from trainer.benchmarks.plot import Point, draw
@@ -135,6 +136,28 @@ def _mb(peak: Mapping[str, float], method: str) -> str:
     return f"{peak[method]:.0f}" if method in peak else ""
 
 
+def rows(shape: Shape, timed: Mapping[str, Timed], peak: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The figures of `table`, unrounded: `cpu_s` of one train step, `timed` its share that was timed; against the tree `speed_up` and the two
+    bounds (ratios); `peak_mb` where memory was measured."""
+    tree = timed["tree"]
+    return [
+        {
+            "shape": shape.name,
+            "method": name,
+            "samples": len(tree.losses),
+            "tokens": one.tokens,
+            "token_bound": one.tokens / tree.tokens,
+            "flop_bound": one.bound(tree),
+            "speed_up": one.over(tree),
+            "cpu_s": one.seconds,
+            "planning_s": one.planning,
+            "timed": one.share,
+            "peak_mb": peak.get(name),
+        }
+        for name, one in timed.items()
+    ]
+
+
 def points(shape: Shape, timed: Mapping[str, Timed]) -> list[Point]:
     """What the plot shows of a shape."""
     tree = timed["tree"]
@@ -166,7 +189,8 @@ def large_batch(model: Any, seconds_per_flop: float, groups: int) -> dict[str, A
 
 
 def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None) -> None:
-    """Print a table per shape, of planning and of memory, then the bars; with `json` one last line {"bars": […], "points": […]}."""
+    """Print a table per shape, of planning, of memory and of a GPU, then the bars; with `json` one last line
+    {"bars": […], "points": […], "rows": […], "gpu": […]}."""
     torch.set_num_threads(1)
     started = os.times()
     model = policy()
@@ -175,21 +199,28 @@ def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None)
     Race(model, {"tree": lambda: [pack_samples(warm_up, ONE_PASS)]}, rounds=1).run()
     bars: list[dict[str, Any]] = []
     found: list[Point] = []
+    figures: list[dict[str, Any]] = []
     for number, shape in enumerate(shapes(extent.scale, quick=extent.quick)):
         held, timed, draws = compare(model, shape, extent)
         peak = {} if extent.quick else peaks(number, extent.scale)
         print(*table(shape, timed, peak, draws), sep="\n", flush=True)
         bars += held
         found += points(shape, timed)
+        figures += rows(shape, timed, peak)
     bars.append(large_batch(model, timed["tree"].seconds / timed["tree"].flops, extent.groups))
     if extent.cases:
         bars += bounded.report(extent.cases)
+    on_gpu = [] if extent.quick else gpu.report()
     if plot is not None:
         draw(found, plot)
     ended = os.times()
     print(f"{sum(ended[:4]) - sum(started[:4]):.0f} s of CPU in all, {ended.elapsed - started.elapsed:.0f} s")
     if json:
-        print(json_module.dumps({"bars": bars, "points": [point.as_json() for point in found]}))
+        print(
+            json_module.dumps(
+                {"bars": bars, "points": [point.as_json() for point in found], "rows": figures, "gpu": on_gpu}
+            )
+        )
         return
     for one in bars:
         print(

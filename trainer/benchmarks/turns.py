@@ -1,4 +1,5 @@
-"""CPU time of several methods on one batch, measured in turns, so that a slow stretch of a shared machine hits all of them.
+"""Time of several methods on one batch (of the process, unless another clock is given), measured in turns, so that a slow stretch of a shared machine
+hits all of them.
 
 A method is a list of packs. Its packs are dealt into slices of like composition; in each round every method runs its next slice, and what counts
 are the seconds per floating-point operation of that round. A comparison is the median over rounds of the two methods' rates, times their operations.
@@ -64,9 +65,14 @@ class Race:
     """
 
     def __init__(
-        self, model: Any, methods: Mapping[str, MakePacks], rounds: int, most: float = math.inf
+        self,
+        model: Any,
+        methods: Mapping[str, MakePacks],
+        rounds: int,
+        most: float = math.inf,
+        clock: Callable[[], float] = time.process_time,
     ) -> None:
-        self._model, self._methods, self._rounds = model, dict(methods), rounds
+        self._model, self._methods, self._rounds, self._clock = model, dict(methods), rounds, clock
         self.timed: dict[str, Timed] = {}
         for name, make_packs in self._methods.items():
             packs = make_packs()
@@ -82,17 +88,17 @@ class Race:
     def _turn(self, timed: Timed, make_packs: MakePacks) -> None:
         """Plan a method's packs and run forward and backward over its next slice."""
         self._model.zero_grad()
-        started = time.process_time()
+        started = self._clock()
         packs = make_packs()
-        planning = time.process_time() - started
+        planning = self._clock() - started
         chosen = self._slice(timed)
         part = packs[chosen :: timed.slices]
         operations = flops(self._model, part)
-        started = time.process_time()
+        started = self._clock()
         scores = [backward(self._model, pack, lambda rows, logp: -logp.sum()) for pack in part]
-        spent = time.process_time() - started
+        spent = self._clock() - started
         for pack, one in zip(part, scores, strict=True):
-            sums = np.bincount(pack.edges.sample, -one.logprobs.numpy(), len(pack.samples))
+            sums = np.bincount(pack.edges.sample, -one.logprobs.float().cpu().numpy(), len(pack.samples))
             timed.losses.update(zip(map(id, pack.samples), sums.tolist(), strict=True))
         timed.ran[chosen] = operations
         timed.plannings.append(planning)
@@ -108,9 +114,12 @@ class Race:
 
 def flops(model: Any, packs: Sequence[Pack]) -> float:
     """Forward and backward. A matrix product costs 2 operations per multiply-add and twice that backwards; the attention
-    backward has 5 products for the forward's 2; the head runs its forward twice."""
+    backward has 5 products for the forward's 2; the head runs its forward twice. Of experts those count that a token goes through."""
     config = model.config
-    weights = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
+    active = getattr(config, "num_experts_per_tok", 0) / max(1, getattr(config, "num_experts", 0) or 0)
+    weights = sum(
+        p.numel() * (active if p.ndim == 3 else 1) for p in model.model.layers.parameters() if p.ndim >= 2
+    )
     per_token = 6 * weights
     per_pair = config.num_hidden_layers * (2 + 5) * 2 * config.num_attention_heads * config.head_dim
     per_edge = 8 * config.hidden_size * config.vocab_size

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.progress import current
+from orchestrator.spent import spending
 from trainer.logprobs import CHUNK
 from trainer.routing import Routing
-from trainer.spent import spending
 from trainer.tree.forward import pass_of
 from trainer.tree.pack import Pack
 from trainer.tree.passes import Pass
@@ -170,12 +170,13 @@ class Walk:
         if len(ended):
             places = self._tensor(ended)
             leaf = self.logp[places].requires_grad_()
-            with torch.enable_grad():
-                loss = objective(ended, leaf)
-            self._loss += float(loss.detach())
-            if not math.isfinite(self._loss):
-                return False
-            torch.autograd.backward(loss)
+            with spending("loss"):
+                with torch.enable_grad():
+                    loss = objective(ended, leaf)
+                self._loss += float(loss.detach())
+                if not math.isfinite(self._loss):
+                    return False
+                torch.autograd.backward(loss)
             self._d_logp[places] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         outputs, gradients = self.path.arrived(one.trunk) if one.trunk else ([], [])
         balance = self._balance()

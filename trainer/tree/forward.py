@@ -5,6 +5,7 @@ layers again in the backward pass, so it must not be switched off in between. Th
 to every attention layer. No mask function is registered: transformers then builds no T² mask and looks for no packed rows.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,8 +37,8 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
     """Make tree attention the model's attention. From then on its forward needs `tree=plan`; see `hidden_states`.
 
     Raises ValueError naming the feature when the model cannot be merged exactly: first by its configuration, then by a
-    probe (two short branching rows, alone with transformers' eager attention and merged, must agree). Without `probe`, which a model
-    without values cannot take, somebody else's shows it.
+    probe (short branching rows, alone with transformers' eager attention and merged, must agree; in training mode nothing may be random).
+    Without `probe`, which a model without values cannot take, somebody else's shows it.
     """
     refuse_unsupported(model)
     hf: Any = model
@@ -55,6 +56,12 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
         hf.set_attn_implementation(_NAMES[backend])
         try:
             merged = _merged_logits(model, rows)
+            model.train()
+            with warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", "None of the inputs have requires_grad"
+                )  # of reentrant checkpointing
+                twice = _merged_logits(model, rows), _merged_logits(model, rows)
         except _Unplanned as error:
             hf.set_attn_implementation("eager")
             raise ValueError(
@@ -62,14 +69,19 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
             ) from None
         finally:
             model.train(was_training)
-    worst = max(float((_logprobs(a) - _logprobs(b)).abs().max()) for a, b in zip(alone, merged, strict=True))
     largest = max(float(logits.abs().max()) for logits in alone)
-    if not worst <= _PROBE_TOLERANCE + _PROBE_ROUNDINGS * torch.finfo(alone[0].dtype).eps * largest:
-        hf.set_attn_implementation("eager")
-        raise ValueError(
-            f"prefix-tree merging is not exact for {hf.config.model_type}: "
-            f"merged and plain logprobs of a probe differ by {worst:.3g}"
-        )
+    allowed = _PROBE_TOLERANCE + _PROBE_ROUNDINGS * torch.finfo(alone[0].dtype).eps * largest
+    checks: list[tuple[list[Tensor], list[Tensor], str]] = [
+        (alone, merged, "merged and plain logprobs of a probe differ"),
+        (*twice, "two forward passes of a probe in training mode, which should do the same, differ"),
+    ]
+    for one, other, what in checks:
+        worst = max(float((_logprobs(a) - _logprobs(b)).abs().max()) for a, b in zip(one, other, strict=True))
+        if not worst <= allowed:
+            hf.set_attn_implementation("eager")
+            raise ValueError(
+                f"prefix-tree merging is not exact for {hf.config.model_type}: {what} by {worst:.3g}"
+            )
 
 
 def hidden_states(model: nn.Module, plan: TreePlan, path: Path | None = None) -> Tensor:

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--batch", required=True, type=int, help="the batch's number")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of a train step")
+    parser.add_argument("--bf16", action="store_true", help="also what bfloat16 rounds, merged and alone")
     options = parser.parse_args()
     url = os.environ.get("DATABASE_URL", "")
     if not url:
@@ -40,7 +41,7 @@ def main() -> int:
     try:
         began = time.perf_counter()
         recorded = anyio.run(read)
-        checks = verify(recorded, options.dtype)
+        checks = verify(recorded, options.dtype, bfloat16=options.bf16)
     except (PenstockError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -26,6 +26,7 @@ from trainer.tree.pack import Pack, pack_samples
 from trainer.update import UpdateSettings, anchored
 from trainer.verify.merged import Gradients, step_gradients
 from trainer.verify.precision import Float64Throughout
+from trainer.verify.rounding import bfloat16_errors
 from trainer.verify.stored import Recorded
 from trainer.verify.vanilla import Vanilla, detach_tree_attention, vanilla_gradients
 
@@ -61,8 +62,9 @@ class Step:
     vanilla: Vanilla
 
 
-def verify(recorded: Recorded, dtype: Dtype) -> list[Check]:
-    """Compute every train step of the batch at the weights that the batch began with, merged and alone, and compare.
+def verify(recorded: Recorded, dtype: Dtype, *, bfloat16: bool = False) -> list[Check]:
+    """Compute every train step of the batch at the weights that the batch began with, merged and alone, and compare; with `bfloat16` once more
+    in that, for what it rounds (rounding.py).
 
     Raises ValueError when the model cannot be loaded or merged.
     """
@@ -83,9 +85,18 @@ def verify(recorded: Recorded, dtype: Dtype) -> list[Check]:
     tolerance = recorded.config.gateway.canary_tolerance
     return [
         *_exactness(steps, BOUNDS[dtype], LOGPROB_BOUNDS[dtype]),
+        *(_rounding(recorded, samples, settings) if bfloat16 else ()),
         *_behavior(steps, recorded.version, tolerance),
         *_counts(steps, recorded.metrics),
     ]
+
+
+def _rounding(
+    recorded: Recorded, samples: Sequence[Sequence[Sample]], settings: UpdateSettings
+) -> list[Check]:
+    replay = recorded.config.trainer.routing_replay
+    merged, alone = bfloat16_errors(recorded.checkpoint, samples, settings, replay=replay)
+    return [Check("bfloat16 gradient, from float32", merged, alone, merged - alone, None)]
 
 
 def _load(checkpoint: Path, dtype: Dtype) -> nn.Module:

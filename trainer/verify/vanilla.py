@@ -40,14 +40,23 @@ def detach_tree_attention(model: nn.Module) -> None:
 
 
 def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
-    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype.
+    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype or float32, whichever is wider.
 
     Recorded routes are replayed; the model is then attached to replay (replay.attach_replay)."""
     hf: Any = model
     ids = torch.from_numpy(sample.ids).long()
     routes = routes_of(model, sample.tokens.full_routes)
-    output = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1, **routes)
-    logits = output.logits[0, :-1]
+    wide = torch.promote_types(hf.dtype, torch.float32)
+    if hf.dtype == wide:
+        output = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1, **routes)
+        logits = output.logits[0, :-1]
+    else:  # 16 bits: the head in float32, as the trainer's is
+        hidden = hf.base_model(input_ids=ids[None], use_cache=False, **routes).last_hidden_state
+        head = hf.get_output_embeddings()
+        bias = None if head.bias is None else head.bias.to(wide)
+        logits = nn.functional.linear(
+            hidden[0, sample.state_len - 1 : -1].to(wide), head.weight.to(wide), bias
+        )
     logp: Tensor = (logits / sample.temperature).log_softmax(-1).gather(1, ids[sample.state_len :, None])
     return logp[:, 0]
 

@@ -434,7 +434,9 @@ def unequal(what: str) -> Scenario:
                 with following(place, {"run": "other"} if what == "arguments" else ARGUMENTS):
                     return None
             except ValueError as error:
-                (directory / what).write_text(str(error))
+                written = directory / f"{what}.written"
+                written.write_text(str(error))
+                written.rename(directory / what)  # whole, for who waits for it
                 return None
         try:
             with leading(place, patient(), ARGUMENTS):

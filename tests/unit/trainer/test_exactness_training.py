@@ -15,12 +15,19 @@ from tests.unit.trainer.vanilla import (
     merged,
     worst,
 )
+from trainer.loss.cispo import Cispo
 from trainer.replay import attach_replay
 from trainer.samples import Sample
+from trainer.tree.forward import attach_tree_attention
+from trainer.tree.pack import pack_samples
+from trainer.tree.passes import Budget
+from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
 
 __all__ = ["double_precision_throughout"]
 
 STEPS = 20
+PASS_TOKENS = 24
+CLIPPED = 0.05  # a gradient's norm
 SEEDS = 6
 
 
@@ -50,6 +57,43 @@ def test_twenty_optimizer_steps_end_at_the_parameters_of_unmerged_training(model
     rounding = distance(trained(model, torch.float32, alone), exact)
     assert 0 < rounding < 1e-5
     assert distance(trained(model, torch.float32, merged, "rectangles"), exact) <= 2 * rounding
+
+
+@pytest.mark.usefixtures("double_precision_throughout")
+@pytest.mark.parametrize("model", MODELS)
+def test_twenty_train_steps_in_many_passes_and_clipped_end_there_too(model: str) -> None:
+    """The trainer's own train step, as it is configured, against the formula, clipped and stepped by torch."""
+    samples = group_of_rollouts()
+    reference = seeded(MODELS[model], dtype=torch.float64)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    norms = []
+    for _ in range(STEPS):
+        _, gradients = alone(reference, samples)
+        for name, parameter in reference.named_parameters():
+            parameter.grad = gradients[name]
+        norms.append(float(torch.nn.utils.clip_grad_norm_(reference.parameters(), CLIPPED)))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    policy = seeded(MODELS[model], dtype=torch.float64)
+    attach_tree_attention(policy, "rectangles")
+    settings = UpdateSettings(
+        loss=Cispo(ratio_min=0.0, ratio_max=5.0),
+        max_grad_norm=CLIPPED,
+        budget=Budget(PASS_TOKENS),
+        head_chunk=7,
+    )
+    assert len(pack_samples(samples, settings.budget).passes) == 5
+    own = make_optimizer(policy, OptimizerSettings(lr=1e-3, weight_decay=0.1))
+    taken = [train_step(policy, own, samples, settings, trainer_version=0) for _ in range(STEPS)]
+    assert all(one.applied for one in taken)
+    assert [one.gradient_norm for one in taken] == pytest.approx(norms, rel=1e-9)
+    assert sum(norm > CLIPPED for norm in norms) > STEPS / 2, "clipping has something to do"
+    trained = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    assert (
+        worst(trained, {name: parameter.detach() for name, parameter in reference.named_parameters()})
+        <= 1e-10
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -34,6 +34,11 @@ def test_the_last_line_of_json_lists_every_bar_with_its_target(
         at_most = "planning" in bar["name"]
         assert bar["holds"] == (bar["value"] <= bar["target"] if at_most else bar["value"] >= bar["target"])
     assert len(said["points"]) == 2 * 2  # varlen and rollout; padded only where there is time
+    assert [row["method"] for row in said["rows"]] == ["tree", "varlen", "rollout"] * 2
+    for row in said["rows"]:
+        assert row["cpu_s"] > row["planning_s"] >= 0 and 0 < row["timed"] <= 1 and row["peak_mb"] is None
+        assert (row["speed_up"] == row["token_bound"] == 1) or row["method"] != "tree"
+        assert row["token_bound"] >= 1
     assert (tmp_path / "plot.svg").read_text().count("measured, against") == 2
 
 

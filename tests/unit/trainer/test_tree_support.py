@@ -105,6 +105,17 @@ def test_the_probe_catches_an_inexact_model_that_its_configuration_does_not_show
     assert model.config._attn_implementation == "eager"
 
 
+def test_the_probe_catches_what_is_random_in_training_and_named_by_no_configuration() -> None:
+    model = llama()
+    model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, torch.nn.Dropout(0.2))
+    model.eval()
+    with pytest.raises(
+        ValueError, match="not exact for llama: two forward passes of a probe in training mode"
+    ):
+        attach_tree_attention(model)
+    assert model.config._attn_implementation == "eager" and not model.training
+
+
 def test_an_attached_model_refuses_a_call_without_a_plan() -> None:
     model: Qwen3ForCausalLM = seeded(qwen3)
     attach_tree_attention(model)
