@@ -8,6 +8,7 @@ resident set over forward and backward (resident.py); the time is process CPU ti
     bounded   the tree in passes of a third of the longest sample
     row       one sample of 32,768 tokens in one pass, a smaller model
     path      the same in passes of 2,048
+    step      the same through a whole train step as configured by default: CISPO, its metrics, clipping, AdamW
     longpath  one of 196,608 tokens in passes of 2,048
 """
 
@@ -24,19 +25,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from orchestrator.config import TrainerSection
 from trainer.benchmarks.bars import bar
 from trainer.benchmarks.qwen3 import VOCAB, policy
 from trainer.benchmarks.resident import grown, in_fresh_process
 from trainer.benchmarks.shapes import rewrites
+from trainer.learner import optimizer_settings, update_settings
 from trainer.samples import Sample
 from trainer.tree.execute import backward
-from trainer.tree.pack import Pack, pack_samples
+from trainer.tree.pack import pack_samples
 from trainer.tree.passes import Budget
+from trainer.update import make_optimizer, train_step
 
-PATHS = {"row": 32_768, "path": 32_768, "longpath": 196_608}  # tokens
+PATHS = {"row": 32_768, "path": 32_768, "step": 32_768, "longpath": 196_608}  # tokens
 QUICK = ("whole", "longest", "bounded")
-CASES = (*QUICK, "row", "path")
+CASES = (*QUICK, "row", "path", "step")
 LONG = (*CASES, "longpath")
 UNBOUNDED = 1 << 60
 OF_TIMES = "× one pass"  # unit of the ratios of CPU times
@@ -58,8 +63,10 @@ def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
     if case in PATHS:
         length = round(PATHS[case] * scale)
         ids = np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
-        zeros = np.zeros(length - length // 2, np.float32)
-        chain = Sample.of(ids[: length // 2], ids[length // 2 :], behavior_logprobs=zeros, advantage=1.0)
+        uniform = np.full(length - length // 2, -np.log(VOCAB), np.float32)
+        chain = Sample.of(ids[: length // 2], ids[length // 2 :], behavior_logprobs=uniform, advantage=1.0)
+        if case == "step":
+            return [chain], update_settings(TrainerSection()).budget
         return [chain], Budget(UNBOUNDED if case == "row" else 2048, UNBOUNDED)
     n = [max(2, round(tokens * scale)) for tokens in (1024, 56, 56)]
     samples = rewrites(4, 3, 6, *n)(VOCAB)
@@ -79,14 +86,27 @@ def measure(case: str, scale: float) -> Measured:
     model = policy(2, 64, 128) if case in PATHS else policy(4)
     samples, budget = samples_of(case, scale)
 
-    def work() -> tuple[Pack, float, float]:
+    def work() -> tuple[float, float]:
         started = time.process_time()
-        pack = pack_samples(samples, budget)
-        loss = backward(model, pack, lambda rows, logp: -logp.sum()).loss
-        return pack, loss, time.process_time() - started
+        loss = _train(model, samples) if case == "step" else _differentiate(model, samples, budget)
+        return loss, time.process_time() - started
 
-    (pack, loss, seconds), peak = grown(model, work)
+    (loss, seconds), peak = grown(model, work)
+    pack = pack_samples(samples, budget)
     return Measured(pack.plan.tokens, len(pack.passes), seconds, peak, loss)
+
+
+def _differentiate(model: nn.Module, samples: Sequence[Sample], budget: Budget) -> float:
+    return backward(model, pack_samples(samples, budget), lambda rows, logp: -logp.sum()).loss
+
+
+def _train(model: nn.Module, samples: Sequence[Sample]) -> float:
+    """One train step with the trainer's defaults; its loss."""
+    section = TrainerSection()
+    optimizer = make_optimizer(model, optimizer_settings(section))
+    metrics = train_step(model, optimizer, samples, update_settings(section), trainer_version=0)
+    assert metrics.applied, metrics.skip_reason
+    return metrics.loss
 
 
 def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
@@ -108,6 +128,10 @@ def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
         ]
     if "path" in measured:
         found.append(bar("path of 32768 tokens: CPU", measured["path"].seconds, "s", 180.0, at_most=True))
+    if "step" in measured:
+        found.append(
+            bar("train step on 32768 tokens: CPU", measured["step"].seconds, "s", 180.0, at_most=True)
+        )
     if "longpath" in measured:
         share = measured["longpath"].peak / measured["row"].peak
         found.append(

@@ -135,6 +135,13 @@ def test_passes_compute_the_loss_of_one_pass_in_the_memory_benchmark_too() -> No
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
+def test_a_long_path_goes_through_a_whole_train_step_of_the_defaults() -> None:
+    step = measure("step", 0.02)
+    assert step.tokens == round(0.02 * 32_768) and step.passes == 1 and step.seconds > 0
+    assert step.loss != 0.0
+    assert [one["name"] for one in bars({"step": step})] == ["train step on 32768 tokens: CPU"]
+
+
 def test_the_memory_bars_miss_what_takes_more_memory_or_time() -> None:
     good = {
         "whole": Measured(9, 1, 1.0, 50.0, 1.0),
