@@ -31,6 +31,7 @@ from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import check_vocabulary, load_model
+from trainer.precision import compute_in
 from trainer.replay import attach_replay, check_routes
 from trainer.report import REASONS, report
 from trainer.samples import Floats, Sample
@@ -155,6 +156,7 @@ class Learner:
             lora.restore(model, self.checkpoint.path / "trainer", self._section)
         if torch.cuda.is_available():
             attach_tree_attention(model.to("cuda"), "flex")
+        _compute(model, self._section)
         optimizer = make_optimizer(model, optimizer_settings(self._section))
         restore_optimizer(self.checkpoint, model, optimizer)
         return model, optimizer
@@ -222,6 +224,7 @@ def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Ch
     check_vocabulary(model, model_directory)
     if section.lora_rank:
         lora.inject(model, section)
+    _compute(model, section)  # for its canary
     return save_checkpoint(
         root,
         model,
@@ -230,6 +233,11 @@ def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Ch
         tokenizer=model_directory,
         canary_ids=canary_ids(model),
     )
+
+
+def _compute(model: nn.Module, section: TrainerSection) -> None:
+    if section.dtype != "float32":
+        compute_in(model, getattr(torch, section.dtype))
 
 
 def canary_ids(model: nn.Module) -> list[int]:

@@ -46,7 +46,7 @@ def dealt_model(directory: Path, section: TrainerSection, ranks: Ranks) -> nn.Mo
         if _shape_of(model) != said[0]:
             raise ValueError(f"{directory} is another model here than on rank 0")
     values = [tensor.detach() for _, tensor in _tensors(model)] if ranks.leads else []
-    shard(model, ranks)
+    shard(model, ranks, getattr(torch, section.dtype))
     if not ranks.leads:
         _give_memory(model, ranks.device)
     values.reverse()

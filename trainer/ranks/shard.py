@@ -17,18 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from trainer.ranks.meeting import Ranks
 from trainer.tree.forward import tree_pass
 
 
-def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Spread the parameters of a model with the same values on every rank; it must be attached to tree attention. In place."""
+def shard(model: nn.Module, ranks: Ranks, dtype: torch.dtype = torch.float32) -> None:
+    """Spread the parameters of a model with the same values on every rank; it must be attached to tree attention. In place.
+
+    They stay in their dtype; what is gathered, and so every pass, is in `dtype` (precision.py), and gradients are summed over ranks in float32.
+    """
     mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("data",))
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:  # inputs are not cast: a pass has temperatures among them
+        precision = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     for module in (*decoder_layers(model), model):
-        wrapped = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        wrapped = fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
         assert isinstance(wrapped, FSDPModule)
         wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)

@@ -3,7 +3,7 @@
 | backend | what it is |
 |---|---|
 | dense | softmax under the T² mask. The reference for tests; any device, differentiable by autograd. |
-| rectangles | torch's flash CPU kernel per block, merged by log-sum-exp. CPU, float32 and float64. |
+| rectangles | torch's flash CPU kernel per block, merged by log-sum-exp. CPU; bfloat16 and float16 in float32. |
 | flex | FlexAttention, compiled once (flex.py). CUDA, float32, bfloat16 and float16. |
 
 The rectangle backward runs the flash backward per block with the *global* output and log-sum-exp: then the block's
@@ -57,17 +57,19 @@ def attend(
         return _dense(q, k, v, plan, scale, past)
     if backend == "flex":
         return attend_flex(q, k, v, plan, scale, past)
-    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
+    if q.device.type != "cpu":
         raise ValueError(
-            f"the rectangles backend runs on CPU in float32 or float64, not {q.device.type} in {q.dtype}; "
-            "use flex on a GPU, else dense"
+            f"the rectangles backend runs on CPU, not on {q.device.type}; use flex on a GPU, else dense"
         )
     if q.shape[-1] != v.shape[-1]:
         raise ValueError(
             f"the rectangles backend needs equal head sizes, got {q.shape[-1]} and {v.shape[-1]}"
         )
-    out: Tensor = _Rectangles.apply(q, k, v, plan, scale, *(past or ()))  # type: ignore[no-untyped-call]
-    return out
+    wide = torch.promote_types(q.dtype, torch.float32)  # blocks are merged in float32 at least
+    inputs = [x.to(wide) for x in (q, k, v)]
+    above = [x.to(wide) for x in past or ()]
+    out: Tensor = _Rectangles.apply(*inputs, plan, scale, *above)  # type: ignore[no-untyped-call]
+    return out.to(q.dtype)
 
 
 def _dense(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from orchestrator.progress import current
 from orchestrator.spent import spending
 from trainer.logprobs import CHUNK
+from trainer.precision import computing
 from trainer.routing import Routing
 from trainer.tree.forward import pass_of
 from trainer.tree.pack import Pack
@@ -52,10 +53,7 @@ class Visit:
 
 def score(model: nn.Module, pack: Pack, head_chunk: int = CHUNK, routing: Routing | None = None) -> Scores:
     """Logprobs and entropies alone, without any graph. `routing` counts every token."""
-    walk = Walk(model, pack, head_chunk, routing)
-    for number in range(len(pack.passes)):
-        walk.look(number)
-    return walk.scores()
+    return computing(model, lambda: _score(model, pack, head_chunk, routing))
 
 
 def backward(
@@ -69,8 +67,21 @@ def backward(
 
     `routing` counts every token, and adds the gradients of its balance loss where it has a coefficient.
     """
+    return computing(model, lambda: _backward(model, pack, objective, head_chunk, routing))
+
+
+def _score(model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> Scores:
+    walk = Walk(model, pack, head_chunk, routing)
+    for number in range(len(pack.passes)):
+        walk.look(number)
+    return walk.scores()
+
+
+def _backward(
+    model: nn.Module, pack: Pack, objective: Objective, head_chunk: int, routing: Routing | None
+) -> Scores:
     if routing is not None and routing.coefficient and len(pack.passes) > 1:
-        score(model, pack, head_chunk, routing)  # each pass's share depends on the load of all
+        _score(model, pack, head_chunk, routing)  # each pass's share depends on the load of all
     walk = Walk(model, pack, head_chunk, routing)
     for visit in walk.visits():
         if not walk.go(visit, objective):

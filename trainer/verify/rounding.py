@@ -7,7 +7,6 @@ rounds to another expert on one side makes an error that is not of rounding.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,12 +15,9 @@ from trainer.model import load_model
 from trainer.replay import attach_replay
 from trainer.samples import Sample
 from trainer.tree.forward import attach_tree_attention
-from trainer.tree.passes import Budget
 from trainer.update import UpdateSettings
 from trainer.verify.merged import Gradients, step_gradients
 from trainer.verify.vanilla import detach_tree_attention, vanilla_gradients
-
-PASS_TOKENS = 2048  # the dense backend has a square of them in memory
 
 
 def bfloat16_errors(
@@ -31,10 +27,8 @@ def bfloat16_errors(
 
     Raises ValueError when the model cannot be merged in bfloat16.
     """
-    budget = Budget(min(PASS_TOKENS, settings.budget.tokens), settings.budget.pairs)
-    settings = replace(settings, budget=budget)
     model = load_model(checkpoint, dtype=torch.bfloat16, backend=None)
-    attach_tree_attention(model, "dense")
+    attach_tree_attention(model)
     if replay:
         attach_replay(model)
     merged = [step_gradients(model, samples, settings)[1] for samples in steps]

@@ -29,8 +29,10 @@ from trainer.batch import Part
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
 from trainer.learner import Learner, save_first
+from trainer.logprobs import token_logprobs
 from trainer.loss.correction import CorrectionSettings
 from trainer.model import load_model
+from trainer.precision import compute_in
 from trainer.ranks import deal, same
 from trainer.ranks.join import following, leading
 from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors
@@ -43,6 +45,7 @@ from trainer.ranks.walk import idle
 from trainer.replay import attach_replay
 from trainer.routing import routers_of
 from trainer.samples import Sample
+from trainer.tree import forward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import Budget
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
@@ -378,6 +381,35 @@ def resumed(place: Place, directory: Path, **trainer: Any) -> Any:
     }
 
 
+def rounded(name: str, adapters: TrainerSection | None = None) -> Work:
+    """How far the gradient of passes in bfloat16 is from float32's, of two ranks and of one; and what such passes are made of."""
+
+    def gradient(computed: torch.dtype, ranks: Ranks | None) -> torch.Tensor:
+        model = model_of(name, torch.float32, adapters)
+        before = weights(model)
+        compute_in(model, computed) if ranks is None else shard(model, ranks, computed)
+        steps(model, torch.optim.SGD(model.parameters(), lr=1.0), [MIXED], loose(budget=SMALL), ranks)
+        return torch.cat([(value - before[key]).flatten() for key, value in weights(model).items()])
+
+    def work(ranks: Ranks) -> Any:
+        seen: set[str] = set()
+
+        def noting(hidden: torch.Tensor, head: Any, target: torch.Tensor, *given: Any) -> Any:
+            dtypes = {"hidden": hidden.dtype, "head": head.weight.dtype, "temperature": given[0].dtype}
+            seen.update(f"{name} {dtype}" for name, dtype in dtypes.items())
+            return token_logprobs(hidden, head, target, *given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forward, "token_logprobs", noting)
+            together = gradient(torch.bfloat16, ranks)
+        exact = gradient(torch.float32, None)
+        alone = gradient(torch.bfloat16, None)
+        off = [float((one - exact).norm() / exact.norm()) for one in (together, alone)]
+        return {"together": off[0], "alone": off[1], "kept": str(together.dtype), "passes": sorted(seen)}
+
+    return work
+
+
 def exported(ranks: Ranks) -> Any:
     """Whether what is gathered for the export is what one process has, tied weights, experts and merged adapters included."""
     found = {}
@@ -513,6 +545,8 @@ WORKS: dict[str, Work] = {
     "refused": refused,
     "proximal": proximal,
     "exported": exported,
+    "bfloat16": rounded("qwen3"),
+    "bfloat16 adapters": rounded("qwen3", ADAPTERS),
 }
 SCENARIOS: dict[str, Scenario] = {
     "at work": at_work,

@@ -18,7 +18,7 @@ from trainer.tree.passes import Budget
 TINY = replace(
     gpu.FULL,
     device="cpu",
-    dtype=torch.float32,
+    dtype=torch.bfloat16,
     backend="rectangles",
     models={
         "dense": partial(gpu.dense, 32, 1, 4, 64, 300),
@@ -42,7 +42,7 @@ def test_every_model_shape_and_method_has_a_row(capsys: pytest.CaptureFixture[st
     by = {(row["model"], row["shape"], row["method"]): row for row in rows}
     assert by["dense", "group", "varlen"]["token_bound"] > by["dense", "group", "rollout"]["token_bound"] > 2
     said = capsys.readouterr().out
-    assert "cpu, float32, rectangles, passes of 512 tokens" in said and said.count("TFLOP/s") == 4
+    assert "cpu, bfloat16, rectangles, passes of 512 tokens" in said and said.count("TFLOP/s") == 4
 
 
 def test_of_experts_those_count_that_a_token_goes_through() -> None:

@@ -76,6 +76,16 @@ def test_frozen_weights_are_gathered_and_no_gradient_of_them_is_reduced(found: d
     assert result["gradients"] == {"adapter": 2 * 7 * 2, "frozen": 0}
 
 
+@pytest.mark.parametrize("scenario", ["bfloat16", "bfloat16 adapters"])
+def test_ranks_round_as_one_does_and_keep_their_weights_in_float32(
+    found: dict[str, Any], scenario: str
+) -> None:
+    result = found[scenario]
+    assert result["kept"] == "torch.float32"
+    assert result["passes"] == ["head torch.bfloat16", "hidden torch.bfloat16", "temperature torch.float64"]
+    assert 1e-4 < result["together"] < 1.3 * result["alone"] < 0.1
+
+
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_what_is_not_finite_on_one_rank_skips_the_train_step_on_all(
     found: dict[str, Any], broken: str
