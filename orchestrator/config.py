@@ -352,7 +352,7 @@ class TrainerSection(Section):
         1 << 28
     )  # (query, key) pairs of one forward pass: bounds its time where contexts are long
     dtype: Literal["float32", "bfloat16"] = (
-        "float32"  # of the passes; weights, gradients and moments are float32 (ops/guides/losses.md)
+        "float32"  # of the passes; weights, gradients and moments are float32 (ops/guides/precision.md)
     )
     activation_checkpointing: bool = False  # layers run again in the backward pass: less memory, more time
     keep_logprobs: bool = (
