@@ -211,7 +211,7 @@ class GatewaySection(Section):
     routes_mb: Annotated[float, Field(gt=0)] = 6.0
     session_ttl_s: Seconds = 3600.0
     replay_hold_s: Seconds = 2.0
-    canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
+    canary_tolerance: Annotated[float, Field(gt=0)] = 0.02  # not given: as trainer.dtype (CANARY_TOLERANCES)
     unproven_template: Literal["refuse", "per_request"] = "refuse"
 
     @model_validator(mode="after")
@@ -304,6 +304,10 @@ RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
     "gspo": (0.9997, 1.0004),
 }
 """`trainer.ratio_min` and `ratio_max` where they are not given; the other losses have no ratio."""
+
+
+CANARY_TOLERANCES: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}
+"""`gateway.canary_tolerance` where it is not given, by `trainer.dtype`: bfloat16 rounds logprobs of a sharp policy by up to 0.07."""
 
 
 class TrainerSection(Section):
@@ -456,6 +460,17 @@ class Config(Section):
     watchdog: WatchdogSection = WatchdogSection()
     web: WebSection = WebSection()
     metrics: MetricsSection = MetricsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tolerance_of_dtype(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        trainer, gateway = given.get("trainer", {}), given.get("gateway", {})
+        if not (isinstance(trainer, dict) and isinstance(gateway, dict)):
+            return given
+        tolerance = CANARY_TOLERANCES.get(str(trainer.get("dtype")), CANARY_TOLERANCES["float32"])
+        return {**given, "gateway": {"canary_tolerance": tolerance, **gateway}}
 
     def faster(self, scale: float) -> "Config":
         """Every time to live, watchdog, back-off and limit divided by `scale`, all together; counts and shares stay."""

@@ -334,7 +334,8 @@ class Keeper:
         if difference > self._tolerance:
             server.shut()
             raise SyncFailed(
-                f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than {self._tolerance}"
+                f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than gateway.canary_tolerance ({self._tolerance}): "
+                "the server has other weights, or a coarser dtype than the trainer"
             )
         server.admit(target.version)
         held = anyio.current_time() - begun

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.config import Config, differences, load
 from orchestrator.contracts.errors import ConfigurationError
@@ -195,6 +196,17 @@ def test_ratio_bounds_that_are_not_given_are_the_losss_own() -> None:
 
     assert bounds() == bounds(loss="cispo") == (0.0, 5.0)
     assert bounds(loss="grpo") == (0.8, 1.2) and bounds(loss="dapo", ratio_min=0.7) == (0.7, 1.28)
+
+
+def test_a_canarys_tolerance_that_is_not_given_is_that_of_the_trainers_dtype() -> None:
+    def tolerance(**sections: dict[str, object]) -> float:
+        return Config.model_validate(sections).gateway.canary_tolerance
+
+    assert tolerance() == tolerance(trainer={"dtype": "float32"}) == 0.02
+    assert tolerance(trainer={"dtype": "bfloat16"}, gateway={"port": 0}) == 0.2
+    assert tolerance(trainer={"dtype": "bfloat16"}, gateway={"canary_tolerance": 0.05}) == 0.05
+    with pytest.raises(ValidationError, match="'float32' or 'bfloat16'"):
+        tolerance(trainer={"dtype": "float16"})
 
 
 def test_what_a_run_stored_before_a_key_existed_is_the_configuration_that_it_was() -> None:
