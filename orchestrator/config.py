@@ -307,7 +307,7 @@ RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 CANARY_TOLERANCES: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}
-"""`gateway.canary_tolerance` where it is not given, by `trainer.dtype`: bfloat16 rounds logprobs of a sharp policy by up to 0.07."""
+"""`gateway.canary_tolerance` where it is not given, by `trainer.dtype`: bfloat16 rounds logprobs of a sharp policy by up to 0.1."""
 
 
 class TrainerSection(Section):

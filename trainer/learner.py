@@ -26,12 +26,12 @@ from trainer.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
+from trainer.computing import compute_in
 from trainer.expert_bias import check_biases
 from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import check_vocabulary, load_model
-from trainer.precision import compute_in
 from trainer.replay import attach_replay, check_routes
 from trainer.report import REASONS, report
 from trainer.samples import Floats, Sample

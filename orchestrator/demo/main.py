@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio
 import typer
@@ -73,6 +73,9 @@ def main(
         rollout_servers.Kind,
         typer.Option(help="embedded, or a real SGLang on this machine's CPU (set up on first use, 2.9 GB)."),
     ] = rollout_servers.Kind.EMBEDDED,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the trainer's passes (trainer.dtype).")
+    ] = "float32",
     kept: Annotated[
         bool, typer.Option("--keep", help="Leave the dashboard running on what the run left behind.")
     ] = False,
@@ -105,6 +108,7 @@ def main(
         sandbox=sandbox,
         control=control,
         servers=servers,
+        dtype=dtype,
     )
     if sandbox == "local":
         console.print(

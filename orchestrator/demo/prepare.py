@@ -58,6 +58,7 @@ parts = 2
 lr = 2e-4
 negative_scale = 0.2
 permute_advantages = {control}
+dtype = "{dtype}"
 """
 
 
@@ -71,6 +72,7 @@ def write_run(
     sandbox: str,
     control: bool,
     servers: str = "",
+    dtype: str = "float32",
 ) -> Path:
     """Make a new run directory below `root` and return it, absolute."""
     root.mkdir(parents=True, exist_ok=True)
@@ -85,6 +87,7 @@ def write_run(
             sandbox=sandbox,
             control=str(control).lower(),
             servers=servers,
+            dtype=dtype,
         ),
         encoding="utf-8",
     )

@@ -60,7 +60,14 @@ def configuration(model: Path, shared: Path, hosts: dict[str, Host]) -> Config:
         f'"{name}" = {share}' for name, share in prepare.SCAFFOLDS.items() if name in names("scaffolds")
     )
     demo = prepare.CONFIG.format(
-        seed=0, model=model, seconds=0, scaffolds=scaffolds, sandbox="bubblewrap", control="false", servers=""
+        seed=0,
+        model=model,
+        seconds=0,
+        scaffolds=scaffolds,
+        sandbox="bubblewrap",
+        control="false",
+        servers="",
+        dtype="float32",
     )
     raw = tomllib.loads(demo)
     raw["run"] = {"name": "hosts"}

@@ -1,6 +1,6 @@
 """The GPU section of `ops/bench tree`: bfloat16, FlexAttention, contexts up to 128K, where there is a CUDA device.
 
-As the trainer has it with `trainer.dtype = "bfloat16"`: weights and gradients in float32, passes in bfloat16 (precision.py).
+As the trainer has it with `trainer.dtype = "bfloat16"`: weights and gradients in float32, passes in bfloat16 (computing.py).
 A Qwen3 of 0.6 billion parameters and a mixture of experts of 1.3 billion (0.4 of them at work per token), random weights, activation checkpointing.
 Tree and packed rows have the same kernels, head and budget of tokens per pass. Time is wall time until the device is done, planning included; the
 methods are timed in turns (turns.py). Memory is the most that torch had allocated at once. Run alone: `python -m trainer.benchmarks.gpu [--json]`.
@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from trainer.benchmarks.rows import BASELINES
 from trainer.benchmarks.shapes import Shape, group
 from trainer.benchmarks.turns import Race, flops
-from trainer.precision import compute_in
+from trainer.computing import compute_in
 from trainer.samples import Sample
 from trainer.tree.attention import Backend
 from trainer.tree.execute import backward

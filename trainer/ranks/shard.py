@@ -27,7 +27,7 @@ from trainer.tree.forward import tree_pass
 def shard(model: nn.Module, ranks: Ranks, dtype: torch.dtype = torch.float32) -> None:
     """Spread the parameters of a model with the same values on every rank; it must be attached to tree attention. In place.
 
-    They stay in their dtype; what is gathered, and so every pass, is in `dtype` (precision.py), and gradients are summed over ranks in float32.
+    They stay in their dtype; what is gathered, and so every pass, is in `dtype` (computing.py), and gradients are summed over ranks in float32.
     """
     mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("data",))
     precision = MixedPrecisionPolicy()

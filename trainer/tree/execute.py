@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from orchestrator.progress import current
 from orchestrator.spent import spending
+from trainer.computing import computing
 from trainer.logprobs import CHUNK
-from trainer.precision import computing
 from trainer.routing import Routing
 from trainer.tree.forward import pass_of
 from trainer.tree.pack import Pack

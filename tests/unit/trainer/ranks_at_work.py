@@ -28,11 +28,11 @@ from trainer import lora
 from trainer.batch import Part
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
+from trainer.computing import compute_in
 from trainer.learner import Learner, save_first
 from trainer.logprobs import token_logprobs
 from trainer.loss.correction import CorrectionSettings
 from trainer.model import load_model
-from trainer.precision import compute_in
 from trainer.ranks import deal, same
 from trainer.ranks.join import following, leading
 from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors

@@ -12,8 +12,8 @@ from orchestrator.config import TrainerSection
 from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, seeded
 from trainer.batch import Part
 from trainer.benchmarks.random_model import write_random_model
+from trainer.computing import compute_in, computing
 from trainer.learner import Learner, save_first
-from trainer.precision import compute_in, computing
 from trainer.tree.execute import backward, score
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
