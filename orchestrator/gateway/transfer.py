@@ -149,7 +149,8 @@ async def _announced(process: Process) -> _Announced:
     except (anyio.IncompleteRead, anyio.EndOfStream):
         with suppress(anyio.EndOfStream):
             said = (await process.stderr.receive(4096)).decode(errors="replace").strip()
-            raise TransferFailed(f"the sender does not start: {said.splitlines()[-1]}") from None
+            if said:
+                raise TransferFailed(f"the sender does not start: {said.splitlines()[-1]}") from None
         raise TransferFailed("the sender ended without a word") from None
     except msgspec.MsgspecError as error:
         raise TransferFailed(f"the sender's first line is not to be understood: {error}") from error

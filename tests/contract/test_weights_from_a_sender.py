@@ -118,6 +118,22 @@ async def test_a_sender_that_dies_halfway_is_noticed_and_the_old_weights_stay(
     assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
 
 
+@pytest.mark.embedded("SGLang asserts, and its scheduler ends with it")
+async def test_a_dtype_that_does_not_exist_ends_the_transfer_and_the_old_weights_stay(
+    client: RolloutServerClient, models: Path, references: list[Any]
+) -> None:
+    async with sending(client, str(models / "model1"), address="127.0.0.1", within=60.0) as sender:
+        (part,) = sender.parts
+        wrong = part | {"dtypes": ["float31", *part["dtypes"][1:]]}
+        await client.begin_transfer()
+        with pytest.raises(WeightUpdateRefused, match="of dtype 'float31', which torch does not have"):
+            await client.receive_weights(sender.group, wrong, "v1", flush_cache=True, timeout=20.0)
+        with pytest.raises(WeightUpdateRefused, match="there is no group"):
+            await client.receive_weights(sender.group, part, "v1", flush_cache=True, timeout=20.0)
+        await client.end_transfer()
+    assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
+
+
 async def test_a_checkpoint_that_is_none_is_said_by_the_sender(
     client: RolloutServerClient, tmp_path: Path
 ) -> None:

@@ -94,8 +94,13 @@ class Transfers:
 
         try:
             await asyncio.to_thread(received)
-        except RuntimeError as error:
+        except (
+            RuntimeError,
+            Refusal,
+        ) as error:  # what the sender sends next would be taken for something else
             self._open.pop(name, None)
+            if isinstance(error, Refusal):
+                raise
             raise Refusal(f"the weights did not arrive: {str(error).partition(chr(10))[0]}.") from error
 
     async def written(self, name: str, config: Mapping[str, Any], place: Path) -> None:
