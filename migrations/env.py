@@ -1,7 +1,9 @@
-"""Runs the migrations against `sqlalchemy.url` of the alembic configuration, else $DATABASE_URL, or the file $DATABASE_URL_FILE.
+"""Runs the migrations against `sqlalchemy.url` of the alembic configuration, or else $DATABASE_URL, or the file $DATABASE_URL_FILE.
 
-A migration that contracts the schema (drops, renames, demands more) says `oldest_code = "NNNN"`: the revision of the oldest code that may
-still run. The newest of those that were run stands in the database's table `compatibility` (ops/guides/upgrade.md).
+A migration that contracts the schema (drops, renames, demands more) declares `oldest_code = "NNNN"`: the revision of the oldest code that may
+still run. The database's table `compatibility` holds the newest declared value of all applied migrations (ops/guides/upgrade.md).
+
+Migrations do not comment tables or columns: after the newest migration, these get the `comment=` texts of orchestrator/pool/tables.
 """
 
 import asyncio
@@ -11,33 +13,48 @@ from typing import Any
 
 from alembic import context
 from alembic.runtime.migration import MigrationContext
+from alembic.util import CommandError
 from sqlalchemy import Connection, pool, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-from orchestrator.environment import named
-from orchestrator.failpoints import boundary
-from orchestrator.pool.engine import sqlalchemy_url
+from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.pool.address import Address, address_of
+from orchestrator.pool.engine import CANNOT_CONNECT, DRIVER, FIRST, bare_engine, check_migratable, refusal
+from orchestrator.pool.rights import check_schema, no_place
 from orchestrator.pool.tables import metadata
+from orchestrator.pool.transact import sentence
+from orchestrator.runtime.environment import named
+from orchestrator.runtime.failpoints import boundary
 
-# What autogenerate must not see: partitions are made per run.
+# Hidden from autogenerate: each run creates its partitions.
 PARTITION = re.compile(r"(steps|step_routes|trained_steps|messages|prompts)_\d+")
 
 
-SINCE = "0017"  # the revision that made the table `compatibility`
-
-
 def _keep_compatibility(*, ctx: MigrationContext, heads: Collection[str], **_: Any) -> None:
-    """After each migration, up or down."""
+    """Update `compatibility` after each migration, up or down."""
     assert ctx.script is not None
-    run = list(ctx.script.iterate_revisions(tuple(heads), "base"))
-    since = next((one for one in run if one.revision == SINCE), None)
-    if since is None:
+    if not (run := list(ctx.script.iterate_revisions(tuple(heads), "base"))):
         return
     oldest = max(
         (one.module.oldest_code for one in run if hasattr(one.module, "oldest_code")),
-        default=since.down_revision,
+        default=FIRST,
     )
     ctx.execute(text(f"UPDATE compatibility SET oldest_code = '{oldest}'"))
+
+
+def _comment(*, ctx: MigrationContext, heads: Collection[str], **_: Any) -> None:
+    """After the newest migration: set the comments of tables and columns."""
+    assert ctx.script is not None
+    if set(heads) != set(ctx.script.get_heads()):
+        return
+    for table in metadata.sorted_tables:
+        ctx.execute(SetTableComment(table))
+        for column in table.columns:
+            ctx.execute(SetColumnComment(column))
+
+
+AFTER_EACH = (_keep_compatibility, _comment)
 
 
 def _include(name: str | None, kind: str, parents: object) -> bool:
@@ -45,38 +62,74 @@ def _include(name: str | None, kind: str, parents: object) -> bool:
 
 
 def _run(connection: Connection) -> None:
-    # Begins the transaction, whose end alembic then leaves to `_online`. Of two at once, one waits and finds it done.
+    # Starts the transaction; alembic then leaves its end to `_online`. Of two concurrent migrations, the second waits and has nothing to do.
     connection.execute(text("SELECT pg_advisory_xact_lock(7317)"))
+    check_schema(*connection.execute(text("SELECT session_user, current_schema()")).one())
     context.configure(
         connection=connection,
         target_metadata=metadata,
         include_name=_include,
         compare_server_default=False,
-        on_version_apply=_keep_compatibility,
+        on_version_apply=AFTER_EACH,
     )
+    check_migratable(context.get_context().get_current_revision())
     with context.begin_transaction():
         context.run_migrations()
 
 
 async def _online(url: str) -> None:
-    engine = create_async_engine(sqlalchemy_url(url), poolclass=pool.NullPool)
-    async with engine.connect() as connection:
-        await connection.run_sync(_run)
-        await boundary("schema.commit", connection.commit)
-    await engine.dispose()
+    engine = bare_engine(url, poolclass=pool.NullPool)
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(_run)
+            await boundary("schema.commit", connection.commit)
+    finally:
+        await engine.dispose()
 
 
-url = context.config.get_main_option("sqlalchemy.url") or named("DATABASE_URL")
+def _sentence(error: BaseException, address: Address) -> str:
+    """The sentence for a person at the command line."""
+    statement = error.statement if isinstance(error, DBAPIError) else None
+    if not statement:
+        return str(refusal(error, address))
+    assert isinstance(error, DBAPIError)
+    message = sentence(error)
+    if "permission denied for schema" in message or "permission denied for database" in message:
+        return no_place(address.user or "LOGIN", address.database or "DATABASE")
+    return (
+        f"PostgreSQL at {address.place} refused a statement ({message}): {' '.join(statement.split())[:200]}"
+    )
+
+
+def _upgrade(url: str) -> None:
+    """Run online. A caller in Python gets the error; the command line shows one sentence."""
+    if context.config.cmd_opts is None:
+        asyncio.run(_online(url))
+        return
+    try:
+        address = address_of(url)
+        try:
+            asyncio.run(_online(url))
+        except CANNOT_CONNECT as error:
+            raise CommandError(_sentence(error, address)) from None
+    except ServiceError as error:
+        raise CommandError(str(error)) from None
+
+
+try:
+    url = context.config.get_main_option("sqlalchemy.url") or named("DATABASE_URL")
+except ConfigurationError as error:
+    raise CommandError(str(error)) from None
 if not url:
-    raise SystemExit("no database is named: set DATABASE_URL=postgresql://user:password@host/database")
+    raise CommandError("no database is named: set DATABASE_URL=postgresql://user:password@host/database")
 if context.is_offline_mode():
     context.configure(
-        url=sqlalchemy_url(url),
+        url=DRIVER,
         target_metadata=metadata,
         literal_binds=True,
-        on_version_apply=_keep_compatibility,
+        on_version_apply=AFTER_EACH,
     )
     with context.begin_transaction():
         context.run_migrations()
 else:
-    asyncio.run(_online(url))
+    _upgrade(url)

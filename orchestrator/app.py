@@ -7,21 +7,23 @@
        │                                                           │
        └──▶ rollout servers ◀──────────── the gateway syncs new versions
 
-One event loop, one task group, one role per file in `orchestrator.flow`:
+One event loop, one task group, one role per file in `orchestrator.roles`:
 
-    intake      tasks.*            → groups, rollouts, submissions      (pool.submissions)
-    dispatcher  accepted groups    → seq, assignments                   (scheduling.admission, pool.dispatch)
-    ingest      steps.*, results.* → steps, results, verdicts           (pool.steps, pool.results)
-    complete    terminal rollouts  → rewards; ready, scored, filtered   (rewards, scheduling.completion)
-    relay       outbox             → bus
-    letters     dead.*             → dead letters of those who may not write them
-    reaper      expired leases     → new attempts
-    ender       end conditions     → filtered(run_ended), ended runs
-    rebuild     missing streams    → work.*, policy.* again, from Postgres
-    overseer    unfinished work    → alarms that name who holds it up   (pool.stages, pool.culprits)
+    intake          tasks.*            → groups, rollouts, submissions      (pool.submissions)
+    blobs           blobs.*            → parts of large tasks               (pool.blobs)
+    dispatcher      accepted groups    → seq, assignments                   (scheduling.admission, pool.dispatch)
+    ingest          steps.*, results.* → steps, results, verdicts           (pool.ingest, pool.results)
+    relay           outbox             → bus
+    dead_letters    dead.*             → dead letters of processes that may not write to the pool
+    reaper          expired leases     → new attempts
+    run_end         end conditions     → filtered(run_ended), ended runs
+    rebuild         missing streams    → work.*, policy.* again, from Postgres
+    stall_detector  unfinished work    → alarms that name the blocking process (pool.backlog, pool.stall_causes)
 
-The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.flow.rollout_runner` and `.verify_runner` (runners),
-`trainer.loop` (trainer), `trainer.serving` (embedded rollout server). All meet only at the bus and the data pool; any may be killed at
+`ingest` and `reaper` call `complete` when a rollout ends: rewards; groups that are ready, scored or filtered (rewards, scheduling.completion).
+
+The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.runner.rollout_runner` and `.verify_runner` (runners),
+`trainer.loop` (trainer), `trainer.serving` (embedded rollout server). They meet only at the bus and the data pool. Each may be killed at
 any instruction. Two orchestrators on one run are safe.
 """
 
@@ -32,37 +34,38 @@ from functools import partial
 import anyio
 
 from orchestrator.bus.nats import NatsBus
-from orchestrator.clock import clock
-from orchestrator.config import Config, as_kept, differences
-from orchestrator.flow.context import Flow
-from orchestrator.flow.dispatcher import dispatcher
-from orchestrator.flow.ender import ender
-from orchestrator.flow.ingest import ingest_results, ingest_steps, ingest_verdicts
-from orchestrator.flow.intake import Intake
-from orchestrator.flow.letters import keep_letters
-from orchestrator.flow.overseer import Overseer
-from orchestrator.flow.reaper import reaper
-from orchestrator.flow.rebuild import REBUILT, rebuild
-from orchestrator.flow.relay import relay
-from orchestrator.log import bind, get
-from orchestrator.plugins import names
+from orchestrator.deploy.preflight import check_config
 from orchestrator.pool.engine import check_revision, open_engine
-from orchestrator.pool.presence import announced
+from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import transact
-from orchestrator.preflight import check_config
-from orchestrator.progress import restartable
+from orchestrator.roles.blobs import answer_missing, store_blobs
+from orchestrator.roles.context import Flow
+from orchestrator.roles.dead_letters import store_dead_letters
+from orchestrator.roles.dispatcher import dispatcher
+from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
+from orchestrator.roles.intake import Intake
+from orchestrator.roles.reaper import reaper
+from orchestrator.roles.rebuild import REBUILT, rebuild
+from orchestrator.roles.relay import relay
+from orchestrator.roles.run_end import run_end
+from orchestrator.roles.stall_detector import StallDetector
+from orchestrator.runtime.liveness import restartable
+from orchestrator.runtime.log import bind, get
+from orchestrator.runtime.plugins import names
+from orchestrator.settings.config import Config, effective, ignored
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
 
 @asynccontextmanager
 async def open_flow(config: Config) -> AsyncIterator[Flow]:
-    """The orchestrator's context on configured services: the run exists, the streams exist."""
+    """The orchestrator's context on the configured services. The run and the streams exist."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
             open_engine(
-                config.services.database_url, name="penstock-orchestrator", patience_s=clock().pool_start_s
+                config.services.database_url, name="penstock-orchestrator", patience_s=timeouts().pool_start_s
             )
         )
         async with engine.connect() as connection:
@@ -72,13 +75,12 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
             lambda connection: ensure_run(connection, config.run.name, config.to_json()),
             at="run.create",
         )
-        kept = as_kept(run.config, config)
-        if changed := differences(kept, config):
+        if changed := ignored(run.config, config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
-        config = kept
+        config = effective(run.config, config)
         bus = await stack.enter_async_context(NatsBus.connect(config.services.nats_url))
         stack.enter_context(bind(run=run.name))
-        yield Flow(run.run_id, run.name, config, engine, bus)
+        yield Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
 
 
 async def orchestrate(config: Config) -> None:
@@ -92,23 +94,26 @@ async def orchestrate(config: Config) -> None:
 
         flow.bus.on_stream_new(on_stream_new)
         await flow.bus.ensure_streams()
-        for stream in REBUILT:  # one that was wiped and made anew while we were away looks normal
+        # A stream that was wiped and recreated while this process was away looks normal.
+        for stream in REBUILT:
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         roles: dict[str, Callable[[], Awaitable[None]]] = {
             "intake": Intake(
                 flow, list(dict.fromkeys((*known_scaffolds, *flow.config.rollout.scaffolds)))
             ).run,
+            "blobs": partial(store_blobs, flow),
+            "missing_blobs": partial(answer_missing, flow),
             "dispatcher": partial(dispatcher, flow),
             "steps": partial(ingest_steps, flow),
             "results": partial(ingest_results, flow),
             "verdicts": partial(ingest_verdicts, flow),
-            "letters": partial(keep_letters, flow),
+            "dead_letters": partial(store_dead_letters, flow),
             "relay": partial(relay, flow),
             "reaper": partial(reaper, flow),
-            "ender": partial(ender, flow),
-            "overseer": Overseer(flow).run,
+            "run_end": partial(run_end, flow),
+            "stall_detector": StallDetector(flow).run,
         }
-        async with announced(flow.engine, flow.run_id), anyio.create_task_group() as tasks:
-            for name, role in roles.items():  # what is cancelled in the middle is done again
+        async with send_heartbeats(flow.engine, flow.run_id), anyio.create_task_group() as tasks:
+            for name, role in roles.items():  # a restarted role repeats what was cancelled halfway
                 tasks.start_soon(restartable, name, role)

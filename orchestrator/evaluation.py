@@ -1,136 +1,171 @@
-"""Held-out tasks on one policy version, beside training: publish, wait until every group has ended, read the result.
+"""Held-out tasks on one policy version, in parallel with training: publish, wait until every group has ended, read the result.
 
     async with connected(home) as bench:
-        found = await bench.evaluate(tasks, Asked("heldout", version=7), tick=print)
+        found = await bench.evaluate(tasks, EvaluationRequest(suite="heldout", version=7), tick=print)
 
-Evaluations get no queue position and train nothing. The same suite, version and options are the same submissions, so an evaluation that was
-interrupted goes on and one that is done is a no-op. A rollout server serves one version at a time: servers that are reserved
-(`servers.evaluation`) serve what evaluations pin, the others the newest version alone.
+Evaluations get no queue position and are not trained on. The same suite, version and options give the same submissions. An interrupted
+evaluation therefore continues, and a finished one is a no-op. A rollout server serves one version at a time: reserved servers
+(`servers.evaluation`) serve the versions that evaluations pin, the others only the newest version.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-from sqlalchemy import func, select
-from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
 from orchestrator.bus.nats import NatsBus
-from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.contracts.errors import ArgumentError, ConfigurationError, PenstockError
 from orchestrator.contracts.events import TaskSubmitted
-from orchestrator.contracts.states import Purpose, ServerState
-from orchestrator.home import Home
-from orchestrator.look.evaluations import Evaluation, evaluations
-from orchestrator.pool.dead import RETRY, tried
+from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.deploy.home import Home
+from orchestrator.pool.dead_letters import tried
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
-from orchestrator.pool.tables import groups, policy_versions, rollout_servers
-from orchestrator.publish import publish_tasks
+from orchestrator.publish import blobs_of, publish_tasks
+from orchestrator.queries.evaluation_run import (
+    evaluated_submissions,
+    evaluation_counts,
+    has_version,
+    is_training,
+    newest_version,
+    published_version,
+    served_versions,
+)
+from orchestrator.queries.evaluations import (
+    Evaluation,
+    Unscored,
+    evaluations,
+    unscored,
+)
+from orchestrator.settings.config import effective
 from orchestrator.tasks.harbor import Task
 
-ANSWER_S = 120.0  # for the orchestrator to accept what was published, for a trainer that starts to publish its first version
-SERVED_S = 30.0  # for a rollout server to come to the newest version
-STUCK_S = 600.0  # without a single further group that ended
-LOOK_S = 0.5
+ANSWER_S = 120.0  # for the orchestrator to accept published tasks, and for a starting trainer to publish its first version
+SERVED_S = 30.0  # for a rollout server to reach the newest version
+STUCK_S = 600.0  # without a further ended group
+POLL_INTERVAL_S = 0.5
 PAGE = 64  # tasks published before the next ones wait for their acceptance
 
 Tick = Callable[[int, int], object]
-"""(groups that ended, groups in all)."""
+"""(ended groups, all groups)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One evaluation. `version` None: the newest. `rollouts` per task; `greedy`: temperature 0. `scaffold` "": the run's shares."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """One evaluation. `version` None: the newest. `rollouts` per task; `greedy`: temperature 0. `scaffold` None: the run's shares.
+
+    Raises ArgumentError for a value that cannot be used.
+    """
 
     suite: str
     version: int | None = None
     rollouts: int = 1
     greedy: bool = False
-    scaffold: str = ""
+    scaffold: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.suite:
+            raise ArgumentError("suite", "is empty: give the evaluation a name")
+        if not 1 <= self.rollouts <= INT2:
+            raise ArgumentError(
+                "rollouts", f"{self.rollouts} is not a number of tries per task from 1 to {INT2}"
+            )
 
     def submission(self, version: int, task: Task) -> str:
-        """An id that says what is asked for, so that the same is never done twice."""
+        """An id made of the request's options, so that the same evaluation never runs twice."""
         how = f"{self.rollouts}{'g' if self.greedy else ''}"
         scaffold = f":{self.scaffold}" if self.scaffold else ""
         return f"eval:{self.suite}:{version}:{how}{scaffold}:{task.content_hash[:24]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A running stack as a client sees it. `reserved`: rollout servers that serve what evaluations pin."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationClient:
+    """A running stack as a client sees it. `reserved`: the number of rollout servers that serve versions pinned by evaluations.
+    `domains`: the domains of categories."""
 
     run: str
     run_id: int
     bus: Bus
     engine: AsyncEngine
     reserved: int
+    domains: Mapping[str, str] = field(default_factory=dict)
 
     async def evaluate(
         self,
         tasks: Sequence[Task],
-        asked: Asked,
+        request: EvaluationRequest,
         tick: Tick = lambda *_: None,
         resolved: Callable[[int], object] = lambda _: None,
         waits: Callable[[str], object] = lambda _: None,
     ) -> Evaluation:
-        """`resolved` is told the version, `waits` what must come before there is one.
+        """Run every task and wait. `resolved` receives the version, `waits` a sentence about each condition that delays or endangers the result.
 
-        Run every task and wait. ConfigurationError when that cannot be done exactly; PenstockError when nothing moves any more."""
+        Raises ConfigurationError when the request cannot be fulfilled exactly, PenstockError when nothing progresses any more."""
         if not tasks:
-            raise ConfigurationError(f"the suite {asked.suite!r} has no task")
-        await self._begun(waits)
+            raise ArgumentError("suite", f"{quoted(request.suite)} has no task")
+        await self._first_version(waits)
         async with self.engine.connect() as connection:
-            version = await self._version(connection, asked.version)
+            version = await self._version(connection, request.version)
             resolved(version)
-            await self._same(connection, asked, version, tasks)
-            done, total = await self._progress(connection, asked.suite, version)
+            await self._same(connection, request, version, tasks)
+            done, total = await evaluation_counts(connection, self.run_id, request.suite, version)
         if done < total or total < len({task.content_hash for task in tasks}):
             await self._servable(version)
-            await self._publish(tasks, asked, version)
-            await self._wait(asked.suite, version, tick)
+            if await self._training_moves():
+                waits(
+                    f"training goes on and no rollout server is reserved: a version that it publishes takes the servers from version {version}, and "
+                    "groups that are not done by then give no result. To be sure, set servers.evaluation = 1 (with servers.embedded = 2, or two "
+                    "servers.urls) and start the run again, or pause it first: penstock run pause"
+                )
+            await self._publish(tasks, request, version)
+            await self._wait(request.suite, version, tick)
         async with self.engine.connect() as connection:
-            (found,) = await evaluations(connection, self.run_id, suite=asked.suite, version=version)
+            (found,) = await evaluations(connection, self.run_id, suite=request.suite, version=version)
         return found
 
-    async def _begun(self, waits: Callable[[str], object]) -> None:
-        """Return once the run has a policy version, or nobody believes any more that one comes."""
-        query = select(policy_versions.c.version).where(policy_versions.c.run_id == self.run_id).limit(1)
-        told = False
+    async def unscored(self, found: Evaluation) -> list[Unscored]:
+        """The reasons why groups of an evaluation have no result."""
+        async with self.engine.connect() as connection:
+            return await unscored(connection, self.run_id, found.suite, found.version)
+
+    async def _training_moves(self) -> bool:
+        """Whether a new version may be published during this evaluation, on servers that it shares with training."""
+        if self.reserved:
+            return False
+        async with self.engine.connect() as connection:
+            return await is_training(connection, self.run_id)
+
+    async def _first_version(self, waits: Callable[[str], object]) -> None:
+        """Return once the run has a policy version, or after `ANSWER_S`."""
+        announced = False
         with anyio.move_on_after(ANSWER_S):
             while True:
                 async with self.engine.connect() as connection:
-                    if await connection.scalar(query) is not None:
+                    if await has_version(connection, self.run_id):
                         return
-                if not told:
+                if not announced:
                     waits(
                         f"run {self.run!r} has no policy version yet: waiting up to {ANSWER_S:.0f} s for its trainer, which publishes the first"
                     )
-                    told = True
-                await anyio.sleep(LOOK_S)
+                    announced = True
+                await anyio.sleep(POLL_INTERVAL_S)
 
     async def _version(self, connection: AsyncConnection, wanted: int | None) -> int:
-        table = policy_versions.c
-        newest = await connection.scalar(
-            select(func.max(table.version)).where(table.run_id == self.run_id, table.superseded_by.is_(None))
-        )
+        newest = await newest_version(connection, self.run_id)
         if newest is None:
-            raise ConfigurationError(f"run {self.run!r} has no policy version yet: is its trainer up?")
+            raise ConfigurationError(f"run {quoted(self.run)} has no policy version yet: is its trainer up?")
         if wanted is None:
-            return int(newest)
-        row = (
-            await connection.execute(
-                select(table.superseded_by, table.path).where(
-                    table.run_id == self.run_id, table.version == wanted
-                )
-            )
-        ).first()
+            return newest
+        row = await published_version(connection, self.run_id, wanted)
         if row is None:
             raise ConfigurationError(
-                f"run {self.run!r} never published policy version {wanted}; its newest is {newest}"
+                f"run {quoted(self.run)} never published policy version {wanted}; its newest is {newest}"
             )
         if row.superseded_by is not None:
             raise ConfigurationError(
@@ -144,41 +179,28 @@ class Bench:
         return wanted
 
     async def _same(
-        self, connection: AsyncConnection, asked: Asked, version: int, tasks: Sequence[Task]
+        self, connection: AsyncConnection, request: EvaluationRequest, version: int, tasks: Sequence[Task]
     ) -> None:
-        """What lies under this suite and version must be what is asked for: other tasks or options would be mixed into one figure."""
-        mine = {asked.submission(version, task) for task in tasks}
-        found = await connection.scalars(
-            select(groups.c.submission).where(
-                groups.c.run_id == self.run_id,
-                groups.c.purpose == Purpose.EVAL,
-                groups.c.label == asked.suite,
-                groups.c.pinned_version == version,
-            )
-        )
-        # A person may have tried dead ones again (`penstock dead retry`).
-        if others := sorted({tried(each) for each in found} - mine):
-            raise ConfigurationError(
-                f"suite {asked.suite!r} was evaluated on version {version} with other tasks or options ({len(others)} groups, "
-                f"such as {others[0]}): name this one with --label"
+        """Refuse a suite and version that already hold other tasks or options: they would be mixed into one figure."""
+        requested = {request.submission(version, task) for task in tasks}
+        found = await evaluated_submissions(connection, self.run_id, request.suite, version)
+        # A person may have retried dead groups (`penstock dead retry`).
+        if others := sorted({tried(each) for each in found} - requested):
+            raise ArgumentError(
+                "suite",
+                f"{quoted(request.suite)} was evaluated on version {version} with other tasks or options ({len(others)} groups, "
+                f"such as {others[0]}): give this one another name",
             )
 
     async def _servable(self, version: int) -> None:
-        """Return once a rollout server serves the version, or one is there that will. ConfigurationError when none can."""
+        """Return once a rollout server serves the version, or servers are reserved. ConfigurationError if none serves it in `SERVED_S`."""
         if self.reserved:
             return
-        table = rollout_servers.c
         with anyio.move_on_after(SERVED_S):
             while True:
                 async with self.engine.connect() as connection:
                     newest = await self._version(connection, None)
-                    served = (
-                        await connection.scalars(
-                            select(table.version).where(
-                                table.run_id == self.run_id, table.state == ServerState.READY
-                            )
-                        )
-                    ).all()
+                    served = await served_versions(connection, self.run_id)
                 if version != newest:
                     raise ConfigurationError(
                         f"policy version {version} cannot be evaluated: every rollout server serves the newest version, which is "
@@ -186,84 +208,64 @@ class Bench:
                     )
                 if version in served:
                     return
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(POLL_INTERVAL_S)
         raise ConfigurationError(
-            f"no rollout server serves policy version {version}, not within {SERVED_S:.0f} s: is the stack up? (penstock status)"
+            f"no rollout server served policy version {version} within {SERVED_S:.0f} s: is the stack up? (penstock status)"
         )
 
-    async def _publish(self, tasks: Sequence[Task], asked: Asked, version: int) -> None:
-        """What was accepted before is a no-op."""
+    async def _publish(self, tasks: Sequence[Task], request: EvaluationRequest, version: int) -> None:
+        """Publish and wait for acceptance. Tasks accepted before are no-ops."""
         events = [
             (
-                task.settings.metadata.domain,
+                task.settings.metadata.domain_in(self.domains),
                 TaskSubmitted(
                     task=task.to_message(),
-                    submission=asked.submission(version, task),
+                    submission=request.submission(version, task),
                     purpose=Purpose.EVAL,
-                    scaffold=asked.scaffold or None,
-                    group_size=asked.rollouts,
-                    label=asked.suite,
+                    scaffold=request.scaffold,
+                    group_size=request.rollouts,
+                    label=request.suite,
                     version=version,
-                    sampling={"temperature": 0.0} if asked.greedy else None,
+                    sampling={"temperature": 0.0} if request.greedy else None,
                 ),
             )
             for task in tasks
         ]
         for start in range(0, len(events), PAGE):
             page = events[start : start + PAGE]
-            answers = await publish_tasks(self.bus, self.run, page, timeout_s=ANSWER_S)
+            needed = blobs_of(tasks[start : start + PAGE])
+            answers = await publish_tasks(self.bus, self.run, page, timeout_s=ANSWER_S, blobs=needed)
             for _, event in page:
-                status, reason = answers.get(
-                    event.submission or "", ("not answered", "is the orchestrator up?")
-                )
-                if status != "accepted":
+                answer = answers.get(event.submission or "")
+                if answer is None:
+                    raise PenstockError(
+                        f"the task {event.submission} was not answered: is the orchestrator up?"
+                    )
+                status, reason = answer
+                if status is not SubmissionStatus.ACCEPTED:
                     raise PenstockError(f"the task {event.submission} was {status}: {reason}")
 
     async def _wait(self, suite: str, version: int, tick: Tick) -> None:
-        moved, last = anyio.current_time(), -1
+        last_progress_at, last = anyio.current_time(), -1
         while True:
             async with self.engine.connect() as connection:
-                done, total = await self._progress(connection, suite, version)
+                done, total = await evaluation_counts(connection, self.run_id, suite, version)
             tick(done, total)
             if done == total:
                 return
             if done != last:
-                moved, last = anyio.current_time(), done
-            elif anyio.current_time() - moved > STUCK_S:
+                last_progress_at, last = anyio.current_time(), done
+            elif anyio.current_time() - last_progress_at > STUCK_S:
                 raise PenstockError(
-                    f"only {done} of {total} groups ended, and none in the last {STUCK_S:.0f} s; `penstock status` says who holds them up. "
-                    "The same command goes on"
+                    f"only {done} of {total} groups ended, and none in the last {STUCK_S:.0f} s; `penstock status` says what holds them up. "
+                    "Start the same evaluation again to continue"
                 )
-            await anyio.sleep(LOOK_S)
-
-    async def _progress(self, connection: AsyncConnection, suite: str, version: int) -> tuple[int, int]:
-        """(groups that ended, groups that were accepted), of every submission its newest try."""
-        first = func.regexp_replace(groups.c.submission, RETRY, "")
-        newest = (
-            select(groups.c.done)
-            .where(
-                groups.c.run_id == self.run_id,
-                groups.c.purpose == Purpose.EVAL,
-                groups.c.label == suite,
-                groups.c.pinned_version == version,
-            )
-            .order_by(first, groups.c.group_id.desc())
-            .ext(distinct_on(first))
-            .subquery()
-        )
-        row = (
-            await connection.execute(
-                select(
-                    func.count().filter(newest.c.done).label("done"), func.count().label("total")
-                ).select_from(newest)
-            )
-        ).one()
-        return int(row.done), int(row.total)
+            await anyio.sleep(POLL_INTERVAL_S)
 
 
 @asynccontextmanager
-async def connected(home: Home) -> AsyncIterator[Bench]:
-    """A client of the stack that runs in `home`. ConfigurationError or ServiceError when there is none."""
+async def connected(home: Home) -> AsyncIterator[EvaluationClient]:
+    """A client of the stack that runs in `home`. Raises ConfigurationError or ServiceError when none runs."""
     config = home.connected()
     async with (
         open_engine(config.services.database_url, Role.READER, size=1, name="penstock-eval") as engine,
@@ -272,4 +274,11 @@ async def connected(home: Home) -> AsyncIterator[Bench]:
         async with engine.connect() as connection:
             await check_revision(connection)
             run = await get_run(connection, config.run.name)
-        yield Bench(run.name, run.run_id, bus, engine, config.servers.evaluation)
+        yield EvaluationClient(
+            run=run.name,
+            run_id=run.run_id,
+            bus=bus,
+            engine=engine,
+            reserved=config.servers.evaluation,
+            domains=effective(run.config, config).tasks.domains,
+        )

@@ -1,17 +1,18 @@
-"""What runners and white-box scaffolds know of the gateway: its admin API and its native route, over TCP loopback.
+"""Client of the gateway for runners and white-box scaffolds: its admin API and its native route, over TCP loopback.
 
     async with GatewayAdmin(url, secret) as admin:
-        session = await admin.open_session(run="demo", rollout=7, attempt=1, epoch=1, budget=Budget(max_turns=4, max_context=2048))
+        session = await admin.open_session(run="demo", rollout=7, attempt=1, epoch=1, budget=SessionBudget(max_turns=4, max_context=2048))
         async with NativeLlm(url, session.token) as llm:
             reply = await llm.complete([{"role": "user", "content": "…"}], tools)
-        seal = await admin.seal(rollout=7, attempt=1, epoch=1)      # what RolloutFinished announces
+        seal = await admin.seal(rollout=7, attempt=1, epoch=1)      # the runner announces it in RolloutFinished
 
-A gateway that is away (killed, starting) is waited for: the same body again is coalesced or answered from the record, so nothing is
-generated twice. What this module is *not*: a client for harnesses (they speak one of the three wires with the session's token).
+The client waits for a gateway that is away (killed, starting). It sends the same body again, which the gateway coalesces or answers from the
+record, so nothing is generated twice. Harnesses do not use this module: they speak one of the three wires with the session's token.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,21 +20,27 @@ import aiohttp
 import anyio
 import msgspec
 
-from orchestrator.clock import clock
 from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.events import StepMark, StepTimings
+from orchestrator.contracts.marks import ParseStatus, ReplyFinish
+from orchestrator.runtime.backoff import backoff
+from orchestrator.settings.timeouts import timeouts
 
 Message = dict[str, Any]  # OpenAI's chat form: role, content, reasoning_content, tool_calls, tool_call_id
 RETRY_HEADER = "x-stainless-retry-count"
-SAMPLING_KEYS = frozenset(
-    {"temperature", "top_p", "top_k", "max_new_tokens", "seed"}
-)  # what a session may override
 FIRST_WAIT_S = 0.1
 DRAINING = b'"code":"draining"'
 
 
+class ConversationLimit(StrEnum):
+    """How many conversations a scaffold holds."""
+
+    ONE = "one"
+    MANY = "many"
+
+
 class GatewayRefused(PenstockError):
-    """The gateway says no, with its reason: a wrong secret, an unknown token, a malformed request."""
+    """The gateway refuses the request, with its reason: a wrong secret, an unknown token, a malformed request."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +48,13 @@ class GatewayRefused(PenstockError):
 
 
 class SessionOver(InfraFailure):
-    """The session is sealed, aborted or expired: nothing more will be recorded under this token."""
+    """The session is sealed, aborted or expired. Nothing more is recorded under this token."""
+
+
+class GatewayFailed(InfraFailure):
+    """The gateway answered a call with a server error. The cause is the platform, or the content of the call."""
+
+    reachable = True
 
 
 class GatewayAway(InfraFailure):
@@ -49,7 +62,7 @@ class GatewayAway(InfraFailure):
 
 
 class GatewayDrains(PenstockError):
-    """The gateway opens no new sessions: it is to be stopped. Its open sessions go on."""
+    """The gateway opens no new sessions because it is about to stop. Its open sessions continue."""
 
 
 class BudgetExhausted(PolicyFailure):
@@ -60,19 +73,21 @@ class BudgetExhausted(PolicyFailure):
         self.which = which
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of one session. Turns count recorded steps, context is the longest state + action in tokens, tokens is the sum
-    of all sampled tokens (None: no limit)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBudget:
+    """Limits of one session. Turns count recorded steps. Context is the longest state + action in tokens. Tokens is the sum of all
+    sampled tokens (None: no limit). Auxiliary calls take no turns; they have separate limits for calls and sampled tokens."""
 
     max_turns: int
-    max_context: int
+    max_context: int  # 0: the model's limit
     max_total_tokens: int | None = None
+    max_auxiliary_calls: int | None = None
+    max_auxiliary_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A capability. `path` (`/s/<token>/v1`) is appended to whatever reaches the gateway from a sandbox; `base_url` is the same over
+    """A capability. A sandbox appends `path` (`/s/<token>/v1`) to its address of the gateway; `base_url` is the same over
     TCP, ready for OPENAI_BASE_URL; `socket_path` is the Unix socket that sandboxes may be given. Never log the token."""
 
     token: str = field(repr=False)
@@ -80,18 +95,21 @@ class OpenSession:
     base_url: str = field(repr=False)
     socket_path: str
     expires: float  # seconds since the epoch
+    context: int  # tokens of state and action together: the least of the budget's, the model's and the servers' limits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What a sealed session announces. `digest` (hex) is sha256 of every chain_sha in idx order; last_idx is -1 without steps.
+    """The summary of a sealed session. `digest` (hex) is sha256 of every chain_sha in idx order; last_idx is -1 without steps.
 
-    `queued_s`: time that calls spent waiting for admission or a rollout server, not for generation. `calls` counts requests that
-    reached the policy, answered or not. `exhausted`: turns | context | tokens when a call was refused for that, else None. `failing`: why
-    the platform failed the newest call that ended (no rollout server, a full disk), None when it was served or refused for its own sake.
+    `queued_s`: seconds in which at least one call waited and none was generated. `generation_s`: seconds in which at least one was
+    (trajectory.waiting). Both are as measured by the gateway process that ended the session. `calls` counts requests that reached the
+    policy, answered or not. `exhausted`: turns | context | tokens when the gateway refused a call for that budget, else None. `failing`: why
+    the platform failed the newest call that ended (no rollout server, a full disk). It is None when that call was served, or failed for its
+    own reasons: it was refused or abandoned, or the gateway or a rollout server could not process its content.
 
-    Of a resume: how many steps earlier leases had `recorded`, how many were `replayed`, the seconds that their generation had taken, how many
-    should have been asked for again and are `missing`, and why the requests `parted` from the record, None if they did not.
+    For a resumed session: `recorded` steps of earlier leases, `replayed` steps and the seconds that their generation took (`replayed_s`),
+    `missing` steps that the harness should have requested again, and `parted`: why the requests diverged from the record, None if they did not.
     """
 
     steps: int
@@ -109,29 +127,34 @@ class Seal:
     replayed_s: float = 0.0
     missing: int = 0
     parted: str | None = None
+    generation_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a session is doing: calls in flight, calls so far, and the seconds that finished calls have spent queueing. All zero for
-    one that is not in the gateway's memory: closed, or not spoken to since the gateway started. `instance` names this gateway process: another
-    one means that the gateway was started anew meanwhile. `held_s`: for how long, of the calls in flight, the one that waited longest has
-    been held because no rollout server, or no room for what it would record, was there. `replayed_s`: what the generation of the steps had
-    taken that a resumed session has served again. `sandbox_port`: of this gateway, for sandboxes of other hosts; 0: it has none.
-    `draining`: it opens no new sessions."""
+    """The current work of a session: calls in flight, calls so far, and its times with the meaning that they have in a Seal. `undecided_s` may
+    still turn out to be waiting. All values are zero for a session that is not in the gateway's memory: it is closed, or has not been used
+    since the gateway started. `instance` identifies this gateway process; another value means that the gateway was restarted.
+    `held_s`: the longest time that a call in flight has been held without a rollout server, room in the journal or a share of the token budget.
+    `replayed_s`: seconds that the generation of the replayed steps of a resumed session took. `sandbox_port`: the gateway's port for sandboxes
+    on other hosts; 0: it has none. `draining`: it opens no new sessions. `worked_s`: seconds so far in which the gateway read and rendered
+    the session's own requests."""
 
     in_flight: int
     calls: int
     queued_s: float
-    instance: str = ""
+    instance: str | None = None
     held_s: float = 0.0
     replayed_s: float = 0.0
     sandbox_port: int = 0
     draining: bool = False
+    generation_s: float = 0.0
+    undecided_s: float = 0.0
+    worked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ParsedToolCall:
     """A parsed tool call. `arguments` is a mapping; `id` encodes the step and must be replayed as tool_call_id."""
 
     id: str
@@ -140,27 +163,29 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one completion: the whole context that was sent, and what was sampled."""
+class TokenUsage:
+    """Tokens of one completion: the whole context that was sent, and the sampled tokens."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One recorded step as a scaffold sees it. finish: stop | length | tool_calls; parse: ok | ill_formed. `replayed`: it was recorded under
-    an earlier lease, and so were its timings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCompletion:
+    """One recorded step as a scaffold sees it. `replayed`: an earlier lease recorded
+    the step and its timings. `generating`: when it was generated, each (from, to) in seconds before the reply; None: the gateway does not
+    report it."""
 
     content: str
     reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-    finish: str
-    parse: str
+    tool_calls: tuple[ParsedToolCall, ...]
+    finish: ReplyFinish
+    parse: ParseStatus
     step: int
-    usage: Usage
+    usage: TokenUsage
     timings: StepTimings
     replayed: bool = False
+    generating: tuple[tuple[float, float], ...] | None = None
 
     def message(self) -> Message:
         """The assistant message to append to the history for the next call."""
@@ -176,7 +201,7 @@ class Completion:
 
 
 class _Client:
-    """JSON over HTTP with patience: connection failures and 503 are retried until `clock.gateway_patience_s` have passed without an answer."""
+    """JSON over HTTP with patience: connection failures and 503 are retried until `timeouts.gateway_patience_s` have passed without an answer."""
 
     def __init__(self, url: str, bearer: str) -> None:
         self._url = url.rstrip("/")
@@ -184,7 +209,7 @@ class _Client:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=clock().gateway_connect_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts().gateway_connect_s)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         return self
 
@@ -198,7 +223,7 @@ class _Client:
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         assert self._http is not None, "enter the client before using it"
         data = msgspec.json.encode(body)
-        wait, retries, started = FIRST_WAIT_S, 0, anyio.current_time()
+        waits, retries, started = backoff(FIRST_WAIT_S, timeouts().gateway_retry_s), 0, anyio.current_time()
         while True:
             headers = {**self._headers, RETRY_HEADER: str(retries)}
             try:
@@ -209,16 +234,17 @@ class _Client:
                 problem = raw.decode(errors="replace")[:200]
             except (aiohttp.ClientError, OSError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            if anyio.current_time() - started + wait > clock().gateway_patience_s:
+            wait = next(waits)
+            if anyio.current_time() - started + wait > timeouts().gateway_patience_s:
                 raise GatewayAway(
                     f"the gateway at {self._url} does not answer ({problem}); is it running?"
                 ) from None
             await anyio.sleep(wait)
-            wait, retries = min(clock().gateway_retry_s, wait * 2), retries + 1
+            retries += 1
 
 
 def _answer(status: int, raw: bytes) -> dict[str, Any]:
-    """The decoded body of a 2xx answer; everything else is one of our errors."""
+    """The decoded body of a 2xx answer. Every other answer raises one of our errors."""
     try:
         body = msgspec.json.decode(raw)
     except msgspec.DecodeError:
@@ -236,7 +262,7 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
     if status == 409:
         raise SessionOver(message)
     if status >= 500:
-        raise InfraFailure(f"gateway: {message}")
+        raise GatewayFailed(f"gateway: {message}")
     raise GatewayRefused(status, code, message)
 
 
@@ -250,7 +276,7 @@ class GatewayAdmin(_Client):
         rollout: int,
         attempt: int,
         epoch: int,
-        budget: Budget,
+        budget: SessionBudget,
         ttl_s: float | None = None,
         sampling: Mapping[str, Any] | None = None,
         scripted: Sequence[Message] | None = None,
@@ -258,18 +284,23 @@ class GatewayAdmin(_Client):
         replayable: bool = False,
         version: int | None = None,
         group: int | None = None,
+        conversations: ConversationLimit = ConversationLimit.MANY,
+        sub_agents: Sequence[str] | None = None,
+        instructions: Sequence[str] = (),
     ) -> OpenSession:
-        """Open the session of one attempt at one lease epoch. Opening it again gives a fresh token to the same session and
-        closes the older token; a later epoch of the same attempt serves the recorded steps again, then goes on where they end.
-        Raises GatewayDrains where it would be a new one, and the gateway takes none.
+        """Open the session of one attempt at one lease epoch. Opening it again gives the same session a fresh token and
+        closes the older token. A later epoch of the same attempt first replays the recorded steps, then continues after them.
+        Raises GatewayDrains if the session would be new and the gateway drains.
 
         `sampling` overrides temperature, top_p, top_k, max_new_tokens or seed of the run's configuration (evaluation, recording).
-        `scripted` replaces the policy: the i-th call (auxiliary ones apart) is answered by scripted[i] = {reasoning, content, tool_calls:
-        [{name, arguments}]}; with `copy_observation: true` the text of the last tool result is the content, or where the reply calls tools, what
-        `{observation}` in their arguments stands for. `auxiliary` are patterns of model names (`*-mini`): a call that asks for such a
-        model is answered and recorded, and does not train. `replayable` says whether a later lease may resume this attempt.
-        `version`: calls wait for a server that is reserved for evaluations and serves it, where there are such servers. `group` is
-        for the log alone.
+        `scripted` replaces the policy: scripted[i] = {reasoning, content, tool_calls: [{name, arguments}]} answers the i-th call (auxiliary
+        calls do not count). With `copy_observation: true` the text of the last tool result becomes the content; if the reply calls tools, it
+        replaces `{observation}` in their arguments instead. `auxiliary` are patterns of model names (`*-mini`): a call with such a
+        model is answered and recorded, and does not train. `replayable`: whether a later lease may resume this attempt.
+        `version`: where servers are reserved for evaluations, calls wait for one that serves this version. `group` is
+        for the log alone. `conversations`: "one" marks every conversation that does not begin as the session's first one does, and keeps it out
+        of training; "many" with `sub_agents` (patterns of tools whose calls begin a conversation) does so with every conversation without
+        evidence that it is the scaffold's. `instructions`: of the later steps of a task with several; each begins one more conversation.
         """
         body = {
             "run": run,
@@ -280,6 +311,8 @@ class GatewayAdmin(_Client):
                 "max_turns": budget.max_turns,
                 "max_context": budget.max_context,
                 "max_total_tokens": budget.max_total_tokens,
+                "max_auxiliary_calls": budget.max_auxiliary_calls,
+                "max_auxiliary_tokens": budget.max_auxiliary_tokens,
             },
             "ttl_s": ttl_s,
             "sampling": dict(sampling or {}),
@@ -288,6 +321,9 @@ class GatewayAdmin(_Client):
             "replayable": replayable,
             "version": version,
             "group": group,
+            "conversations": conversations,
+            "sub_agents": None if sub_agents is None else list(sub_agents),
+            "instructions": list(instructions),
         }
         return msgspec.convert(await self._post("/admin/sessions", body), OpenSession)
 
@@ -300,7 +336,7 @@ class GatewayAdmin(_Client):
         return await self._end("abort", rollout, attempt, epoch)
 
     async def activity(self, *, rollout: int, attempt: int, epoch: int) -> Activity:
-        """Whether a harness waits for the policy at this moment: only then is its silence not a stall."""
+        """Whether a harness waits for the policy at this moment. Only then is its silence not a stall."""
         key = {"rollout": rollout, "attempt": attempt, "epoch": epoch}
         return msgspec.convert(await self._post("/admin/sessions/activity", key), Activity)
 
@@ -310,11 +346,11 @@ class GatewayAdmin(_Client):
 
 
 class NativeLlm(_Client):
-    """The white-box route of one session: one recorder, so what a scaffold sees is what is trained."""
+    """The white-box route of one session. There is one recorder, so training uses exactly the steps that the scaffold sees."""
 
     def __init__(self, url: str, token: str) -> None:
         super().__init__(url, token)
-        self._path = f"/s/{token}/native/complete"
+        self._path = f"/s/{token}/native"
         self._calls: dict[str, int] = {}  # by agent
 
     async def complete(
@@ -326,11 +362,11 @@ class NativeLlm(_Client):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         replace_reason: str | None = None,
-    ) -> Completion:
-        """One completion of `messages` (the whole history, as on the Chat wire). `tools` are OpenAI tool definitions. Asked again, also
-        at the same time, it is another sample: an agent's calls are numbered, so that the gateway tells them from a retry of one.
+    ) -> RecordedCompletion:
+        """One completion of `messages` (the whole history, as on the Chat wire). `tools` are OpenAI tool definitions. A second call with the
+        same messages, even a concurrent one, is another sample: an agent's calls are numbered, so the gateway distinguishes them from retries.
 
-        `replace_reason` says why the history was rewritten; it is recorded as the step's branch reason.
+        `replace_reason` is the reason why the history was rewritten; it is recorded as the step's branch reason.
         Raises BudgetExhausted, SessionOver, GatewayRefused, or InfraFailure when the gateway or every rollout server is away.
         """
         number = self._calls[agent] = self._calls.get(agent, -1) + 1
@@ -343,4 +379,12 @@ class NativeLlm(_Client):
             "stop": list(stop),
             "replace_reason": replace_reason,
         }
-        return msgspec.convert(await self._post(self._path, body), Completion)
+        return msgspec.convert(await self._post(f"{self._path}/complete", body), RecordedCompletion)
+
+    async def count(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, agent: str = "main"
+    ) -> int:
+        """Tokens of the state that `complete` would send, `tools` included; nothing is generated or recorded. Raises SessionOver,
+        GatewayRefused, or InfraFailure when the gateway is away."""
+        body = {"agent": agent, "messages": list(messages), "tools": list(tools)}
+        return int((await self._post(f"{self._path}/count", body))["tokens"])

@@ -1,23 +1,129 @@
-"""Publishing tasks and waiting until each is accepted or rejected. Where nothing is answered any more, what is left is published again: the same
-id is a no-op. While answers come, whoever gives them has the rest before him, and more of the same would only hold him up."""
+"""Publishing tasks and waiting until each is accepted or rejected. If answers stop, the unanswered tasks are published again: the same id is a
+no-op. While answers arrive, nothing is published again: the orchestrator already has the rest, and copies would only slow it down."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 import anyio
 import msgspec
+from scaffolds.find import is_path, known
 
+from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
-from orchestrator.clock import clock
+from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
-from orchestrator.contracts.ids import sha256
+from orchestrator.contracts.ids import NAME_RULE, is_name, sha256
+from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.vetting import Vetting
+from orchestrator.settings.timeouts import timeouts
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.message import Part
 
 KNOWN_RESEND_S = 0.2
 WINDOW = 256
-LONGEST = 8  # times `clock.resend_s`: waits double while nobody answers
+LONGEST = 8  # times `timeouts.resend_s`: waits double while no answer arrives
 FULL_WAIT_S = 0.2
+Answer = tuple[SubmissionStatus, str | None]
+"""The status of a submission, and the reason of a rejection."""
+LABEL = re.compile(r"(?=.{1,64}\Z)[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """How tasks are published. None: no label; for `scaffold` the run's shares, for `group_size` the run's, for `domain` each task's own, or that of
+    its category in `domains`.
+
+    Raises ArgumentError for a value that cannot be used.
+    """
+
+    purpose: Purpose = Purpose.TRAIN
+    label: str | None = None
+    scaffold: str | None = None
+    group_size: int | None = None
+    domain: str | None = None
+    domains: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.label is not None and not LABEL.fullmatch(self.label):
+            raise ArgumentError(
+                "label",
+                f"{quoted(self.label)} cannot be part of a submission id: write at most 64 letters, digits or "
+                "'_:@+=/-', with single dots inside",
+            )
+        if self.group_size is not None and not 1 <= self.group_size <= INT2:
+            raise ArgumentError(
+                "group_size", f"{self.group_size} is not a number of rollouts from 1 to {INT2}"
+            )
+        if self.domain is not None and not is_name(self.domain):
+            raise ArgumentError("domain", f"{quoted(self.domain)} is not a valid name: use {NAME_RULE}")
+
+    def submission(self, task: Task) -> str:
+        """An id made of the options and the task's content: the same task is never accepted twice under one label."""
+        return ":".join(
+            part for part in (self.label, self.purpose, self.domain, task.content_hash[:24]) if part
+        )
+
+    def event(self, task: Task, vetting: Vetting | None = None) -> tuple[str, TaskSubmitted]:
+        """The task's domain and message, for `publish_tasks`. `vetting`: the task's known level, which travels with it."""
+        return (
+            self.domain or task.settings.metadata.domain_in(self.domains),
+            TaskSubmitted(
+                task=task.to_message(),
+                submission=self.submission(task),
+                purpose=self.purpose,
+                scaffold=self.scaffold,
+                group_size=self.group_size,
+                label=self.label,
+                vetting=vetting,
+            ),
+        )
+
+
+def read_purpose(text: str) -> Purpose:
+    """The purpose that a person writes. ArgumentError lists the known ones."""
+    try:
+        return Purpose(text)
+    except ValueError:
+        known = ", ".join(Purpose)
+        raise ArgumentError("purpose", f"{quoted(text)} is unknown; known: {known}") from None
+
+
+def offered_scaffold(scaffold: str, shares: Mapping[str, float], file: Path) -> str:
+    """The name under which the run of `file` knows `scaffold`: registered, or in its shares; a path is searched here, then next to the file.
+
+    Raises ArgumentError if it knows none.
+    """
+    known_here = dict.fromkeys((*known(), *shares))
+    found = [scaffold]
+    if is_path(scaffold):
+        found += [str(Path(scaffold).resolve()), str((file.parent / scaffold).resolve())]
+    for name in found:
+        if name in known_here:
+            return name
+    location = Path(scaffold.rpartition(":")[0] if ".py:" in scaffold else scaffold)
+    if is_path(scaffold) and location.exists():
+        raise ArgumentError(
+            "scaffold",
+            f"{scaffold}: the run does not have it; add {json.dumps(str(Path(scaffold).resolve()))} = 0.0"
+            f" to rollout.scaffolds of {file} and begin a new run, because a run keeps its scaffolds",
+        )
+    raise ArgumentError("scaffold", f"{quoted(scaffold)} is unknown; the run knows: {', '.join(known_here)}")
+
+
+def blobs_of(tasks: Iterable[Task]) -> dict[str, Part]:
+    """The blobs of all tasks together, by hex sha256."""
+    found: dict[str, Part] = {}
+    for task in tasks:
+        found.update(task.packed.parts)
+    return found
 
 
 async def publish_tasks(
@@ -25,34 +131,47 @@ async def publish_tasks(
     run: str,
     tasks: Sequence[tuple[str, TaskSubmitted]],
     timeout_s: float,
-    tick: Callable[[int, int], None] = lambda *_: None,
-    earlier: Callable[[str], None] = lambda _: None,
-) -> dict[str, tuple[str, str]]:
-    """Publish (domain, event) pairs; returns {submission: (status, reason)} of all that were answered, until none was for `timeout_s`. `tick`
-    is told how many of how many are answered, `earlier` which submission had its answer before.
+    tick: Callable[[int, int], object] = lambda *_: None,
+    earlier: Callable[[str], object] = lambda _: None,
+    *,
+    blobs: Mapping[str, Part] | None = None,
+    sent: Progress = lambda *_: None,
+) -> dict[str, Answer]:
+    """Publish (domain, event) pairs; return {submission: (status, reason)} of all answered ones. Stops after `timeout_s` without an answer. `tick`
+    receives the numbers of answered and of all submissions, `earlier` each submission that was answered before. `blobs`: those that the tasks name
+    (`blobs_of`); the ones that the data pool lacks are sent first. `sent` receives the bytes sent and to send.
 
     Blocks while the stream is full (back-pressure). Submissions without an id get sha256 of their body.
-    Raises BusError when the bus does not take a message at all; ValueError, and nothing is published, where a submission could not be answered
-    under its id.
+    Raises BusError when the bus does not accept a message at all, and ValueError, with nothing published, when a submission's id cannot be used
+    for an answer.
     """
     open_tasks: dict[str, Outgoing] = {}
     for domain, event in tasks:
         body = encode(event)
         submission = subjects.check_submission(event.submission or sha256(body).hex())
         open_tasks[submission] = Outgoing(
-            subjects.tasks(run, domain), f"{run}:{submission}", event.schema(), body
+            subject=subjects.tasks(run, domain),
+            msg_id=f"{run}:{submission}",
+            schema=event.schema(),
+            body=body,
         )
-    answers: dict[str, tuple[str, str]] = {}
+    answers: dict[str, Answer] = {}
     if not open_tasks:
         return answers
     async with bus.listen(subjects.every_answer(run)) as notices:
-        with anyio.move_on_after(timeout_s) as patience:
+        with anyio.move_on_after(timeout_s) as deadline_scope:
 
-            def told(answered: int, of: int) -> None:
-                patience.deadline = anyio.current_time() + timeout_s
+            def on_sent(done: int, total: int) -> None:
+                if done:  # nothing sent is not progress
+                    deadline_scope.deadline = anyio.current_time() + timeout_s
+                sent(done, total)
+
+            def on_answer(answered: int, of: int) -> None:
+                deadline_scope.deadline = anyio.current_time() + timeout_s
                 tick(answered, of)
 
-            refused = await _until_answered(bus, notices, open_tasks, answers, told, earlier)
+            upload = partial(send_blobs, bus, blobs or {}, sent=on_sent)
+            refused = await _until_answered(bus, notices, open_tasks, answers, on_answer, earlier, upload)
             if refused is not None:
                 raise refused
     return answers
@@ -62,19 +181,20 @@ async def _until_answered(
     bus: Bus,
     notices: AsyncIterator[Notice],
     open_tasks: Mapping[str, Outgoing],
-    answers: dict[str, tuple[str, str]],
-    tick: Callable[[int, int], None],
-    earlier: Callable[[str], None],
+    answers: dict[str, Answer],
+    tick: Callable[[int, int], object],
+    earlier: Callable[[str], object],
+    upload: Callable[..., Awaitable[None]],
 ) -> BusError | None:
-    """Fill `answers`; returns why the bus does not take a message at all."""
+    """Fill `answers`. Returns the error if the bus does not accept a message at all."""
     done = anyio.Event()
 
-    async def hear() -> None:
+    async def receive_answers() -> None:
         async for notice in notices:
             try:
                 answer = msgspec.json.decode(notice.body, type=SubmissionAnswered)
             except msgspec.MsgspecError:
-                continue  # not ours: core subjects are open to anyone
+                continue  # not ours: anyone may publish to core subjects
             if answer.submission in open_tasks:
                 if answer.earlier and answer.submission not in answers:
                     earlier(answer.submission)
@@ -84,23 +204,23 @@ async def _until_answered(
                     done.set()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(hear)
-        quiet_s = clock().resend_s
+        group.start_soon(receive_answers)
+        quiet_s = timeouts().resend_s
         for turn in itertools.count():
-            # A new id each time: what de-duplicates messages must not keep the answer from being given again.
+            # A new id each time: de-duplication of messages must not suppress a repeated answer.
             pending = [
                 replace(message, msg_id=f"{message.msg_id}:{turn}") if turn else message
                 for submission, message in open_tasks.items()
                 if submission not in answers
             ]
-            refused, known = await _publish(bus, pending, done)
+            refused, known = await _publish_with(partial(upload, turn=turn), bus, pending, done)
             if refused is None:
-                # The stream had some of them: their answer may have been given before we listened.
+                # The stream already had some of them: they may have been answered before this process listened.
                 await _silence(KNOWN_RESEND_S if known else quiet_s, answers, done)
                 quiet_s = (
-                    clock().resend_s
+                    timeouts().resend_s
                     if len(answers) > len(open_tasks) - len(pending)
-                    else min(2 * quiet_s, LONGEST * clock().resend_s)
+                    else min(2 * quiet_s, LONGEST * timeouts().resend_s)
                 )
             if refused is not None or done.is_set():
                 group.cancel_scope.cancel()
@@ -109,16 +229,27 @@ async def _until_answered(
 
 
 async def _silence(quiet_s: float, answers: Mapping[str, object], done: anyio.Event) -> None:
-    """Return when nothing was answered for `quiet_s`, or everything is."""
-    heard = -1
-    while heard < len(answers) and not done.is_set():
-        heard = len(answers)
+    """Return after `quiet_s` without an answer, or once everything is answered."""
+    received = -1
+    while received < len(answers) and not done.is_set():
+        received = len(answers)
         with anyio.move_on_after(quiet_s):
             await done.wait()
 
 
+async def _publish_with(
+    upload: Callable[[], Awaitable[None]], bus: Bus, messages: Sequence[Outgoing], done: anyio.Event
+) -> tuple[BusError | None, bool]:
+    """`_publish`, after the blobs."""
+    try:
+        await upload()
+    except BusError as error:
+        return error, False
+    return await _publish(bus, messages, done)
+
+
 async def _publish(bus: Bus, messages: Sequence[Outgoing], done: anyio.Event) -> tuple[BusError | None, bool]:
-    """Publish page by page, waiting while the stream is full. Returns what the bus refuses for good, and whether it knew a message."""
+    """Publish page by page, waiting while the stream is full. Returns the permanent refusal, if any, and whether the bus already had a message."""
     waiting, known = list(messages), False
     while waiting and not done.is_set():
         page, waiting = waiting[:WINDOW], waiting[WINDOW:]

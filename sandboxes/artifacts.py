@@ -1,123 +1,267 @@
-"""The difference between a work directory and what was placed there.
+"""The difference between a work directory and the files that were placed in it.
 
-Files are compared by digest, never by time stamp: a program that rewrites a file within one clock tick, or
-sets its time back, must not pass for unchanged.
+Files are compared by digest, never by time stamp. A program that rewrites a file within one clock tick, or resets its
+time stamp, cannot make it look unchanged. Symbolic links are read, never followed. `stays` decides which links may be
+recreated elsewhere.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxes import tree
-from sandboxes.base import ArtifactLimits, Artifacts, File, PathRefused, RefusedReason
+from sandboxes.base import (
+    WORK,
+    AnyFile,
+    ArtifactLimits,
+    Artifacts,
+    PathRefused,
+    RefusedReason,
+    digest_of,
+)
 
 _REPORTED = 100
+_USUAL = 0o755  # mode of a directory that is created for the files in it
+_TARGET = 4095  # bytes of a link's target that Linux accepts
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Read-only in every sandbox, and the same where agents work and where verifiers judge. The verifier's own files are never here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """What is remembered of a placed file: enough to recognise it, not its bytes. Of what is no file (`LINK`, `DIRECTORY`): that it was there."""
+class PlacedKind(enum.Enum):
+    FILE = enum.auto()
+    LINK = enum.auto()
+    DIRECTORY = enum.auto()
+    MADE = enum.auto()  # a directory that the caller requested: reported neither as new nor as deleted
 
-    size: int
-    sha256: bytes
-    executable: bool
-    directory: bool = False
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedEntry:
+    """The record of a placed entry: enough to recognise it, not its bytes. For a link, the digest is that of its target."""
+
+    kind: PlacedKind
+    size: int = 0
+    sha256: bytes = b""
+    mode: int = 0
 
     @classmethod
-    def of(cls, file: File) -> Placed:
-        return cls(len(file.data), hashlib.sha256(file.data).digest(), bool(file.mode & 0o100))
+    def of(cls, file: AnyFile) -> PlacedEntry:
+        return cls(kind=PlacedKind.FILE, size=file.size, sha256=digest_of(file), mode=file.mode & 0o777)
+
+    @classmethod
+    def link(cls, target: str) -> PlacedEntry:
+        return cls(kind=PlacedKind.LINK, size=0, sha256=hashlib.sha256(os.fsencode(target)).digest())
+
+    @classmethod
+    def folder(cls, mode: int) -> PlacedEntry:
+        return cls(kind=PlacedKind.DIRECTORY, mode=mode & 0o777)
+
+    @classmethod
+    def made(cls, mode: int) -> PlacedEntry:
+        return cls(kind=PlacedKind.MADE, mode=mode & 0o777)
+
+    @property
+    def directory(self) -> bool:
+        return self.kind in (PlacedKind.DIRECTORY, PlacedKind.MADE)
 
 
-LINK, DIRECTORY = Placed(-1, b"", False), Placed(-1, b"", False, directory=True)
+DIRECTORY = PlacedEntry(kind=PlacedKind.DIRECTORY, mode=_USUAL)
 
 
-@dataclass(slots=True)
+def stays(path: str, target: str) -> bool:
+    """Whether a link at `path`, relative to the work directory, leads into the work directory or `SYSTEM`, regardless of the other links that stay.
+
+    `..` may occur only at the beginning of a relative target. There it goes up real directories. After a name it may go up from
+    another link's target. The target need not exist.
+    """
+    if not target or len(os.fsencode(target)) > _TARGET or not _is_utf8(target):
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    if target.startswith("/"):
+        top = f"/{parts[0]}" if parts else "/"
+        return ".." not in parts and (top == WORK or top in SYSTEM)
+    parent_steps = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return ".." not in parts[parent_steps:] and parent_steps <= path.count("/")
+
+
+@dataclass(slots=True, kw_only=True)
 class _Collector:
     limits: ArtifactLimits
-    added: dict[str, File] = field(default_factory=dict)
-    modified: dict[str, File] = field(default_factory=dict)
+    work: str
+    spool: Path | None
+    added: dict[str, AnyFile] = field(default_factory=dict)
+    modified: dict[str, AnyFile] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    directories: dict[str, int] = field(default_factory=dict)
     refused: list[tuple[str, RefusedReason]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    filled: set[str] = field(default_factory=set)  # directories that the files in them create
     total: int = 0
+    in_memory: int = 0
 
-    def visit(self, entry: tree.Entry, placed: Placed | None) -> None:
+    @property
+    def count(self) -> int:
+        return len(self.added) + len(self.modified) + len(self.links)
+
+    def visit(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> None:
         reason = self._look(entry, placed)
         if reason is not None:
             self.refused.append((entry.path, reason))
+            if placed is not None and not stat.S_ISDIR(entry.stat.st_mode):
+                self.seen.discard(entry.path)  # the placed entry no longer exists
+        elif not stat.S_ISDIR(entry.stat.st_mode):
+            self.filled.update(_above(entry.path))
 
-    def _look(self, entry: tree.Entry, placed: Placed | None) -> RefusedReason | None:
+    def _look(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
         if not entry.path.isprintable() and not _is_utf8(entry.path):
             return RefusedReason.NAME
-        mode, size = entry.stat.st_mode, entry.stat.st_size
+        mode = entry.stat.st_mode
         if placed is None or placed.directory or not stat.S_ISDIR(mode):
             self.seen.add(entry.path)
         if stat.S_ISDIR(mode):
+            self.directories[entry.path] = stat.S_IMODE(mode) & 0o777
             return _directory_problem(entry, self.limits.depth)
-        if not stat.S_ISREG(mode):
-            return RefusedReason.LINK if stat.S_ISLNK(mode) else RefusedReason.SPECIAL
         try:
-            if placed is not None and size == placed.size and bool(mode & 0o100) == placed.executable:
-                whole = tree.read_at(entry.parent_fd, entry.name, entry.path, placed.size)
-                if Placed.of(whole) == placed:
-                    return None
-            return self._take(entry, modified=placed is not None)
+            if stat.S_ISLNK(mode):
+                return self._link(entry, placed)
+            if not stat.S_ISREG(mode):
+                return RefusedReason.SPECIAL
+            file_placed = placed is not None and placed.kind is PlacedKind.FILE
+            if placed is not None and file_placed and self._is(entry, placed):
+                return None
+            return self._take(entry, modified=file_placed)
         except PathRefused as refused:
             return refused.reason
-        except FileNotFoundError:  # removed since it was listed
+        except FileNotFoundError:  # removed after the listing
             self.seen.discard(entry.path)
             return None
 
-    def _take(self, entry: tree.Entry, *, modified: bool) -> RefusedReason | None:
+    def _is(self, entry: tree.TreeEntry, placed: PlacedEntry) -> bool:
+        """Whether a file is still the placed one."""
+        if (entry.stat.st_size, entry.stat.st_mode & 0o777) != (placed.size, placed.mode):
+            return False
+        return tree.sha256_at(entry.parent_fd, entry.name, entry.path, placed.size) == placed.sha256
+
+    def _link(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
+        try:
+            target = os.readlink(entry.name, dir_fd=entry.parent_fd)
+        except FileNotFoundError:
+            raise
+        except OSError:  # no longer a directory
+            return RefusedReason.LINK
+        if placed == PlacedEntry.link(target):
+            return None
+        if self.work != WORK and (target == self.work or target.startswith(f"{self.work}/")):
+            target = WORK + target.removeprefix(self.work)
+        if not stays(entry.path, target):
+            return RefusedReason.OUTSIDE
+        if self.count >= self.limits.files:
+            return RefusedReason.TOO_MANY
+        self.links[entry.path] = target
+        return None
+
+    def _take(self, entry: tree.TreeEntry, *, modified: bool) -> RefusedReason | None:
         size, allocated = entry.stat.st_size, entry.stat.st_blocks * 512
-        if len(self.added) + len(self.modified) >= self.limits.files:
+        if self.count >= self.limits.files:
             return RefusedReason.TOO_MANY
         if size > self.limits.file_bytes:
             return RefusedReason.TOO_LARGE
-        # Tiny files may live in the inode and occupy no block: only what is larger than a page can be a bomb.
+        # Tiny files may live in the inode and occupy no block. Only a file larger than a page can be a bomb.
         if size > 1 << 16 and size > self.limits.ratio * allocated:
             return RefusedReason.SPARSE
-        file = tree.read_at(entry.parent_fd, entry.name, entry.path, self.limits.file_bytes)
-        if self.total + len(file.data) > self.limits.total_bytes:
+        if self.total + size > self.limits.total_bytes:
             return RefusedReason.TOTAL
-        self.total += len(file.data)
+        file = self._read(entry, size)
+        self.total += file.size
         (self.modified if modified else self.added)[entry.path] = file
         return None
 
+    def _read(self, entry: tree.TreeEntry, size: int) -> AnyFile:
+        most = self.limits.file_bytes
+        fits = self.limits.memory_bytes is None or self.in_memory + size <= self.limits.memory_bytes
+        if fits or self.spool is None:
+            file = tree.read_at(entry.parent_fd, entry.name, entry.path, most)
+            self.in_memory += file.size
+            return file
+        self.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(entry.stat.st_mode) & 0o777
+        return tree.copy_at(entry.parent_fd, entry.name, entry.path, most, self.spool / str(self.count), mode)
 
-def changed(work: Path, placed: Mapping[str, Placed], limits: ArtifactLimits) -> Artifacts:
-    """Compare the tree at `work` with `placed` (relative path → what lay there)."""
-    found = _Collector(limits)
+    def kept_directories(self, placed: Mapping[str, PlacedEntry]) -> dict[str, int]:
+        """Directories that must be recreated explicitly, with their permission bits. Those above the limit are refused."""
+        refused_paths = {path for path, _ in self.refused}
+        recreated: dict[str, int] = {}
+        for path, mode in sorted(self.directories.items(), reverse=True):  # deeper paths come first
+            earlier = placed.get(path)
+            known = earlier is not None and earlier.directory
+            expected_mode = earlier.mode if earlier is not None and known else _USUAL
+            if path in refused_paths:
+                continue
+            if (known or path in self.filled) and mode == expected_mode:
+                self.filled.update(_above(path) if known else ())
+                continue
+            if self.count + len(recreated) >= self.limits.files:
+                self.refused.append((path, RefusedReason.TOO_MANY))
+                continue
+            recreated[path] = mode
+            self.filled.update(_above(path))
+        return dict(sorted(recreated.items()))
+
+
+def changed(
+    work: Path,
+    placed: Mapping[str, PlacedEntry],
+    limits: ArtifactLimits,
+    *,
+    called: str = WORK,
+    hidden: Collection[str] = (),
+    spool: Path | None = None,
+) -> Artifacts:
+    """Compare the tree at `work` with `placed` (relative path → the placed entry). `called`: the work directory's other name for its programs.
+    `hidden`: entries that programs do not see. `spool`: a new directory of the caller's, for what exceeds `limits.memory_bytes`."""
+    found = _Collector(limits=limits, work=called, spool=spool)
     for entry in tree.walk(work, limits.skip, limits.depth):
-        found.visit(entry, placed.get(entry.path))
-    closed = tuple(f"{path}/" for path, _ in found.refused)
+        if entry.path not in hidden:
+            found.visit(entry, placed.get(entry.path))
+    directories = found.kept_directories(placed)
+    refused_prefixes = tuple(f"{path}/" for path, _ in found.refused)
     deleted: list[str] = []
-    gone = "\0"  # the directory that was found gone last, with what was below it
+    deleted_directory = "\0"  # the last directory that was found deleted, with everything below it
     for path in sorted(placed.keys() - found.seen):
+        if placed[path].kind is PlacedKind.MADE:
+            continue
         directory = placed[path].directory
-        looked_into = path.split("/") if directory else path.split("/")[:-1]
-        if path.startswith(closed) or limits.skip.intersection(looked_into):
+        searched = path.split("/") if directory else path.split("/")[:-1]
+        if path.startswith(refused_prefixes) or limits.skip.intersection(searched):
             continue
-        if directory and path.startswith(f"{gone}/"):
+        if directory and path.startswith(f"{deleted_directory}/"):
             continue
-        gone = path if directory else gone
+        deleted_directory = path if directory else deleted_directory
         deleted.append(path)
     return Artifacts(
-        found.added,
-        found.modified,
-        tuple(deleted),
-        tuple(found.refused[:_REPORTED]),
+        added=found.added,
+        modified=found.modified,
+        deleted=tuple(deleted),
+        refused=tuple(found.refused[:_REPORTED]),
         complete=not found.refused,
         counts=Counter(reason for _, reason in found.refused),
+        links=found.links,
+        directories=directories,
     )
 
 
-def _directory_problem(entry: tree.Entry, depth: int) -> RefusedReason | None:
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _directory_problem(entry: tree.TreeEntry, depth: int) -> RefusedReason | None:
     if entry.depth >= depth:
         return RefusedReason.DEPTH
     if not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=entry.parent_fd, follow_symlinks=False):

@@ -1,36 +1,41 @@
-"""The sandbox port: what a provider offers, and the values that cross it.
+"""The sandbox port: the interface of a provider, and the values that cross it.
 
 A *sandbox* is a private file tree plus a way to run programs against it. Its parts, as the programs see them:
 
 =====================  ============================================================================
 `/app`                 the work directory (the current directory of every program); `changed()` diffs it
 `/tmp /logs /home/agent`  writable, empty at the start, not part of the diff; `/home/agent` is `$HOME`
-`/tests /solution`     read-only for programs; exist once the caller has placed something there
+`/tests /solution`     read-only for programs; empty or absent until the caller places something there
 `/run/penstock/gateway.sock`  the gateway, if the spec names a socket: the only way out
-`binds`                read-only, wherever the spec puts them
+`binds`                read-only, at the paths that the spec gives
 =====================  ============================================================================
 
-Who is at fault is never mixed: what a *program* does wrong is data (`ExecResult`, `PathRefused`), what the
-*platform* does wrong is `SandboxError`, what the *caller* does wrong is `ValueError`.
+Each kind of fault has its own type. A fault of the *program* is data (`ExecResult`, `PathRefused`). A fault of the
+*platform* is a `SandboxError`. A fault of the *caller* is a `ValueError`.
 
-Processes do not outlive the `exec` or `start` that began them: when its result is there, every descendant,
-double-forked daemons included, is dead. Only files carry over from one program to the next. Each program
-has namespaces of its own, so two programs of one sandbox do not share processes or ports.
+All programs of a sandbox share one *session*: processes, loopback, ports, sockets, files. `exec` and `wait` return when the program's own process
+ends (the *foreground*). Processes that it started and left running (the *background*) live on, and later programs can reach them. Their output is
+read and dropped. The background ends when the sandbox closes, when `changed` reads the work directory, when it or an ancestor exceeds a limit, and
+together with the program that started it if that program is ended (by a limit, `kill`, or a cancelled `exec`). Ending a program does not end
+processes that earlier programs started. With `SandboxSpec.background` false, everything that a program started is dead when its result is returned.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 WORK = "/app"
 HOME = "/home/agent"
 WRITABLE = (WORK, "/tmp", "/logs", HOME)
-"""Directories that programs may write; all other places are read-only or absent."""
+"""Directories that programs may write. All other places are read-only or absent."""
 PLACED = ("/tests", "/solution")
 """Directories that only the caller may write, through `files` or `put`."""
 GATEWAY_SOCKET = "/run/penstock/gateway.sock"
@@ -41,34 +46,46 @@ DEFAULT_ENV: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "TMPDIR": "/tmp",
 }
-"""What every program's environment begins with."""
+"""The base environment of every program."""
 
 
 class SandboxError(RuntimeError):
-    """Signals that the platform failed (no namespaces, no disk, a process that will not die).
+    """Signals that a sandbox failed to do something (no namespaces, no disk, a process that does not die).
 
-    Never the program's fault, hence never a reward; but for `SandboxSpent`.
+    Programs that ran in the sandbox may have caused this: they used up its processes, or do not die. Only `SandboxLost` and
+    `SandboxFull` are certainly the platform's fault.
     """
 
 
-class SandboxFull(SandboxError):
-    """Signals that the disk under the sandboxes takes nothing more (full, over its quota, read-only): none was opened, nothing is left of it.
+class SandboxLost(SandboxError):
+    """Signals that something outside ended the sandbox or its program: a kill by the host, a lost node, a broken connection. No program inside
+    can cause this."""
 
-    Raised by `open` and `problems` alone. Says nothing of the work: wait until there is room, then open it again.
+
+class SandboxFull(SandboxError):
+    """Signals that the disk under the sandboxes accepts no more data (full, over its quota, read-only). The sandbox was not opened and left no files.
+
+    Raised only by `open` and `problems`. It is not a statement about the work: wait until there is space, then open it again.
     """
 
 
 class SandboxSpent(SandboxError):
-    """Signals that a sandbox is gone as a whole because its programs used up a limit, as where a cluster ends their pod: the programs' doing. Those
-    that ran say the same by `ExecResult.killed_by`; what they left cannot be read any more."""
+    """Signals that a sandbox is gone as a whole because its programs used up a limit, for example when a cluster ends their pod. The programs
+    caused this. Running programs report the same by `ExecResult.killed_by`. Their files cannot be read any more."""
+
+
+def same_kind(error: BaseException) -> SandboxError:
+    """A new error with the same message and type (the same party at fault) as `error`, for each task that waits for a program."""
+    kinds = (SandboxLost, SandboxSpent, SandboxError)
+    return next((kind for kind in kinds if isinstance(error, kind)), SandboxError)(str(error))
 
 
 class ImageRefused(ValueError):
-    """Signals that a task's image cannot be built, or holds what no sandbox takes. The task's doing; one sentence says what."""
+    """Signals that a task's image cannot be built, or contains something that no sandbox accepts. The task's fault; one sentence names the cause."""
 
 
 class PathRefused(Exception):
-    """Signals that a path inside is not a plain file that may cross the boundary. The program's doing."""
+    """Signals that a path inside is not a plain file that may cross the boundary. The program causes this."""
 
     def __init__(self, path: str, reason: RefusedReason) -> None:
         super().__init__(f"{path}: {reason.value}")
@@ -77,9 +94,10 @@ class PathRefused(Exception):
 
 
 class RefusedReason(enum.Enum):
-    """Why a file stayed inside."""
+    """Why a file was not copied out."""
 
     LINK = "is a symbolic link, or is reached through one"
+    OUTSIDE = "is a symbolic link that may lead out of the work directory"
     SPECIAL = "is not a regular file"
     TOO_LARGE = "is larger than the limit for one file"
     SPARSE = "is far larger than the disk space it occupies"
@@ -91,7 +109,7 @@ class RefusedReason(enum.Enum):
 
 
 class KilledBy(enum.Enum):
-    """What ended a program; `NONE` when it ended by itself."""
+    """The cause of a program's end. `NONE` if it ended by itself."""
 
     NONE = "none"
     TIMEOUT = "timeout"
@@ -102,21 +120,91 @@ class KilledBy(enum.Enum):
     CALLER = "caller"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class File:
     """A regular file's bytes and permission bits."""
 
     data: bytes
     mode: int = 0o644
 
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def content(self) -> str:
+        """The hex sha256 of its bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def open(self) -> BinaryIO:
+        """The content as a stream."""
+        return io.BytesIO(self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A regular file whose content lies at `source` on this machine: `size` bytes that stay unchanged while it is used.
+
+    Raises OSError where it is read, and ValueError if it holds another number of bytes.
+    """
+
+    source: Path
+    size: int
+    mode: int = 0o644
+    content: str | None = field(default=None, compare=False)
+    """A name that only files with these bytes have, if one is known."""
+
+    @property
+    def data(self) -> bytes:
+        """The whole content. Only for files that are known to be small."""
+        body = self.source.read_bytes()
+        if len(body) != self.size:
+            raise ValueError(f"{self.source} holds {len(body)} bytes instead of {self.size}")
+        return body
+
+    def open(self) -> BinaryIO:
+        """The content as a stream."""
+        return self.source.open("rb")
+
+
+AnyFile = File | StoredFile
+
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a sandbox may use. Reaching one ends the program and is named in `ExecResult.killed_by`.
+class Link:
+    """A symbolic link in a build context."""
 
-    `memory_mb` and `processes` hold for all programs of a sandbox together (at the process limit, `fork`
-    fails inside and nothing is killed); `cpu_s` and `wall_s` for one program with its descendants; `disk_mb`
-    and `disk_files` for everything writable. `output_bytes` is what is kept of each of stdout and stderr: the
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A directory in a build context that is empty, or has other permission bits than 755."""
+
+    mode: int = 0o755
+
+
+BuildEntry = AnyFile | Link | Folder
+
+
+def digest_of(file: AnyFile) -> bytes:
+    """sha256 of a file's content, read in pieces."""
+    digest = hashlib.sha256()
+    with file.open() as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The resource limits of a sandbox. A program that reaches a limit is ended, and `ExecResult.killed_by` names the limit. Background programs are
+    ended too; then the result of each program that runs at that moment names the limit.
+
+    `memory_mb` and `processes` apply to all programs of a sandbox together, background included (at the process limit, `fork`
+    fails inside and nothing is killed). `cpu_s` applies to one program with its descendants for as long as they live, `wall_s` to its foreground.
+    `disk_mb` and `disk_files` apply to everything writable. `cpus`: cores of all programs together, for providers that can limit them; 0: the
+    provider's own setting. `output_bytes` is how much of stdout and of stderr is kept: the
     rest is read and dropped, and 16 times as much ends the program.
     """
 
@@ -127,14 +215,17 @@ class Limits:
     disk_files: int = 50_000
     wall_s: float = 120.0
     output_bytes: int = 1 << 20
+    cpus: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactLimits:
-    """What may cross from the work directory.
+    """Which files may be copied out of the work directory.
 
     `ratio` bounds a file's size over the disk space it occupies (a sparse file is the archive bomb of a diff).
-    Directories called as in `skip` are not looked into, at any depth.
+    Directories with a name in `skip` are not searched, at any depth. `memory_bytes`: how much is read into memory; what comes after it is
+    copied below the sandbox's own directory, as `StoredFile`, and stays there until the sandbox closes. None: everything is in memory. A provider
+    whose files are on other machines may keep more in memory.
     """
 
     files: int = 2_000
@@ -143,46 +234,129 @@ class ArtifactLimits:
     ratio: float = 100.0
     depth: int = 32
     skip: frozenset[str] = frozenset({"__pycache__"})
+    memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
-    """What to open.
+SERVICE_START_S = 60.0
+"""Seconds that the container of a side service may take to start."""
 
-    `files`: absolute path inside (below a `WRITABLE` or `PLACED` directory) → file, there before any program
-    runs. `binds`: host path → absolute path inside, read-only, visible to the sandbox's unprivileged user.
-    `gateway_socket`: host path of a Unix socket with mode 0666, alone in its directory: the directory is what
-    is bound, so that a gateway that starts again is reachable for programs that already run. `gateway_address`: host:port by which sandboxes on
-    other machines reach the same gateway; empty: not known. `env` is added
-    to `DEFAULT_ENV`; nothing of the host's is. `directories`: absolute paths below a `WRITABLE` directory, made
-    if missing. `cwd`: where programs begin that are not told otherwise.
 
-    `build` is for providers with `containers` alone, others refuse it: a build context (path → bytes, `Dockerfile`
-    among them) whose image the programs find around the places above. Its ENV and WORKDIR hold then, WORKDIR
-    being the work directory in place of `/app`; `env` is added to them and `cwd` is not looked at. `without`: absolute paths below `/app`
-    that the image's work directory has and the sandbox's has not, with all below them.
+class ServiceState(enum.Enum):
+    """What a side service waits for in another one."""
+
+    STARTED = "service_started"
+    HEALTHY = "service_healthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceHealth:
+    """A program that succeeds in a side service's container once it is ready. Seconds. Docker's rules: `retries` failures in a row end the wait,
+    and those before `start_period_s` or the first `interval_s` do not count."""
+
+    argv: tuple[str, ...]
+    interval_s: float = 30.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    start_interval_s: float = 5.0
+    retries: int = 3
+
+    @property
+    def longest_s(self) -> float:
+        """The most seconds until it is decided."""
+        return (
+            max(self.start_period_s, self.interval_s)
+            + self.start_interval_s
+            + (self.retries + 1) * (self.timeout_s + self.interval_s)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideService:
+    """A program next to a sandbox, in a container of its own: a database, an API server.
+
+    `build`: its image's build context. `entrypoint` replaces that of the image, `command` its arguments; None: the image's own. `names`: more
+    names by which it is reached. `volumes`: directories of its own that outlive nothing. `after`: other services that it waits for. `shown`: how
+    sentences call its image.
     """
 
-    files: Mapping[str, File] = field(default_factory=dict)
+    name: str
+    build: Mapping[str, BuildEntry]
+    shown: str
+    entrypoint: tuple[str, ...] | None = None
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    work_dir: str | None = None
+    user: str | None = None
+    names: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    health: ServiceHealth | None = None
+    after: Mapping[str, ServiceState] = field(default_factory=dict)
+
+    @property
+    def longest_s(self) -> float:
+        """The most seconds from its start until it serves."""
+        return SERVICE_START_S + (self.health.longest_s if self.health is not None else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """The description of a sandbox to open.
+
+    `files`: absolute path inside (below a `WRITABLE` or `PLACED` directory) → file, placed before any program
+    runs. `binds`: host path → absolute path inside, read-only, visible to the sandbox's unprivileged user.
+    `gateway_socket`: host path of a Unix socket with mode 0666, alone in its directory. The directory is
+    bound, so that running programs can reach a restarted gateway. `gateway_address`: host:port by which sandboxes on
+    other machines reach the same gateway; None: not known. `env` is added
+    to `DEFAULT_ENV`; the host's environment is not. `directories`: absolute paths below a `WRITABLE` directory, created
+    if missing. `modes`: absolute paths of directories below a `WRITABLE` one → permission bits; these are created too, and get their bits last.
+    `links`: absolute path below a `WRITABLE` directory → the target of the symbolic link at that path. It is written, never followed. `cwd`: the
+    default working directory of programs.
+
+    `build` is only for providers with `containers`; others refuse it. It is a build context (path → entry, including
+    `Dockerfile`). Programs find its image around the places above. The image's ENV and WORKDIR apply, and WORKDIR
+    is the work directory in place of `/app`. `env` is added to them and `cwd` is ignored. `without`: absolute paths below `/app`
+    that are left out of the image's work directory, with everything below them. `build_timeout_s`: seconds in which the image must be built; 0: the
+    provider's own time.
+
+    `image` is only for providers that keep images; others refuse it. It is the digest or the name of an image in the provider's store. Programs
+    find it around the places above, read-only. Its ENV, WORKDIR and `without` apply as for `build`; `cwd` counts, and `/app` in it is WORKDIR.
+
+    `user`: the user of all programs, a name or a uid; empty: the sandbox's own (users.py). Placed files belong to it. ImageRefused if the image
+    has no such user.
+
+    `background`: whether processes that a program leaves running live on. Where results are judged they must not.
+
+    `services` are only for providers with `side_services`; others refuse them. They are started before the first program, each after those that it
+    waits for, and live as long as the sandbox. The sandbox reaches them by name, they reach it as `main`; nothing else is reachable.
+    """
+
+    files: Mapping[str, AnyFile] = field(default_factory=dict)
     binds: Mapping[Path, str] = field(default_factory=dict)
     gateway_socket: Path | None = None
-    gateway_address: str = ""
+    gateway_address: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
+    modes: Mapping[str, int] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
     cwd: str = WORK
-    build: Mapping[str, bytes] | None = None
+    build: Mapping[str, BuildEntry] | None = None
+    image: str = ""
     without: tuple[str, ...] = ()
+    build_timeout_s: float = 0.0
+    user: str = ""
+    background: bool = True
+    services: tuple[SideService, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """How a program ended.
 
     `exit_code` follows the shell: 126 not executable, 127 not found, 128+n ended by signal n (137 when
     `killed_by` is not `NONE`). `stdout` and `stderr` are the first `Limits.output_bytes` of each;
-    `truncated` says that more was dropped. `wall_s` covers the sandbox's own start (some milliseconds).
-    `cpu_s` counts the whole tree where there are cgroups and is a lower bound elsewhere.
+    `truncated` states that more was dropped. `wall_s` covers the sandbox's own start (some milliseconds).
+    `cpu_s` counts the whole tree with cgroups and is a lower bound without them.
     """
 
     exit_code: int
@@ -202,49 +376,53 @@ class ExecResult:
         return self.exit_code == 0 and self.killed_by is KilledBy.NONE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Artifacts:
-    """The work directory against what was placed there: regular files only, in the order of their names.
+    """The work directory against its placed content: regular files, symbolic links and directories, in the order of their names.
 
-    Paths are relative to `/app`. A file counts as modified when its bytes or its executable bit differ, and as deleted also where a directory
-    is now. Of an image's work directory links and directories that are gone are among the deleted, too.
-    `refused` holds at most 100 entries, `counts` how many there were in all, by reason; `complete` is false when any was refused, skipped
-    directories apart.
+    Paths are relative to `/app`. A file counts as modified when its bytes or its permissions differ. It also counts as deleted where a directory, a
+    link or a refused entry has replaced it. Missing links and directories of an image's work directory are among the deleted, too.
+    `links`: new links or changed targets, by path; only those that stay in the work directory or lead to the system's read-only places.
+    `directories`: permission bits of the directories that must be recreated explicitly: empty ones, and those with other bits than 755.
+    `refused` holds at most 100 entries; `counts` is the number of all refused entries, by reason. `complete` is false when any was refused, except
+    skipped directories.
     """
 
-    added: Mapping[str, File]
-    modified: Mapping[str, File]
+    added: Mapping[str, AnyFile]
+    modified: Mapping[str, AnyFile]
     deleted: tuple[str, ...]
     refused: tuple[tuple[str, RefusedReason], ...]
     complete: bool
     counts: Mapping[RefusedReason, int] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    directories: Mapping[str, int] = field(default_factory=dict)
 
 
 class Process(Protocol):
-    """A program that runs. Ends with its sandbox at the latest."""
+    """A running program. It ends with its sandbox at the latest."""
 
     @property
     def last_output(self) -> float:
-        """`time.monotonic()` of the last byte on stdout or stderr; of the start before the first."""
+        """`time.monotonic()` of the last byte on stdout or stderr; before the first byte, of the start."""
         ...
 
     def cpu_s(self) -> float:
-        """CPU seconds so far, descendants included (best effort without cgroups)."""
+        """CPU seconds so far of the program and its descendants alone (best effort without cgroups)."""
         ...
 
     async def read(self) -> tuple[bytes, bytes]:
         """Wait for output: (new stdout, new stderr) since the last call, both empty once it has ended.
 
-        Bytes past `Limits.output_bytes` are not seen here either.
+        Bytes past `Limits.output_bytes` are not returned either.
         """
         ...
 
     async def wait(self) -> ExecResult:
-        """Wait until every process of the tree is dead. `SandboxError` if the platform failed. Repeatable."""
+        """Wait until its foreground has ended. `SandboxError` if the platform failed. Repeatable."""
         ...
 
     async def kill(self, reason: KilledBy = KilledBy.CALLER) -> ExecResult:
-        """End the whole tree now, then `wait()`. No-op once it has ended."""
+        """End it now with every process that it started, then `wait()`. No-op once its foreground has ended."""
         ...
 
 
@@ -258,7 +436,7 @@ class Sandbox(Protocol):
     def limits(self) -> Limits: ...
 
     def path(self, inside: str) -> str:
-        """What a program must use to reach `inside`: the same string wherever there is isolation."""
+        """The path by which a program reaches `inside`. It is the same string if the provider isolates."""
         ...
 
     async def exec(
@@ -270,7 +448,7 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
-        """Run to the end. `timeout_s` defaults to `Limits.wall_s`, `cwd` to the spec's; cancelling ends the program first."""
+        """Run to the end. `timeout_s` defaults to `Limits.wall_s`, `cwd` to the spec's. Cancelling ends the program first."""
         ...
 
     async def start(
@@ -282,10 +460,10 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> Process:
-        """Begin a long-running program, under the same limits."""
+        """Start a long-running program, under the same limits."""
         ...
 
-    async def put(self, files: Mapping[str, File]) -> None:
+    async def put(self, files: Mapping[str, AnyFile]) -> None:
         """Place files as `SandboxSpec.files` does; never writes through a link (`PathRefused`).
 
         Files below `/app` become part of what `changed` compares against.
@@ -297,7 +475,8 @@ class Sandbox(Protocol):
         ...
 
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
-        """The work directory's difference against what was placed."""
+        """End every process of the sandbox (SIGTERM, a second later SIGKILL), then compare the work directory with its placed content.
+        Programs may be run again afterwards."""
         ...
 
     async def close(self) -> None:
@@ -313,13 +492,17 @@ class Provider(Protocol):
     isolated: bool
     """False if programs can see or touch the host: development only."""
     containers: bool
-    """Whether it builds images: any Dockerfile then, by `SandboxSpec.build`, not only what needs no engine."""
-    # A provider may say `own_system = True`: around the places above, programs find an image's files, not this machine's.
+    """Whether it builds images. Then it accepts any Dockerfile by `SandboxSpec.build`, not only those that need no engine."""
+    # A provider may set `own_system = True`: around the places above, programs find an image's files, not this machine's. It may set
+    # `only_where_needed = True`: a task that its own system can serve is opened without `build`; and `live_binds = True`: bound directories are
+    # this machine's own, so that programs reach Unix sockets in them. `refuses_user(name)` says why it runs no programs as that user, in one clause;
+    # without it, a provider has the sandbox's own user alone. Its sandboxes may have `system`, the name of the system around them (system.py).
+    # It may set `side_services = True`: it takes `SandboxSpec.services`.
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` where its disk has no room for it."""
+        """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` if its disk has no space for it."""
         ...
 
     async def problems(self) -> tuple[str, ...]:
-        """What keeps this provider from opening a sandbox here, a sentence each, with the remedy. `SandboxFull` if that is only room."""
+        """Why this provider cannot open a sandbox here, one sentence each, with the remedy. `SandboxFull` if only disk space is missing."""
         ...

@@ -1,52 +1,49 @@
-"""The default provider: bubblewrap, with every namespace of its own and no network.
+"""The default provider: bubblewrap, with its own namespace of every kind and without a network.
 
-The chain of one program, all in one process until bubblewrap forks (about 7 ms in all):
-`sh` (joins the control group, sets rlimits) → `setpriv` (as root only: becomes the sandbox's own user, without
-capabilities) → `bwrap` (namespaces, mounts, system call filter; dies with us, and the sandbox with it) → the program.
-
-Options reach bubblewrap through a memory file: the environment inside holds tokens, and other users can read
-command lines.
+A sandbox has one *session* (session.py): namespaces, mounts and a process 1. Bubblewrap creates it before the first program, all programs share it,
+and it is recreated for the next program if it has ended (bubblewrap_sandbox.py). Around their own places, programs find this machine's /usr, or the
+image that the spec names (images/).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anyio
 import anyio.to_thread
 
-from sandboxes import cgroups, seccomp
-from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxFull, SandboxSpec
-from sandboxes.bubblewrap_program import BubblewrapProgram
-from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
-from sandboxes.heir import appoint
+from sandboxes import cgroups, join
+from sandboxes.base import PLACED, WRITABLE, Sandbox, SandboxError, SandboxFull, SandboxSpec
+from sandboxes.bubblewrap_sandbox import SYSTEM, BubblewrapSandbox
+from sandboxes.cleanup_daemon import ensure_running
+from sandboxes.directory import refuse_build, refuse_services
+from sandboxes.disk_full import making
+from sandboxes.etc import ETC_FILES
+from sandboxes.from_environment import from_environment
+from sandboxes.images.build import Builder
+from sandboxes.images.mounted import Layering
+from sandboxes.images.owners import OF_ROOT, read_system_file
+from sandboxes.images.sandbox import ImageSandbox, Layerings
+from sandboxes.images.sandbox import check_spec as check_binds
+from sandboxes.images.settings import ImageSettings
 from sandboxes.owner import prepare_root
-from sandboxes.procfs import MARKER
-from sandboxes.program import Bounds, Launch
 from sandboxes.reap import default_root, reap
-from sandboxes.room import making
+from sandboxes.tools import bwrap, on_path
+from sandboxes.users import FIRST_RANGE, MOST_IDS, RANGES, Range, find, own, refuse_user
 
-_NAMESPACES = [
-    *("--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
-    *("--unshare-net", "--unshare-cgroup", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
-    *("--die-with-parent", "--new-session", "--clearenv"),
-]
-_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
-ETC_FILES = {
-    "passwd": "root:x:0:0::/:/usr/sbin/nologin\nagent:x:1000:1000::/home/agent:/bin/sh\n",
-    "group": "root:x:0:\nagent:x:1000:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
 _TAKEN = (
     *WRITABLE,
     *PLACED,
-    *_SYSTEM,
+    *SYSTEM,
     "/usr",
     "/etc",
     "/proc",
@@ -54,42 +51,107 @@ _TAKEN = (
     "/run/penstock",
     "/run/penstock-host",
 )
-SOCKET_DIRECTORY = "/run/penstock-host"
 
 
 class BubblewrapProvider:
-    """Sandboxes by bubblewrap. `root`: where they live, a path that unprivileged users can pass through.
+    """Sandboxes by bubblewrap. `root`: the directory of their files, a path that unprivileged users can traverse. `images`: where images are kept.
 
-    `use_cgroups=False` forces the fallback (rlimits and a watch over /proc) that is otherwise taken only where
-    no control groups can be made: memory is then limited by looking, and processes per program.
+    `use_cgroups=False` forces the fallback (rlimits and polling of /proc) that is otherwise used only where
+    control groups cannot be created. Memory is then limited by polling, and processes per program. `layering` forces one way to lay a writable
+    directory over an image; otherwise the first sandbox finds the best one that this machine takes.
     """
 
     name = "bubblewrap"
     isolated = True
+    live_binds = True
     containers = False
+    """Of an instance: whether `images` names a directory."""
+    only_where_needed = True
 
-    def __init__(self, root: Path | None = None, *, use_cgroups: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        use_cgroups: bool = True,
+        images: ImageSettings | None = None,
+        layering: Layering | None = None,
+    ) -> None:
         self._root = root or default_root()
         self._use_cgroups = use_cgroups
+        self.images = images or from_environment(ImageSettings, "images")
+        self._images = self.images.store()
+        self.containers = self._images is not None
+        self._layerings = Layerings(layering)
         self._hierarchies: cgroups.Hierarchies | None = None
         self._ready = False
+
+    @classmethod
+    def configured(cls, table: Mapping[str, Any]) -> BubblewrapProvider:
+        """From `[sandbox.images]`. ValueError names the key."""
+        return cls(images=ImageSettings(**table))
+
+    @property
+    def layering(self) -> Layering | None:
+        """How sandboxes get a writable layer over an image; None before the first one."""
+        return self._layerings.chosen
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         return self._open(spec)
 
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        refuse_build(spec)
+        if self._images is None:
+            refuse_build(spec)
+        refuse_services(spec)
         check_spec(spec)
+        refuse_user(self, spec)
         if not self._ready:
             await anyio.to_thread.run_sync(self._prepare)
-        appoint(self._root)
-        sandbox = BubblewrapSandbox(self._root, spec, self._hierarchies, own_user=os.geteuid() == 0)
-        async with sandbox.opened():
-            yield sandbox
+        ensure_running(self._root)
+        join.begin()
+        if self._images is not None and spec.build is not None:
+            image = await Builder(self._images, self.images).built(spec.build)
+            spec = replace(spec, image=image.digest, build=None)
+        with contextlib.ExitStack() as stack:
+            sandbox = self._sandbox(spec, stack)
+            async with sandbox.opened():
+                yield sandbox
+
+    def _sandbox(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> BubblewrapSandbox:
+        own_user = os.geteuid() == 0
+        needs_nsenter = bool(spec.image) or own(spec.user) is None
+        if needs_nsenter and shutil.which("nsenter") is None:
+            raise SandboxError("nsenter is not installed: apt-get install util-linux")
+        if self._images is None or not spec.image:
+            users = _range(spec.user, ETC_FILES, "a sandbox without an image of its own", ())
+            return BubblewrapSandbox(self._root, spec, self._hierarchies, own_user=own_user, users=users)
+        image = stack.enter_context(self._images.using(spec.image))
+        check_binds(spec, image)
+        owners = OF_ROOT
+        if own(spec.user) is None:
+            owners = image.owners
+        etc = {name: read_system_file(image.root, f"etc/{name}") for name in ("passwd", "group")}
+        users = _range(spec.user, etc, "the image", owners.ids)
+        return ImageSandbox(
+            self._root,
+            spec,
+            self._hierarchies,
+            own_user=own_user,
+            users=users,
+            owners=owners,
+            image=image,
+            layerings=self._layerings,
+        )
+
+    @classmethod
+    def refuses_user(cls, user: str) -> str | None:
+        """Why no sandbox of this process runs programs as `user`, in one clause. None: it may."""
+        if own(user) is not None or os.geteuid() == 0:
+            return None
+        return "a user of its own needs subordinate users, which sandboxes have only where runners are root: name agent or root, or remove it"
 
     def _prepare(self) -> None:
-        """Once: find the tools, take over from dead owners, see what control groups there are."""
+        """Once: find the tools, clean up after dead owners, detect the available control groups."""
         if missing := _missing_tools():
             raise SandboxError(" ".join(missing))
         with making(self._root):
@@ -103,6 +165,8 @@ class BubblewrapProvider:
     async def problems(self) -> tuple[str, ...]:
         if missing := _missing_tools():
             return missing
+        if self._images is not None and shutil.which("nsenter") is None:
+            return ("nsenter is not installed: apt-get install util-linux.",)
         try:
             async with self.open(SandboxSpec()) as sandbox:
                 result = await sandbox.exec(["true"], timeout_s=20)
@@ -113,106 +177,32 @@ class BubblewrapProvider:
         return () if result.ok else (f"`true` ends with exit code {result.exit_code} in a sandbox.",)
 
 
-class BubblewrapSandbox(DirectorySandbox):
-    """One sandbox; a bubblewrap of its own for every program."""
-
-    def path(self, inside: str) -> str:
-        return inside
-
-    def launch(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, bounds: Bounds, stdin: bytes | None
-    ) -> BubblewrapProgram:
-        options = [*_NAMESPACES, *self._mounts(), "--chdir", cwd]
-        for key, value in env.items():
-            options += ["--setenv", key, value]
-        encoded = b"".join(os.fsencode(option) + b"\0" for option in options)
-        if encoded.count(b"\0") != len(options):
-            raise ValueError("embedded null byte")
-        status_read, status_write = os.pipe2(os.O_CLOEXEC)
-        args_fd = os.memfd_create("bwrap-args")
-        with open(args_fd, "wb", closefd=False) as args:
-            args.write(encoded)
-        os.lseek(args_fd, 0, os.SEEK_SET)
-        bwrap = ["bwrap", "--args", str(args_fd), "--json-status-fd", str(status_write)]
-        filters = [] if (calls := seccomp.program()) is None else [seccomp.descriptor(calls)]
-        for fd in filters:
-            bwrap += ["--seccomp", str(fd)]
-        bwrap.append("--")
-        chain = ["/bin/sh", "-c", self._script(), "sh", *self._become(), *bwrap, *self._confine(), *argv]
-        own_env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", MARKER: self.id}
-        launch = Launch(chain, own_env, pass_fds=(args_fd, status_write, *filters))
-        return BubblewrapProgram(launch, bounds, stdin, status_read)
-
-    def _script(self) -> str:
-        attach = self.cgroup.attach_script() if self.cgroup else ""
-        # First to go when the machine runs out of memory; with CAP_SYS_RESOURCE this also takes the right to lower it again.
-        spared = "echo 500 >/proc/self/oom_score_adj; "
-        return f'{attach}{spared}{ulimits(self.limits, alone=self.cgroup is None)}exec "$@"'
-
-    def _become(self) -> list[str]:
-        if self.uid < 0:
-            return []
-        user = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        return ["setpriv", *user, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
-
-    def _confine(self) -> list[str]:
-        # Inside, because the kernel counts per user namespace: outside, all our user's processes would count.
-        return [] if self.cgroup else ["prlimit", f"--nproc={self.limits.processes}", "--"]
-
-    def _mounts(self) -> list[str]:
-        files = self.directory / "files"
-        options = ["--ro-bind", "/usr", "/usr", *_system_options()]
-        options += ["--ro-bind", f"{self.directory}/etc", "/etc"]
-        for path in _ETC:
-            options += ["--ro-bind-try", path, path]
-        options += ["--proc", "/proc", "--dev", "/dev"]
-        options += ["--size", str(self.limits.memory_mb << 20), "--tmpfs", "/dev/shm"]
-        for inside in WRITABLE:
-            options += ["--bind", str(files / host_name(inside)), inside]
-        for inside in PLACED:
-            options += ["--ro-bind-try", str(files / host_name(inside)), inside]
-        for outside, inside in self.spec.binds.items():
-            options += ["--ro-bind", str(outside.resolve()), inside]
-        if (socket := self.spec.gateway_socket) is not None:
-            options += ["--ro-bind", str(socket.parent.resolve()), SOCKET_DIRECTORY]
-            options += ["--symlink", f"{SOCKET_DIRECTORY}/{socket.name}", GATEWAY_SOCKET]
-        return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
-
-    def _create(self) -> None:
-        super()._create()
-        etc = self.directory / "etc"
-        with making(self._root):
-            etc.mkdir()
-            etc.chmod(0o755)
-            (etc / "alternatives").mkdir()
-            for name, text in ETC_FILES.items():
-                (etc / name).write_text(text)
-                (etc / name).chmod(0o644)
-            for path in _ETC[1:]:  # mount points for files must exist in a read-only directory
-                (etc / Path(path).name).touch()
-
-
-def _system_options() -> list[str]:
-    options: list[str] = []
-    for path in map(Path, _SYSTEM):
-        if path.is_symlink():
-            options += ["--symlink", os.readlink(path), str(path)]
-        elif path.is_dir():
-            options += ["--ro-bind", str(path), str(path)]
-    return options
-
-
 def _missing_tools() -> tuple[str, ...]:
-    packages = {"bwrap": "bubblewrap", "setpriv": "util-linux", "prlimit": "util-linux"}
-    return tuple(
-        f"{tool} is not installed: apt-get install {package}, or choose the sandbox `local` for development."
-        for tool, package in packages.items()
-        if shutil.which(tool) is None
-    )
+    missing = []
+    try:
+        bwrap()
+    except ValueError as error:
+        reason = str(error) if on_path("bwrap") else "bwrap is not installed: apt-get install bubblewrap"
+        missing.append(f"{reason}, or choose the sandbox `local` for development.")
+    if shutil.which("setpriv") is None:
+        missing.append(
+            "setpriv is not installed: apt-get install util-linux, or choose the sandbox `local` for development."
+        )
+    return tuple(missing)
+
+
+def _range(
+    user: str, etc: Mapping[str, str], where: str, owners: Collection[tuple[int, int]]
+) -> Range | None:
+    """The users of a sandbox whose programs run as `user`; None if it needs no range."""
+    if own(user) is not None:
+        return None
+    account = find(user, etc["passwd"], etc["group"], where)
+    return Range.of(account, owners, FIRST_RANGE + MOST_IDS * secrets.randbelow(RANGES))
 
 
 def check_spec(spec: SandboxSpec) -> None:
-    """`ValueError` for what the caller got wrong, before anything is made."""
+    """Raise `ValueError` for the caller's mistakes, before anything is created."""
     for outside, inside in spec.binds.items():
         if os.path.normpath(inside) != inside or not inside.startswith("/") or _overlaps(inside):
             raise ValueError(
@@ -227,9 +217,9 @@ def check_spec(spec: SandboxSpec) -> None:
     _require_reachable(socket, "the gateway's socket")
     if socket.stat().st_mode & 0o006 != 0o006 and os.geteuid() == 0:
         raise ValueError(f"{socket} must have mode 0666: sandbox users connect to it")
-    if others := sorted(set(os.listdir(socket.parent)) - {socket.name}):
+    if neighbors := sorted(set(os.listdir(socket.parent)) - {socket.name}):
         raise ValueError(
-            f"the gateway's socket must be alone in its directory, {socket.parent} holds {others[0]}"
+            f"the gateway's socket must be alone in its directory, {socket.parent} holds {neighbors[0]}"
         )
 
 
@@ -241,7 +231,7 @@ def _overlaps(inside: str) -> bool:
 
 
 def _require_reachable(path: Path, what: str) -> None:
-    """Root's sandboxes run as users without rights: every directory on the way must let everybody through."""
+    """Root's sandboxes run as users without rights: every user must be able to traverse every directory on the path."""
     real = path.resolve()
     if not real.exists():
         raise ValueError(f"{what} does not exist: {path}")

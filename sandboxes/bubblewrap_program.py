@@ -1,120 +1,155 @@
-"""A program inside bubblewrap: a monitor process outside, process 1 of a pid namespace inside.
+"""A program in a bubblewrap sandbox, started inside its session by the joiner (join.py).
 
-Bubblewrap reports on a pipe: first the host's number of process 1, then, if the program was really executed, its
-exit code. The pipe is closed to the inside, so neither line can be forged there: a program cannot dress its own
-failure up as the platform's. When process 1 is dead, the kernel has ended and reaped its whole namespace first.
+Its processes are identified by its part of the sandbox's control group or, without control groups, by its warden. Its exit status comes from its
+gate, a process outside. It cannot be forged inside, and a program cannot disguise its own failure as the platform's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import select
 import signal
-from pathlib import Path
+import time
 
 import anyio
-import anyio.abc
 
-from sandboxes import procfs
-from sandboxes.base import SandboxError
-from sandboxes.program import Bounds, Launch, Program
+from sandboxes import join, procfs
+from sandboxes.base import SandboxError, SandboxLost
+from sandboxes.cgroups import CgroupPart
+from sandboxes.join import JoinedProgram
+from sandboxes.program import ProgramBounds, Streams, SupervisedProgram
+from sandboxes.session import Session
 
-_DIE_S = 10.0
-_EXECVP, _CHDIR = "bwrap: execvp ", "bwrap: Can't chdir to "
+_DIE_S, _STUBBORN_S = 10.0, 2.0
+_AGAIN_S = 0.002
+_INTRODUCED_S = 1.0
 
 
-class BubblewrapProgram(Program):
-    """`launch.argv` must end up as `bwrap --json-status-fd` with the write end of `status_fd`'s pipe."""
+class BubblewrapProgram(SupervisedProgram):
+    """`part`: the control group of its processes, owned by this object. None without control groups; then `entry.warden` must be true."""
 
-    def __init__(self, launch: Launch, bounds: Bounds, stdin: bytes | None, status_fd: int) -> None:
-        self._status_fd = status_fd
-        self._status = b""
-        self._init_pid: int | None = None
-        self._init_pidfd: int | None = None
+    def __init__(
+        self,
+        entry: JoinedProgram,
+        bounds: ProgramBounds,
+        stdin: bytes | None,
+        session: Session,
+        part: CgroupPart | None,
+    ) -> None:
+        self._session = session
+        self._part = part
+        self._pid: int | None = None
+        self._pidfd: int | None = None
+        self._status: int | None = None
+        self._gone = False
+        self._warded = entry.warden
+        self._failed = ""
         self._introduced = anyio.Event()
-        self._reported = anyio.Event()
+        streams = Streams(given=stdin is not None)
+        part_fds: list[int] = []
         try:
-            super().__init__(launch, bounds, stdin)
+            part_fds = part.doors() if part else []
+            self._line = join.join(entry, session.pidfd, streams.theirs, part_fds)
         except BaseException:
-            os.close(status_fd)
+            streams.close()
             raise
+        finally:
+            for fd in part_fds:
+                os.close(fd)
+        streams.close(*streams.theirs)
+        super().__init__(streams, bounds, stdin)
 
-    def begin(self, group: anyio.abc.TaskGroup) -> None:
-        group.start_soon(self._read_status)
+    async def ended(self) -> None:
+        while await self._hear():
+            if self._status is not None or self._gone:
+                return
+        if not self._failed and not self._session.ending:
+            self._failed = "the process that puts programs into a sandbox has ended before its program"
 
-    async def _read_status(self) -> None:
-        os.set_blocking(self._status_fd, False)
-        while True:
-            await anyio.wait_readable(self._status_fd)
-            data = os.read(self._status_fd, 4096)
-            self._status += data
-            if self._init_pid is None and b"\n" in self._status:
-                self._meet(json.loads(self._status.partition(b"\n")[0]))
-            if not data:
-                break
-        self._introduced.set()
-        self._reported.set()
-
-    def _meet(self, introduction: dict[str, int]) -> None:
-        self._init_pid = introduction["child-pid"]
-        self._introduced.set()
-        try:
-            fd = os.pidfd_open(self._init_pid)
-        except ProcessLookupError:  # a program so short that all is over
-            return
-        if _namespace(self._init_pid) not in (None, introduction.get("pid-namespace")):
-            os.close(fd)  # over as well, and its number given to another process
-            return
-        self._init_pidfd = fd
+    async def _hear(self) -> bool:
+        """Read the next report. False at the end."""
+        await anyio.wait_readable(self._line)
+        report = join.next_report(self._line)
+        if report is None:
+            self._gone = True
+            self._introduced.set()
+            return False
+        message, fds = report
+        if "pid" in message:
+            self._pid = message["pid"]
+            (self._pidfd,) = fds
+            self._introduced.set()
+        self._failed = message.get("failed", self._failed)
+        self._status = message.get("status", self._status)
+        self._gone = self._gone or "gone" in message
+        self._cpu_seen = max(self._cpu_seen, message.get("cpu", 0.0))
+        return True
 
     async def strike(self) -> None:
-        # Killing the monitor too early would orphan a process 1 that has not yet asked to die with it.
-        with anyio.move_on_after(1.0):
+        with anyio.move_on_after(_INTRODUCED_S):  # a process that has not started cannot be ended
             await self._introduced.wait()
-        if self._init_pidfd is not None:
-            _signal(self._init_pidfd)
-        _signal(self._pidfd)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._part is not None:
+            self._part.kill()
+            if self._pidfd is not None and self._status is None:  # it may not have joined its part yet
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        elif not self._gone:  # the warden exits as soon as all its children are dead
+            procfs.halt(self.living)
+            if self._pidfd is not None:
+                with contextlib.suppress(ProcessLookupError):  # a program may have stopped it
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     async def settle(self) -> None:
-        with anyio.move_on_after(_DIE_S):
-            await self._reported.wait()
-            if self._init_pidfd is not None:
-                await anyio.wait_readable(self._init_pidfd)
-            return
-        raise SandboxError(f"process {self._init_pid} of a sandbox does not die")
+        """Processes that do not die are killed with the whole session."""
+        started_at = time.monotonic()
+        while await self.lives():
+            waited_s = time.monotonic() - started_at
+            if waited_s > _DIE_S:
+                raise SandboxError(f"processes {self.living()} of a sandbox do not die")
+            if waited_s > _STUBBORN_S:
+                self._session.kill()
+            self._kill()
+            await anyio.sleep(_AGAIN_S)
+
+    async def lives(self) -> bool:
+        if self._part is not None:
+            return bool(self._part.pids())
+        while not self._gone and select.select([self._line], [], [], 0)[0]:
+            await self._hear()
+        return not self._gone and self._session.alive
 
     def exit_code(self) -> int:
-        for line in self._status.splitlines():
-            report = json.loads(line)
-            if "exit-code" in report:
-                return int(report["exit-code"])
-        # The program never ran, so this is bubblewrap's own voice.
-        said = bytes(self._captures[1].kept).decode(errors="replace").strip()
-        if said.startswith(_EXECVP):
-            return 127 if said.endswith("No such file or directory") else 126
-        if said.startswith(_CHDIR):
-            return 126
-        raise SandboxError(f"bubblewrap failed with exit code {self._popen.returncode}: {said or 'silently'}")
+        if self._session.ending and not self._session.killed:  # no program inside reaches process 1
+            raise SandboxLost("the session of a sandbox was ended from outside")
+        if self._failed and not self._session.ending:
+            raise SandboxError(f"a program cannot be led into its sandbox: {self._failed}")
+        if self._status is None:  # programs have ended their own session, or their own warden
+            return 128 + signal.SIGKILL
+        code = os.waitstatus_to_exitcode(self._status)
+        return 128 - code if code < 0 else code
 
     def living(self) -> list[int]:
-        return [] if self._init_pid is None else procfs.tree(self._init_pid)
+        if self._part is not None:
+            return self._part.pids()
+        if self._pid is None or self._gone:
+            return []
+        return procfs.tree(self._pid)[1 if self._warded else 0 :]
 
-    def _close_fds(self) -> None:
-        super()._close_fds()
-        os.close(self._status_fd)
-        if self._init_pidfd is not None:
-            os.close(self._init_pidfd)
+    def used(self) -> float:
+        if self._part is not None:
+            # Removed: the program is over, and its time was counted.
+            with contextlib.suppress(FileNotFoundError):
+                return self._part.cpu_s()
+            return 0.0
+        return procfs.use(self.living())[0]
 
-
-def _signal(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-
-def _namespace(pid: int) -> int | None:
-    """Inode of the process's pid namespace; None when it may not be asked or is gone."""
-    try:
-        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
-    except OSError:
-        return None
+    def release(self) -> None:
+        self._line.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        if self._part is not None:
+            self._part.remove()

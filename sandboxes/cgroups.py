@@ -1,7 +1,8 @@
 """Control groups for a sandbox: version 2, version 1, or none (the caller then falls back to rlimits).
 
-One group per sandbox and hierarchy, `<mount>/penstock/<sandbox id>`, made at open and removed at close. The
-version is found out once, by putting a process into a group, since writable files do not mean delegation.
+One group per sandbox and hierarchy, `<mount>/penstock/<sandbox id>`, created at open and removed at close. The
+version is detected once, by putting a process into a group, since writable files do not imply delegation. Below the group every program has its own
+part. It identifies the program's processes, regardless of the sessions and parents that they choose.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxes import procfs
 from sandboxes.base import Limits, SandboxError
 
 _BASE = "penstock"
@@ -26,13 +28,13 @@ _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """Where groups can be made: one mount for version 2, one per controller for version 1."""
+    """The mounts in which groups can be created: one mount for version 2, one per controller for version 1."""
 
     version: int
     mounts: tuple[Path, ...]
 
     def create(self, name: str, limits: Limits) -> Cgroup:
-        """A group with its limits set. `SandboxError` when the kernel refuses."""
+        """A group with its limits set. `SandboxError` if the kernel refuses."""
         group = Cgroup(self.version, tuple(mount / _BASE / name for mount in self.mounts))
         try:
             for directory in group.directories:
@@ -54,10 +56,17 @@ class Cgroup:
     directories: tuple[Path, ...]
 
     def attach_script(self) -> str:
-        """Shell commands by which a process puts itself into the group."""
+        """Shell commands that put the calling process into the group."""
         return "".join(
             f"echo 0 >{shlex.quote(str(d / 'cgroup.procs'))} || exit 125; " for d in self.directories
         )
+
+    def part(self, name: str) -> CgroupPart:
+        """Create a part of the group, for one program and the processes that it starts. The limits are those of the whole group. OSError if the
+        kernel refuses."""
+        directory = self.directories[-1] / name
+        directory.mkdir()
+        return CgroupPart(self.version, directory, (*self.directories[:-1], directory))
 
     def cpu_s(self) -> float:
         """CPU seconds used so far by everything that ever ran in the group."""
@@ -66,21 +75,17 @@ class Cgroup:
         return _counter(self.directories[0] / "cpu.stat", "usage_usec") / 1e6
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has ended for want of memory."""
+        """How many processes the kernel has ended for lack of memory."""
         if self.version == 1:
             return _counter(self.directories[0] / "memory.oom_control", "oom_kill")
         return _counter(self.directories[0] / "memory.events", "oom_kill")
 
     def pids(self) -> list[int]:
-        """The processes in the group, as numbered here."""
-        found: set[int] = set()
-        for directory in self.directories:
-            with contextlib.suppress(FileNotFoundError):
-                found.update(int(line) for line in (directory / "cgroup.procs").read_text().split())
-        return sorted(found)
+        """The processes in the group, numbered as in this pid namespace."""
+        return sorted({pid for directory in self.directories for pid in _below(directory)})
 
     def remove(self, timeout_s: float = 5.0) -> None:
-        """End what is left in the group and remove it. Blocks; `SandboxError` if a process will not die."""
+        """End the remaining processes and remove the group. Blocks. `SandboxError` if a process does not die."""
         deadline = time.monotonic() + timeout_s
         for directory in self.directories:
             while not _gone(directory):
@@ -90,8 +95,53 @@ class Cgroup:
                 if time.monotonic() > deadline:
                     raise SandboxError(f"processes {self.pids()} of {directory} do not die")
                 time.sleep(0.002)
-            with contextlib.suppress(OSError):  # the shared parent goes with its last child
+            with contextlib.suppress(OSError):  # the shared parent is removed with its last child
                 directory.parent.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPart:
+    """A part of a sandbox's group: its processes and their use. A process that is put into `attach` joins group and part. In
+    version 1 the part is a child of the group that counts CPU time, in version 2 a group without its own controllers."""
+
+    version: int
+    directory: Path
+    attach: tuple[Path, ...]
+
+    def doors(self) -> list[int]:
+        """Descriptors, opened for writing. A process that writes 0 into each of them becomes a member, regardless of its own rights. The caller
+        closes them."""
+        found: list[int] = []
+        try:
+            for directory in self.attach:
+                found.append(os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except BaseException:
+            for fd in found:
+                os.close(fd)
+            raise
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far by everything that ever ran in it."""
+        if self.version == 1:
+            return int((self.directory / "cpuacct.usage").read_text()) / 1e9
+        return _counter(self.directory / "cpu.stat", "usage_usec") / 1e6
+
+    def pids(self) -> list[int]:
+        """Its processes, numbered as in this pid namespace."""
+        return _members(self.directory)
+
+    def kill(self) -> None:
+        """SIGKILL to every member. All are stopped first, so that none escapes by forking."""
+        with contextlib.suppress(OSError):
+            (self.directory / "cgroup.kill").write_text("1")
+            return
+        procfs.halt(self.pids)
+
+    def remove(self) -> None:
+        """Remove it once it has no processes. If that fails, it is removed with the whole group."""
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
 
 def from_directories(directories: Sequence[str]) -> Cgroup:
@@ -100,7 +150,7 @@ def from_directories(directories: Sequence[str]) -> Cgroup:
 
 
 def of_process(pid: int, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup | None:
-    """The group that somebody else made and put the process into; None in the topmost one, or where there are no groups. OSError when it is gone."""
+    """The existing group of a process that another program put there. None for the root group, or without groups. OSError if the process is gone."""
     within: dict[str, str] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -115,7 +165,7 @@ def of_process(pid: int, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgro
 
 
 def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None:
-    """What works here: version 2 if it carries memory and pids, else version 1, else nothing."""
+    """The control groups that work here: version 2 if it has memory and pids, else version 1, else None."""
     for candidate in candidates(mountinfo.read_text()):
         try:
             group = candidate.create(f"probe-{secrets.token_hex(4)}", Limits())
@@ -134,27 +184,27 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
 
 
 def candidates(mountinfo: str) -> list[Hierarchies]:
-    """The hierarchies that a mount table offers, best first. Nothing is tried yet."""
-    second: list[Hierarchies] = []
-    first: dict[str, Path] = {}
+    """The hierarchies that a mount table offers, best first. It tries none of them."""
+    hierarchies: list[Hierarchies] = []
+    v1_mounts: dict[str, Path] = {}
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        where, (kind, _, options) = Path(_unescape(left.split()[4])), right.split(" ", 2)
+        mount_fields, _, type_fields = line.partition(" - ")
+        mount_point, (kind, _, options) = Path(_unescape(mount_fields.split()[4])), type_fields.split(" ", 2)
         if kind == "cgroup2":
-            controllers = where / "cgroup.controllers"
+            controllers = mount_point / "cgroup.controllers"
             offered = controllers.read_text().split() if controllers.exists() else []
             if {"memory", "pids"} <= set(offered):
-                second.append(Hierarchies(2, (where,)))
+                hierarchies.append(Hierarchies(2, (mount_point,)))
         elif kind == "cgroup":
-            first |= {name: where for name in options.split(",") if name in _V1_CONTROLLERS}
-    if len(first) == len(_V1_CONTROLLERS):
-        second.append(Hierarchies(1, tuple(first[name] for name in _V1_CONTROLLERS)))
-    return second
+            v1_mounts |= {name: mount_point for name in options.split(",") if name in _V1_CONTROLLERS}
+    if len(v1_mounts) == len(_V1_CONTROLLERS):
+        hierarchies.append(Hierarchies(1, tuple(v1_mounts[name] for name in _V1_CONTROLLERS)))
+    return hierarchies
 
 
 def _make(directory: Path, version: int) -> None:
     for _ in range(20):  # another process may remove the empty parent between our two steps
-        with contextlib.suppress(FileExistsError):  # there, or removed again since the kernel said so
+        with contextlib.suppress(FileExistsError):  # it exists, or was removed after the kernel reported so
             directory.parent.mkdir()
         if version == 2:
             for level in (directory.parent.parent, directory.parent):
@@ -188,12 +238,30 @@ def _settings(group: Cgroup, limits: Limits) -> list[tuple[Path, str, str]]:
 
 def _gone(directory: Path) -> bool:
     try:
+        for part in _parts(directory):
+            part.rmdir()
         directory.rmdir()
     except FileNotFoundError:
         return True
-    except OSError:  # busy: something still runs in it
+    except OSError:  # busy: a process still runs in it
         return False
     return True
+
+
+def _parts(directory: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _members(directory: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+    return []
+
+
+def _below(directory: Path) -> list[int]:
+    return [pid for member in (directory, *_parts(directory)) for pid in _members(member)]
 
 
 def _counter(file: Path, key: str) -> int:

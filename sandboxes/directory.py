@@ -1,17 +1,17 @@
-"""What sandboxes kept in a directory of this machine have in common.
+"""The common parts of sandboxes that are kept in a directory of this machine.
 
-On disk: `<root>/<id>.json` (the owner's record) and `<root>/<id>/files/{app,tmp,logs,home,tests,solution}`. Files
-belong to a user of the sandbox's own where we are root, so that sandboxes cannot touch one another even if one
-gets out.
+On disk: `<root>/<id>.json` (the owner's record) and `<root>/<id>/files/{app,tmp,logs,home,tests,solution}`. If we are root, files
+belong to the sandbox's own user, so that sandboxes cannot touch each other even if a program
+escapes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import posixpath
 import secrets
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,49 +22,68 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from sandboxes import artifacts, tree
+from sandboxes import artifacts, procfs, tree
 from sandboxes.base import (
     DEFAULT_ENV,
     HOME,
     PLACED,
+    WORK,
     WRITABLE,
+    AnyFile,
     ArtifactLimits,
     Artifacts,
     ExecResult,
-    File,
+    KilledBy,
     Limits,
     Process,
     SandboxError,
     SandboxSpec,
 )
 from sandboxes.cgroups import Cgroup, Hierarchies
-from sandboxes.looks import Looks
+from sandboxes.disk_full import making
+from sandboxes.disk_usage import Looks
 from sandboxes.owner import Owner, Record, record_path, worker
-from sandboxes.program import Bounds, Program
-from sandboxes.room import making
+from sandboxes.program import ProgramBounds, SupervisedProgram
+from sandboxes.system import of_this_machine
 from sandboxes.unstartable import Unstartable, spawn
+from sandboxes.users import MOST_IDS, Account, Range
 
+GRACE_S = 1.0
+"""Seconds between SIGTERM and SIGKILL for processes that still run when the work directory is read."""
 FIRST_UID = 0x7000_0000
 """Sandbox users are numbered from here: far above system, human and container ranges."""
 
 
 class DirectorySandbox(ABC):
-    """An open sandbox in a directory; implements `base.Sandbox` but for how a program is launched."""
+    """An open sandbox in a directory; implements `base.Sandbox` except the launch of a program."""
 
     def __init__(
-        self, root: Path, spec: SandboxSpec, hierarchies: Hierarchies | None, *, own_user: bool
+        self,
+        root: Path,
+        spec: SandboxSpec,
+        hierarchies: Hierarchies | None,
+        *,
+        own_user: bool,
+        users: Range | None = None,
+        account: Account | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
         self.spec = spec
         self.uid = FIRST_UID + secrets.randbelow(1 << 24) if own_user else -1
+        self.users = users
+        self.account = account or (users.account if users is not None else None)
+        self.files_of: tuple[int, int] | None = (self.uid, self.uid) if own_user else None
+        """The (user, group) of this machine that owns the files of programs. None: our own."""
+        if users is not None:
+            self.uid, self.files_of = users.first, users.owner
         self.directory = root / self.id
         self.cgroup: Cgroup | None = None
         self._root = root
         self._claim = -1
         self._hierarchies = hierarchies
         self._looks = Looks(self.directory / "files", spec.limits)
-        self._placed: dict[str, artifacts.Placed] = {}
-        self._programs: set[Program] = set()
+        self._placed: dict[str, artifacts.PlacedEntry] = {}
+        self._programs: set[SupervisedProgram] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
@@ -73,18 +92,54 @@ class DirectorySandbox(ABC):
 
     @property
     def begins(self) -> str:
-        """Where programs begin that are not told otherwise."""
+        """The default working directory of programs."""
         return self.spec.cwd
 
+    @property
+    def work(self) -> str:
+        """The programs' name of the work directory in addition to `/app`."""
+        return WORK
+
+    @property
+    def system(self) -> str:
+        """The name of the system around the sandbox's own places (system.py)."""
+        return of_this_machine()
+
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """All variables of a program that is given `env`."""
-        return {**DEFAULT_ENV, **self.spec.env, **env}
+        """All variables of a program that receives `env`."""
+        return {**self.defaults(), **self.spec.env, **env}
+
+    def defaults(self) -> dict[str, str]:
+        """The variables that every program has."""
+        return {**DEFAULT_ENV, **({} if self.account is None else {"USER": self.account.name})}
 
     @abstractmethod
     def launch(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, bounds: Bounds, stdin: bytes | None
-    ) -> Program:
-        """Spawn a program. OSError and ValueError if the kernel takes no such arguments."""
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        bounds: ProgramBounds,
+        stdin: bytes | None,
+    ) -> SupervisedProgram:
+        """Spawn a program. OSError and ValueError if the kernel refuses the arguments."""
+
+    async def prepare(self) -> None:  # noqa: B027 - optional
+        """Create everything that must exist before a program can be launched. `SandboxError` if that fails."""
+
+    async def end_session(self) -> None:  # noqa: B027 - optional
+        """End the session that holds programs together, and with it the processes that belong to no `SupervisedProgram`."""
+
+    def living(self) -> list[int]:
+        """The processes of all programs together, as far as they can be seen."""
+        return list({pid for program in self._programs for pid in program.living()})
+
+    def base(self, name: str) -> Path:
+        """The path by which this process reaches a place, by its name below `files/`."""
+        return self.directory / "files" / name
+
+    def lay(self) -> None:  # noqa: B027 - optional
+        """Make what lies in the work directory before files are placed there. OSError, `SandboxError`."""
 
     @abstractmethod
     def path(self, inside: str) -> str: ...
@@ -120,12 +175,13 @@ class DirectorySandbox(ABC):
             raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
         if self._tasks is None:
             raise ValueError(f"sandbox {self.id} is closed")
-        bounds = Bounds(
-            self.limits,
-            self.limits.wall_s if timeout_s is None else timeout_s,
-            self._looks,
-            self.cgroup,
-        )
+        bounds = ProgramBounds(
+            limits=self.limits, timeout_s=self.limits.wall_s if timeout_s is None else timeout_s, looks=self._looks, cgroup=self.cgroup,
+            lasting=self.spec.background, together=self.living,
+        )  # fmt: skip
+        await self.prepare()
+        if self._tasks is None:
+            raise ValueError(f"sandbox {self.id} is closed")
         program = spawn(partial(self.launch, argv, self.environment(env or {}), cwd, bounds, stdin))
         if isinstance(program, Unstartable):
             return program
@@ -133,53 +189,77 @@ class DirectorySandbox(ABC):
         self._tasks.start_soon(self._supervise, program)
         return program
 
-    async def _supervise(self, program: Program) -> None:
+    async def _supervise(self, program: SupervisedProgram) -> None:
         try:
             await program.run()
         finally:
             self._programs.discard(program)
 
-    async def put(self, files: Mapping[str, File]) -> None:
+    async def put(self, files: Mapping[str, AnyFile]) -> None:
         await anyio.to_thread.run_sync(self._put, files)
 
-    def _put(self, files: Mapping[str, File]) -> None:
-        owner = (self.uid, self.uid) if self.uid >= 0 else None
+    def _put(self, files: Mapping[str, AnyFile]) -> None:
         for inside, file in files.items():
             try:
-                self._place(inside, file, owner)
+                self._place(inside, file, self.files_of)
             except OSError as error:
                 raise SandboxError(f"cannot place {inside}: {error}") from error
 
-    def _place(self, inside: str, file: File, owner: tuple[int, int] | None) -> None:
+    def _place(self, inside: str, file: AnyFile, owner: tuple[int, int] | None) -> None:
         name, parts = locate(inside)
-        base = self.directory / "files" / name
+        base = self.base(name)
         if not base.is_dir():
             self._make(base)
         tree.write(base, parts, file, owner)
         if name == "app":
-            self._placed["/".join(parts)] = artifacts.Placed.of(file)
+            self._placed["/".join(parts)] = artifacts.PlacedEntry.of(file)
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         name, parts = locate(path)
-        return await anyio.to_thread.run_sync(tree.read, self.directory / "files" / name, parts, max_bytes)
+        return await anyio.to_thread.run_sync(tree.read, self.base(name), parts, max_bytes)
 
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
-        work = self.directory / "files" / "app"
-        return await anyio.to_thread.run_sync(
-            artifacts.changed, work, self._placed, limits or ArtifactLimits()
-        )
+        await self._quiet()
+        return await anyio.to_thread.run_sync(self.compare, limits or ArtifactLimits())
+
+    def compare(self, limits: ArtifactLimits) -> Artifacts:
+        """The difference between the work directory and what was placed there."""
+        return artifacts.changed(self.base("app"), self._placed, limits, called=self.work, spool=self.spool())
+
+    def spool(self) -> Path:
+        """A path that does not exist yet, next to the files of the sandbox, for copies of what its programs left."""
+        return self.directory / f"left-{secrets.token_hex(4)}"
+
+    async def _quiet(self) -> None:
+        """End every process: SIGTERM, then SIGKILL after `GRACE_S`, so that they can write out their data."""
+        if self._programs:
+            for program in tuple(self._programs):
+                await program.survey()
+            procfs.send(self.living(), signal.SIGTERM)
+            with anyio.move_on_after(GRACE_S):
+                for program in tuple(self._programs):
+                    program.hurry()
+                    await program.over()
+        with anyio.CancelScope(shield=True):
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        programs = tuple(self._programs)
+        for program in programs:
+            program.end(KilledBy.CALLER)
+        await self.end_session()
+        for program in programs:
+            await program.over()
 
     async def close(self) -> None:
-        """End every program, then remove every trace. Idempotent. `SandboxError` if something will not go."""
+        """End every program, then remove every trace. Idempotent. `SandboxError` if something cannot be removed."""
         self._tasks = None
-        async with anyio.create_task_group() as group:
-            for program in tuple(self._programs):
-                group.start_soon(_end, program)
+        await self._end_all()
         await anyio.to_thread.run_sync(self._remove)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[DirectorySandbox]:
-        """Make it, lend it, remove it."""
+        """Create it, yield it, remove it."""
         failure: Exception | None = None
         try:
             await anyio.to_thread.run_sync(self._create)
@@ -202,52 +282,72 @@ class DirectorySandbox(ABC):
         names = self._hierarchies.mounts if self._hierarchies else ()
         directories = tuple(str(mount / "penstock" / self.id) for mount in names)
         with making(self._root):
-            self._claim = Record(self.id, Owner.current(), directories, self.uid, worker()).write(self._root)
+            self._claim = Record(
+                id=self.id,
+                owner=Owner.current(),
+                cgroups=directories,
+                uid=self.uid,
+                worker=worker(),
+                users=1 if self.users is None else MOST_IDS,
+            ).write(self._root)
             (self.directory / "files").mkdir(parents=True)
             for path in (self.directory, self.directory / "files"):
                 path.chmod(0o711)
             for inside in WRITABLE:
                 self._make(self.directory / "files" / host_name(inside))
-        if self._hierarchies is not None:  # no disk: a kernel that has no room for it is another failure
+        if self._hierarchies is not None:  # not on the disk: no room is another failure
             self.cgroup = self._hierarchies.create(self.id, self.limits)
-        owner = (self.uid, self.uid) if self.uid >= 0 else None
         with making(self._root):
+            self.lay()
             for inside, file in self.spec.files.items():
-                self._place(inside, file, owner)
-            for inside in self.spec.directories:
-                name, parts = locate(inside)
-                tree.make(self.directory / "files" / name, parts, owner)
+                self._place(inside, file, self.files_of)
+            self._furnish(self.files_of)
+
+    def _furnish(self, owner: tuple[int, int] | None) -> None:
+        """Create the spec's directories and links. Permission bits that close a directory come last."""
+        for inside, mode in {**dict.fromkeys(self.spec.directories, 0o755), **self.spec.modes}.items():
+            name, parts = locate(inside)
+            tree.make(self.base(name), parts, owner)
+            if name == "app":
+                placed = (
+                    artifacts.PlacedEntry.folder if inside in self.spec.modes else artifacts.PlacedEntry.made
+                )
+                self._placed["/".join(parts)] = placed(mode)
+        for inside, target in self.spec.links.items():
+            name, parts = locate(inside)
+            tree.link(self.base(name), parts, target, owner)
+            if name == "app":
+                self._placed["/".join(parts)] = artifacts.PlacedEntry.link(target)
+        for inside in sorted(self.spec.modes, reverse=True):
+            name, parts = locate(inside)
+            tree.permit(self.base(name), parts, self.spec.modes[inside])
 
     def _make(self, directory: Path) -> None:
         directory.mkdir()
         directory.chmod(0o755)
-        if self.uid >= 0:
-            os.chown(directory, self.uid, self.uid)
+        if self.files_of is not None:
+            os.chown(directory, *self.files_of)
 
     def _remove(self) -> None:
         if self.cgroup is not None:
             self.cgroup.remove()
         tree.remove(self.directory)
         record = record_path(self._root, self.id)
-        for path in (record, record.with_suffix(".new")):  # the latter is half a record, on a full disk
+        # The latter is an incomplete record, left by a full disk.
+        for path in (record, record.with_suffix(".new")):
             path.unlink(missing_ok=True)
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1
 
 
-async def _end(program: Program) -> None:
-    with contextlib.suppress(SandboxError):  # whoever waits is told; what remains, the removal finds
-        await program.kill()
-
-
 def host_name(inside: str) -> str:
-    """The name below `files/` of one of the directories inside."""
+    """The name below `files/` of a directory inside."""
     return "home" if inside == HOME else inside.removeprefix("/")
 
 
 def locate(inside: str) -> tuple[str, list[str]]:
-    """Split a path inside into (name below `files/`, the parts below that). `ValueError` for any other place."""
+    """Split a path inside into (name below `files/`, the parts below that). `ValueError` for any other path."""
     if "\0" not in inside and posixpath.normpath(inside) == inside:
         for directory in (*WRITABLE, *PLACED):
             if inside.startswith(f"{directory}/"):
@@ -257,13 +357,22 @@ def locate(inside: str) -> tuple[str, list[str]]:
 
 
 def refuse_build(spec: SandboxSpec) -> None:
-    """`ValueError` for an image: directories of this machine are all there is."""
+    """`ValueError` for an image: this provider has only directories of this machine."""
     if spec.build is not None:
         raise ValueError("this sandbox builds no images: choose a provider with container support")
+    if spec.image:
+        raise ValueError("this sandbox knows no images: choose the provider bubblewrap, with sandbox.images")
+    refuse_services(spec)
+
+
+def refuse_services(spec: SandboxSpec) -> None:
+    """`ValueError` for side services: this provider has no containers next to a sandbox."""
+    if spec.services:
+        raise ValueError("this sandbox has no side services: choose the provider container")
 
 
 def ulimits(limits: Limits, *, alone: bool) -> str:
-    """Shell commands for the limits that the kernel keeps per process; `alone`: no control group helps."""
+    """Shell commands for the limits that the kernel enforces per process; `alone`: without a control group."""
     lines = [
         "ulimit -c 0",
         f"ulimit -f {limits.disk_mb * 2048}",  # blocks of 512 bytes in a POSIX shell

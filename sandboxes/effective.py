@@ -1,6 +1,6 @@
-"""The isolation that is really in force, read by a program inside a real sandbox and, beside it, from the host's side of that program.
+"""The isolation that is actually in force, read by a program inside a real sandbox and from the host's side of that program.
 
-`observe(provider)` opens a sandbox with default limits. What the provider was asked for plays no part in what is found.
+`observe(provider)` opens a sandbox with default limits. The result does not depend on the provider's settings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NEEDED = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What was found. `sections`: title → (what, found) in reading order; `concerns`: a sentence for each thing that isolates less than the
+    """The result. `sections`: title → (item, finding) in reading order; `concerns`: one sentence for each item that isolates less than the
     default provider does."""
 
     provider: str
@@ -57,29 +57,30 @@ class Effective:
 
 
 async def observe(provider: Provider) -> Effective:
-    """Open a sandbox, look, close it. `SandboxError` when no program runs in it."""
+    """Open a sandbox, inspect it, close it. `SandboxError` if no program runs in it."""
     marker = secrets.token_hex(8)
     async with provider.open(SandboxSpec()) as sandbox:
         process = await sandbox.start(["python3", "-c", _PROBE, marker])
-        said = b""
+        output = b""
         with anyio.move_on_after(30):
-            while not said.endswith(b"\n") and (news := await process.read()) != (b"", b""):
-                said += news[0]
-        if not said.endswith(b"\n"):
+            while not output.endswith(b"\n") and (chunks := await process.read()) != (b"", b""):
+                output += chunks[0]
+        if not output.endswith(b"\n"):
             raise SandboxError(
                 f"the probe did not run: {(await process.kill()).stderr.decode(errors='replace')}"
             )
         outside = _outside(marker)
         await process.kill()
-    return _read(provider, json.loads(said), outside)
+    return _read(provider, json.loads(output), outside)
 
 
 def _outside(marker: str) -> dict[str, str]:
-    """What this machine says of the probe: its number, user and control groups here. Empty where it cannot be seen."""
+    """This machine's view of the probe: its pid, user and control groups here. Empty if it cannot be seen."""
     for process in (Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if words[:2] != [b"python3", b"-c"] or marker.encode() not in words:  # and not what carries it
+            # Skip other processes, and those that only wrap the probe.
+            if words[:2] != [b"python3", b"-c"] or marker.encode() not in words:
                 continue
             found = {"process": process.name, "user": str(process.stat().st_uid)}
             found["oom_score_adj"] = (process / "oom_score_adj").read_text().strip()
@@ -92,34 +93,41 @@ def _outside(marker: str) -> dict[str, str]:
 
 
 def _group(controllers: str, path: str) -> dict[str, str]:
-    """The limits of one control group, by the hierarchy's mount point here."""
+    """The limits of one control group, under the hierarchy's mount point here."""
     found: dict[str, str] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        kind, options = right.split(" ")[0], right.split(" ")[2].split(",")
-        same = (
+        mount_fields, _, type_fields = line.partition(" - ")
+        kind, options = type_fields.split(" ")[0], type_fields.split(" ")[2].split(",")
+        is_same_hierarchy = (
             kind == "cgroup2"
             if not controllers
             else kind == "cgroup" and controllers.split(",")[0] in options
         )
-        if same:
+        if is_same_hierarchy:
             for name in _GROUP_FILES:
-                file = Path(left.split()[4] + path, name)
-                if file.exists():
-                    found[name] = file.read_text().strip()
+                group_file = Path(mount_fields.split()[4] + path, name)
+                # A program's part of its sandbox's group has no limits, so the sandbox's group is read too.
+                for file in (group_file, group_file.parents[1] / name):
+                    if file.exists():
+                        found[name] = file.read_text().strip()
+                        break
     return found
 
 
 def _read(provider: Provider, inside: dict[str, object], outside: dict[str, str]) -> Effective:
     facts = _Facts(inside)
-    own = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
-    shared = {name for name, where in facts.table("namespaces").items() if own.get(name) == where}
+    host_namespaces = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
+    shared = {
+        name
+        for name, namespace in facts.table("namespaces").items()
+        if host_namespaces.get(name) == namespace
+    }
     return Effective(
         provider.name,
         {
             "namespaces": tuple(
-                (name, ("the host's, " if name in shared else "its own, ") + where)
-                for name, where in facts.table("namespaces").items()
+                (name, ("the host's, " if name in shared else "its own, ") + namespace)
+                for name, namespace in facts.table("namespaces").items()
                 if not name.endswith("_for_children")
             ),
             "user": _user(facts, outside),
@@ -171,8 +179,8 @@ def _concerns(facts: _Facts, outside: Mapping[str, str], shared: set[str]) -> It
         yield "programs can gain privileges: no_new_privs is off"
     if status.get("Seccomp") != "2":
         yield "no filter of system calls is in force"
-    if kept := [name for name in _CAPABILITIES if int(status.get(name, "0"), 16)]:
-        yield f"capabilities are left: {', '.join(kept)}"
+    if capabilities := [name for name in _CAPABILITIES if int(status.get(name, "0"), 16)]:
+        yield f"capabilities are left: {', '.join(capabilities)}"
     if "0" in (facts.text("uid"), outside.get("user")):
         yield "programs run as root"
     if facts.joined("interfaces") != "lo":
@@ -182,7 +190,7 @@ def _concerns(facts: _Facts, outside: Mapping[str, str], shared: set[str]) -> It
 
 
 class _Facts:
-    """The probe's JSON by shape."""
+    """Reads the probe's JSON by shape."""
 
     def __init__(self, found: Mapping[str, object]) -> None:
         self._found = found

@@ -1,11 +1,12 @@
-"""For development only: programs run as ourselves, in a directory, with nothing between them and this machine.
+"""For development only: programs run as our own user, in a directory, with no isolation from this machine.
 
-The contract holds as far as it can without isolation. What does not hold:
+The contract holds as far as it can without isolation. The exceptions:
 
 - The network, and the host's files and processes, can be reached. The number of processes is not limited.
-- A program that clears its environment and leaves its session may outlive its `exec`, and its owner.
-- Places such as `/app` lie elsewhere: whole arguments, variables and directories that begin with one are
-  rewritten, but not what is inside a script (`Sandbox.path` tells).
+- Background processes are identified by an environment variable. A process that clears it may outlive its sandbox, and its owner.
+- Programs of all sandboxes share ports, and can see each other.
+- Directories such as `/app` are elsewhere: whole arguments, variables and directories that begin with one are
+  rewritten, but not the text of a script (`Sandbox.path` gives the real path).
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import time
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -25,17 +25,19 @@ import anyio.to_thread
 
 from sandboxes import procfs
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
+from sandboxes.cleanup_daemon import ensure_running
 from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
-from sandboxes.heir import appoint
+from sandboxes.disk_full import making
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
-from sandboxes.program import Bounds, Launch, Program
+from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.reap import default_root, reap
-from sandboxes.room import making
+from sandboxes.spawned import Launch, Spawned
+from sandboxes.users import AGENT, ROOT, refuse_user
 
 _DIE_S = 5.0
 _PROGRAM = "PENSTOCK_PROGRAM"
-"""Environment variable that tells apart the programs of one sandbox that run side by side."""
+"""Environment variable that distinguishes programs of one sandbox that run at the same time."""
 
 
 class NoIsolationWarning(UserWarning):
@@ -43,10 +45,11 @@ class NoIsolationWarning(UserWarning):
 
 
 class LocalProvider:
-    """Sandboxes that isolate nothing. Says so once per provider, by `warnings`."""
+    """Sandboxes without isolation. Warns once per provider, by `warnings`."""
 
     name = "local"
     isolated = False
+    live_binds = True
     containers = False
 
     def __init__(self, root: Path | None = None) -> None:
@@ -59,6 +62,7 @@ class LocalProvider:
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         refuse_build(spec)
+        refuse_user(self, spec)
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -67,12 +71,19 @@ class LocalProvider:
                 NoIsolationWarning,
                 stacklevel=3,
             )
-        if not self._ready:  # whoever comes while it is prepared prepares it too
+        if not self._ready:  # callers that arrive during the preparation prepare too
             await anyio.to_thread.run_sync(self._prepare)
-        appoint(self._root)
+        ensure_running(self._root)
         sandbox = LocalSandbox(self._root, spec, None, own_user=False)
         async with sandbox.opened():
             yield sandbox
+
+    @classmethod
+    def refuses_user(cls, user: str) -> str | None:
+        """Why programs do not run as `user`, in one clause. None: they do."""
+        if user in ("", AGENT, str(os.geteuid())) or (user == ROOT and os.geteuid() == 0):
+            return None
+        return f"sandboxes of the provider local run programs as uid {os.geteuid()} alone: name agent, or remove it"
 
     def _prepare(self) -> None:
         with making(self._root):
@@ -85,15 +96,15 @@ class LocalProvider:
 
 
 class LocalSandbox(DirectorySandbox):
-    """A directory, and programs that are asked to stay in it."""
+    """A directory, and programs that are not forced to stay in it."""
 
     def path(self, inside: str) -> str:
-        """Where `inside` lies on this machine. What lies there already stays, so that mapping twice is harmless."""
+        """The path of `inside` on this machine. A path that is mapped already stays the same, so that mapping twice is harmless."""
         socket = self.spec.gateway_socket
         if inside == GATEWAY_SOCKET and socket is not None:
             return str(socket.absolute())
         mapped = (self.directory, *self.spec.binds, *(() if socket is None else (socket,)))
-        if any(Path(inside).is_relative_to(place.absolute()) for place in mapped):
+        if any(Path(inside).is_relative_to(mapped_path.absolute()) for mapped_path in mapped):
             return inside
         for directory in (*WRITABLE, *PLACED):
             if inside == directory or inside.startswith(f"{directory}/"):
@@ -104,43 +115,63 @@ class LocalSandbox(DirectorySandbox):
         return inside
 
     def launch(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, bounds: Bounds, stdin: bytes | None
-    ) -> Program:
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        bounds: ProgramBounds,
+        stdin: bytes | None,
+    ) -> SupervisedProgram:
         script = f'{ulimits(self.limits, alone=True)}cd -- "$1" || exit 126; shift; exec "$@"'
         # The kernel ends at least the first process with us.
-        die = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
-        command = [*die, "/bin/sh", "-c", script, "sh", self.path(cwd), *map(self.path, argv)]
+        death_signal = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        command = [*death_signal, "/bin/sh", "-c", script, "sh", self.path(cwd), *map(self.path, argv)]
         variables = {key: self.path(value) for key, value in env.items()} | {MARKER: self.id}
         variables[_PROGRAM] = secrets.token_hex(8)
-        return LocalProgram(Launch(command, variables), bounds, stdin, variables[_PROGRAM])
+        return LocalProgram(Launch(argv=command, env=variables), bounds, stdin, variables[_PROGRAM])
 
 
-class LocalProgram(Program):
-    """A process group of ours, and whoever else carries the program's marker."""
+class LocalProgram(Spawned):
+    """Descendants of its first process, and all processes with the program's marker."""
 
-    def __init__(self, launch: Launch, bounds: Bounds, stdin: bytes | None, marker: str) -> None:
+    def __init__(self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, marker: str) -> None:
         self._marker = marker
+        self._left: list[int] = []
         super().__init__(launch, bounds, stdin)
 
     async def strike(self) -> None:
-        procfs.kill(self.living())
+        if self._popen.returncode is None:
+            procfs.halt(lambda: procfs.tree(self._popen.pid))
+        await anyio.to_thread.run_sync(self._kill_marked)
 
-    def _reap(self) -> None:
-        # Before the number of the group, which is that of its dead leader, can be given to others.
-        with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        super()._reap()
+    def _kill_marked(self) -> int:
+        return procfs.kill(procfs.marked(_PROGRAM, self._marker))
 
     async def settle(self) -> None:
         deadline = time.monotonic() + _DIE_S
-        while await anyio.to_thread.run_sync(lambda: procfs.kill(procfs.marked(_PROGRAM, self._marker))):
+        while await anyio.to_thread.run_sync(self._kill_marked):
             if time.monotonic() > deadline:
                 raise SandboxError(f"processes of program {self._marker} do not die")
             await anyio.sleep(0.005)
+        self._left = []
+
+    async def lives(self) -> bool:
+        self._left = await anyio.to_thread.run_sync(
+            lambda: [pid for pid in procfs.marked(_PROGRAM, self._marker) if not procfs.ended(pid)]
+        )
+        return bool(self._left)
+
+    async def survey(self) -> None:
+        await self.lives()
 
     def exit_code(self) -> int:
         code = self._popen.returncode
         return 128 - code if code < 0 else code
 
     def living(self) -> list[int]:
-        return procfs.tree(self._popen.pid)
+        if self._popen.returncode is None:
+            return procfs.tree(self._popen.pid)
+        return [each for pid in self._left for each in procfs.tree(pid)]
+
+    def used(self) -> float:
+        return procfs.use(self.living())[0]

@@ -1,6 +1,6 @@
-"""A directory that goes with its owner, like a sandbox's: it is removed when the owner lets go of it, and when the owner is killed.
+"""A directory that is removed with its owner, like a sandbox's: when the owner releases it, and when the owner is killed.
 
-For what lies beside sandboxes on a machine and must not outlive whoever made it: the gateway's socket, which a killed
+For files that are used with sandboxes on a machine and must not outlive their creator, such as the gateway's socket, which a killed
 supervisor could not remove.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sandboxes import tree
-from sandboxes.heir import appoint
+from sandboxes.cleanup_daemon import ensure_running
 from sandboxes.owner import Owner, Record, prepare_root, record_path, worker
 from sandboxes.reap import alone
 
@@ -21,23 +21,23 @@ _PATIENCE_S = 5.0
 
 
 def sockets_root() -> Path:
-    """Where the directories of gateways' sockets lie: one directory per user."""
+    """The parent of the directories of gateways' sockets: one directory per user."""
     return Path(tempfile.gettempdir()) / f"penstock-gateways-{os.geteuid()}"
 
 
 @contextmanager
 def owned_directory(directory: Path) -> Iterator[None]:
-    """`directory` is this process's own meanwhile. One that a dead owner left, even one that is being removed, becomes ours empty or as it is.
+    """Own `directory` inside the block. A directory that a dead owner left becomes ours, empty or unchanged, even if it is just being removed.
 
-    Raises SandboxError where its parent belongs to somebody else, or no heir can be started.
+    Raises SandboxError if its parent belongs to another user, or if the cleanup daemon cannot be started.
     """
     root, name = directory.parent, directory.name
     prepare_root(root)
-    with alone(root, _PATIENCE_S):  # or somebody who cleans up could take ours for the dead owner's
-        claim = Record(name, Owner.current(), (), -1, worker()).write(root)
+    with alone(root, _PATIENCE_S):  # or a concurrent cleanup could mistake ours for the dead owner's
+        claim = Record(id=name, owner=Owner.current(), cgroups=(), uid=-1, worker=worker()).write(root)
         directory.mkdir(mode=0o755, exist_ok=True)
     try:
-        appoint(root)
+        ensure_running(root)
         yield
     finally:
         os.close(claim)

@@ -1,7 +1,7 @@
-"""Whose sandbox is it, and does that process still live?
+"""Which process owns a sandbox, and whether that process is alive.
 
-A record `<root>/<id>.json` exists from before a sandbox's directory and control group are made until after they
-are gone, so that whatever a killed owner leaves behind is found by its record.
+A record `<root>/<id>.json` exists from before a sandbox's directory and control group are created until after they
+are gone. So everything that a killed owner leaves behind is found by its record.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from sandboxes import procfs
@@ -23,7 +24,7 @@ _WORKER: ContextVar[str] = ContextVar("worker", default="")
 
 @contextmanager
 def working_as(name: str) -> Iterator[None]:
-    """Sandboxes that are opened within are those of the worker `name`: their records say so."""
+    """Sandboxes that are opened in this block belong to the worker `name`, as their records state."""
     token = _WORKER.set(name)
     try:
         yield
@@ -31,25 +32,32 @@ def working_as(name: str) -> Iterator[None]:
         _WORKER.reset(token)
 
 
-@dataclass(slots=True)
-class Work:
-    """What sandboxes are opened for: one try at one rollout, under one lease. `kind`: attempt or verification. `opened`: how many were so far,
-    so that each has a name of its own, and the same one however often it is asked for."""
+class WorkKind(StrEnum):
+    """What a sandbox is for."""
+
+    ATTEMPT = "attempt"
+    VERIFICATION = "verification"
+
+
+@dataclass(slots=True, kw_only=True)
+class LeasedWork:
+    """The work for which sandboxes are opened: one attempt at one rollout, under one lease. `opened`: how many were
+    opened so far, so that each has its own name, which stays the same at every retry."""
 
     run: str
     rollout: int
     attempt: int
     epoch: int
-    kind: str
+    kind: WorkKind
     opened: int = 0
 
 
-_WORK: ContextVar[Work | None] = ContextVar("work", default=None)
+_WORK: ContextVar[LeasedWork | None] = ContextVar("work", default=None)
 
 
 @contextmanager
-def working_on(work: Work) -> Iterator[None]:
-    """Sandboxes that are opened within are for `work`: providers elsewhere name and label them so."""
+def working_on(work: LeasedWork) -> Iterator[None]:
+    """Sandboxes that are opened in this block are for `work`: remote providers name and label them so."""
     token = _WORK.set(work)
     try:
         yield
@@ -57,17 +65,17 @@ def working_on(work: Work) -> Iterator[None]:
         _WORK.reset(token)
 
 
-def work() -> Work | None:
-    """What this task works on, or None: nobody said."""
+def work() -> LeasedWork | None:
+    """The work of this task, or None if it is not set."""
     return _WORK.get()
 
 
 def worker() -> str:
-    """As whom this task works; empty: nobody said."""
+    """The worker name of this task; empty if it is not set."""
     return _WORKER.get()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """A process, identified beyond reuse of its number: machine boot, pid namespace, pid, start time."""
 
@@ -80,29 +88,31 @@ class Owner:
     def current(cls) -> Owner:
         found = procfs.stat(os.getpid())
         assert found is not None
-        return cls(_boot(), os.readlink("/proc/self/ns/pid"), os.getpid(), found.start)
+        return cls(
+            boot=_boot(), namespace=os.readlink("/proc/self/ns/pid"), pid=os.getpid(), start=found.start
+        )
 
     @classmethod
     def read(cls, text: str) -> Owner:
-        """What `str` of an owner says. ValueError where none says that."""
-        boot, namespace, pid, start = text.split("/")
-        return cls(boot, namespace, int(pid), int(start))
+        """Parse `str` of an owner. ValueError for any other text."""
+        boot_id, namespace, pid, start = text.split("/")
+        return cls(boot=boot_id, namespace=namespace, pid=int(pid), start=int(start))
 
     def __str__(self) -> str:
         return f"{self.boot}/{self.namespace}/{self.pid}/{self.start}"
 
     @property
     def of_this_boot(self) -> bool:
-        """Whether the machine has been up since."""
+        """Whether the machine has not rebooted since."""
         return self.boot == _boot()
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is, or was, in another pid namespace of this boot: its number says nothing here."""
+        """Whether it is, or was, in another pid namespace of this boot: its pid has no meaning here."""
         return self.of_this_boot and self.namespace != os.readlink("/proc/self/ns/pid")
 
     def is_dead(self) -> bool:
-        """True only for sure: an owner elsewhere cannot be judged by its number."""
+        """True only if certain: an owner elsewhere cannot be judged by its pid."""
         if not self.of_this_boot:
             return True
         if self.elsewhere:
@@ -111,20 +121,21 @@ class Owner:
         return found is None or found.start != self.start or found.state in "ZX"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What it takes to clean up after a sandbox: its owner, control groups, and user id (-1: the owner's own). `worker` is for people and
-    auditors: as whom the owner worked (`working_as`)."""
+    """The data needed to clean up after a sandbox: its owner, control groups, and user id (-1: the owner's own), the first of `users`. `worker`
+    is for people and auditors: the owner's worker name (`working_as`)."""
 
     id: str
     owner: Owner
     cgroups: tuple[str, ...]
     uid: int
     worker: str = ""
+    users: int = 1
 
     def write(self, root: Path) -> int:
-        """Into `root`, locked. The owner keeps the descriptor that is returned for as long as there is a sandbox: the lock goes with the owner,
-        and whoever looks from another pid namespace can see that."""
+        """Write it into `root`, locked. The owner keeps the returned descriptor for as long as the sandbox exists. The lock is released with the
+        owner, so a process in another pid namespace can detect its death."""
         path = record_path(root, self.id)
         temporary = path.with_suffix(".new")
         claim = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -139,8 +150,8 @@ class Record:
         return claim
 
     def orphaned(self, root: Path) -> bool:
-        """Whether its owner is dead. By the owner's number where that says something here; elsewhere, as in a container that was started
-        again, by the lock."""
+        """Whether its owner is dead: by the owner's pid if that has a meaning here, otherwise (as in a restarted container)
+        by the lock."""
         if not self.owner.elsewhere:
             return self.owner.is_dead()
         try:
@@ -148,7 +159,7 @@ class Record:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:  # gone, or without locks: nothing is known
+        except OSError:  # gone, or no locks here: unknown
             return False
         return True
 
@@ -158,30 +169,41 @@ def record_path(root: Path, sandbox_id: str) -> Path:
 
 
 def records(root: Path) -> list[Record]:
-    """Every sandbox known below `root`, in no order. Records that vanish while we look are closed sandboxes.
+    """Every known sandbox below `root`, in no order. A record that vanishes while we read belongs to a closed sandbox.
 
-    A record appears whole or not at all, unless the machine lost power: one that cannot be read is of an owner before that.
+    A record appears whole or not at all, unless the machine lost power. An unreadable record belongs to an owner from before that.
     """
     found: list[Record] = []
     for path in root.glob("*.json"):
         try:
             raw = json.loads(path.read_text())
             owner = Owner(**raw["owner"])
-            found.append(Record(raw["id"], owner, tuple(raw["cgroups"]), raw["uid"], raw.get("worker", "")))
+            found.append(
+                Record(
+                    id=raw["id"],
+                    owner=owner,
+                    cgroups=tuple(raw["cgroups"]),
+                    uid=raw["uid"],
+                    worker=raw.get("worker", ""),
+                    users=raw.get("users", 1),
+                )
+            )
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError):
-            found.append(Record(path.stem, Owner("", "", 0, 0), (), -1))
+            found.append(
+                Record(id=path.stem, owner=Owner(boot="", namespace="", pid=0, start=0), cgroups=(), uid=-1)
+            )
     return found
 
 
 def prepare_root(root: Path) -> None:
-    """Make the directory that holds sandboxes, or refuse one that somebody else can tamper with."""
+    """Create the directory that holds sandboxes, or refuse one that another user can tamper with."""
     root.mkdir(mode=0o711, parents=True, exist_ok=True)
     status = root.lstat()
     if status.st_uid != os.geteuid() or root.is_symlink():
-        raise SandboxError(f"{root} belongs to somebody else: name another directory for sandboxes")
-    os.chmod(root, 0o711)  # sandbox users pass through, nobody lists or writes
+        raise SandboxError(f"{root} belongs to another user: name another directory for sandboxes")
+    os.chmod(root, 0o711)  # sandbox users can traverse it, but not list or write it
 
 
 def _boot() -> str:

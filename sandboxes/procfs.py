@@ -1,25 +1,29 @@
-"""What /proc says about processes on this machine: who descends from whom, what they use, whose they are."""
+"""Processes on this machine, from /proc: their descendants, use and users."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MARKER = "PENSTOCK_SANDBOX"
-"""Environment variable of the processes that carry a sandbox; its value is the sandbox's id."""
+"""Environment variable of the processes that run a sandbox; its value is the sandbox's id."""
+_ROUNDS = 50
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """A line of /proc/PID/stat: state letter, CPU seconds with waited-for children, start in ticks since boot."""
+    """A line of /proc/PID/stat: state letter, flags of the kernel, CPU seconds with waited-for children, start in ticks since boot."""
 
     state: str
+    parent: int
+    flags: int
     cpu_s: float
     start: int
     resident_bytes: int
@@ -31,14 +35,33 @@ def stat(pid: int) -> Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name may hold spaces and parentheses
-    return Stat(fields[0], sum(map(int, fields[11:15])) / _TICKS, int(fields[19]), int(fields[21]) * _PAGE)
+    fields = text.rpartition(")")[2].split()  # the name may contain spaces and parentheses
+    return Stat(
+        state=fields[0],
+        parent=int(fields[1]),
+        flags=int(fields[6]),
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS,
+        start=int(fields[19]),
+        resident_bytes=int(fields[21]) * _PAGE,
+    )
+
+
+def ended(pid: int) -> bool:
+    """Whether it is gone or a zombie."""
+    found = stat(pid)
+    return found is None or found.state in "ZX"
+
+
+def dying(pid: int) -> bool:
+    """Whether it is gone or is exiting: process 1 of a namespace exits only when all others there are dead."""
+    found = stat(pid)
+    return found is None or bool(found.flags & _EXITING)
 
 
 def tree(pid: int) -> list[int]:
-    """`pid` and its descendants, those that still have their parents."""
+    """`pid` and its descendants that still have their parents."""
     found = [pid]
-    for parent in found:  # grows while it is read
+    for parent in found:  # grows during the loop
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for task in os.listdir(f"/proc/{parent}/task"):
                 children = Path(f"/proc/{parent}/task/{task}/children").read_text()
@@ -54,26 +77,45 @@ def use(pids: list[int]) -> tuple[float, int]:
 
 def marked(variable: str, value: str) -> Iterator[int]:
     """Processes that were started with this environment variable set to this value."""
-    wanted = f"{variable}={value}".encode()
+    assignment = f"{variable}={value}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):  # gone, or another user's
-                if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                if assignment in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     yield int(name)
 
 
-def owned_by(uid: int) -> Iterator[int]:
-    """Living processes of a user."""
+def owned_by(uid: int, users: int = 1) -> Iterator[int]:
+    """Living processes of a user, or of several with consecutive numbers."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                found = stat(int(name)) if os.stat(f"/proc/{name}").st_uid == uid else None
+                found = stat(int(name)) if 0 <= os.stat(f"/proc/{name}").st_uid - uid < users else None
                 if found is not None and found.state not in "ZX":
                     yield int(name)
 
 
+def halt(find: Callable[[], Iterable[int]]) -> None:
+    """SIGKILL to all processes that `find` returns. All are stopped first, so that none escapes by forking."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        running = set(find()) - stopped
+        if not running:
+            break
+        send(running, signal.SIGSTOP)
+        stopped |= running
+    send(stopped, signal.SIGKILL)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each of them that exists."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 def kill(pids: Iterable[int]) -> int:
-    """SIGKILL to each of them; how many there were. Zombies are dead already and do not count."""
+    """SIGKILL to each of them. Returns how many there were. Zombies are dead already and do not count."""
     count = 0
     for pid in pids:
         found = stat(pid)

@@ -1,7 +1,7 @@
 """Clean up after owners that were killed: `python -m sandboxes.reap [DIR]`, or `reap(DIR)`.
 
-The heir of a killed owner (heir.py) does it at once; where that was killed too, another worker of the machine or the next start.
-Live owners are left alone.
+The cleanup daemon of a killed owner (cleanup_daemon.py) does it at once. If that was killed too, another worker of the machine or the next start
+does it. Live owners are not touched.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sandboxes.base import SandboxError
 from sandboxes.owner import Record, record_path, records
 
 _BUSY_S = 2.0
-_LOOK_S = 0.02
-_UNFINISHED_S = 2.0  # between making a record's file and locking it
+_POLL_INTERVAL_S = 0.02
+_UNFINISHED_S = 2.0  # between creating a record's file and locking it
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """How much was left behind and is gone, and what could not be removed: one sentence each."""
+    """The numbers of sandboxes and processes that were left behind and are now removed, and one sentence for each failed removal."""
 
     sandboxes: int
     processes: int
@@ -35,19 +35,19 @@ class Reaped:
 
 
 def default_root() -> Path:
-    """Where providers keep sandboxes unless told otherwise: one directory per user."""
+    """The default directory of providers' sandboxes: one per user."""
     return Path(tempfile.gettempdir()) / f"penstock-sandboxes-{os.geteuid()}"
 
 
 def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
-    """Remove every sandbox below `root` whose owner is dead. Safe to run beside live owners and itself: while somebody else does it, that is
-    waited for, `patience_s` seconds at most. What cannot be removed keeps nothing else from being removed.
+    """Remove every sandbox below `root` whose owner is dead. Safe to run next to live owners and to itself: it waits for another running cleanup
+    for at most `patience_s` seconds. A sandbox that cannot be removed does not prevent the removal of others.
     """
     if not root.is_dir():
         return Reaped(0, 0)
-    with alone(root, patience_s) as ours:
-        if not ours:
-            return Reaped(0, 0, (f"somebody else has been cleaning up {root} for {patience_s:g} s",))
+    with alone(root, patience_s) as acquired:
+        if not acquired:
+            return Reaped(0, 0, (f"another process has been cleaning up {root} for {patience_s:g} s",))
         _sweep(root)
         removed = processes = 0
         failures: list[str] = []
@@ -64,7 +64,7 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
 
 @contextmanager
 def alone(root: Path, patience_s: float) -> Iterator[bool]:
-    """Whether nobody else cleans up `root` meanwhile. Never waits for ever: whoever holds the lock may be stopped."""
+    """Yields whether this process has the exclusive right to clean up `root`. The wait is bounded: the holder of the lock may be stopped."""
     deadline = time.monotonic() + patience_s
     with (root / "reap.lock").open("w") as lock:
         while True:
@@ -74,18 +74,21 @@ def alone(root: Path, patience_s: float) -> Iterator[bool]:
                 if time.monotonic() > deadline:
                     yield False
                     return
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
             else:
                 yield True
                 return
 
 
 def _sweep(root: Path) -> None:
-    """Records that were never finished, of owners that were killed or had no room: whoever still writes one holds its lock."""
+    """Remove records that were never finished, of owners that were killed or had no space. An owner that still writes one holds its lock. A new
+    record is not touched, since its owner may not have locked it yet."""
     for path in root.glob("*.new"):
-        with suppress(OSError), path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if path.stat().st_mtime < time.time() - _UNFINISHED_S:
+        with suppress(OSError):
+            if path.stat().st_mtime >= time.time() - _UNFINISHED_S:
+                continue
+            with path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink()
 
 
@@ -99,13 +102,13 @@ def _bury(root: Path, record: Record) -> int:
 
 
 def _kill(record: Record, timeout_s: float = 5.0) -> int:
-    """End whatever still runs for a sandbox; how many processes that were."""
+    """End all remaining processes of a sandbox. Returns their number."""
     total = 0
     deadline = time.monotonic() + timeout_s
     while True:
         found = set(procfs.marked(procfs.MARKER, record.id))
         if record.uid >= 0:
-            found.update(procfs.owned_by(record.uid))
+            found.update(procfs.owned_by(record.uid, record.users))
         killed = procfs.kill(found)
         if not killed:
             return total

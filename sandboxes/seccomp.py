@@ -1,10 +1,10 @@
-"""The system calls that programs in a sandbox may not make: a filter for `bwrap --seccomp`, made here instruction by instruction.
+"""The system calls that programs in a sandbox may not make: a filter for `bwrap --seccomp`, built here instruction by instruction.
 
-Namespaces and missing capabilities refuse most of these already. The filter also holds where a kernel has a hole in one of them, and it
-closes what namespaces do not cover: the host's keyrings, vsock (a virtual machine's line to its host), performance counters, io_uring,
-input pushed into a terminal, namespaces within the sandbox, and looking into processes of the same user.
+Namespaces and missing capabilities refuse most of these already. The filter also holds where a kernel has a hole in one of them. It also
+closes resources that namespaces do not cover: the host's keyrings, vsock (a virtual machine's line to its host), performance counters, io_uring,
+input pushed into a terminal, namespaces within the sandbox, and inspection of processes of the same user.
 
-A refused call fails with EPERM, or with ENOSYS where programs then fall back to something older (`clone3`, io_uring). Calls of another
+A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring). Calls of another
 architecture (32-bit programs on a 64-bit kernel) fail with ENOSYS: the same number means another call there. Classic BPF over
 `struct seccomp_data`: number at 0, architecture at 4, the low half of argument n at 16 + 8n (little-endian machines only).
 """
@@ -18,7 +18,7 @@ import platform
 import struct
 from collections.abc import Mapping
 
-# Name → (number on x86_64, number on aarch64); 0 where there is no such call.
+# Name → (number on x86_64, number on aarch64); 0 if the call does not exist.
 DENIED: Mapping[str, tuple[int, int]] = {
     # other processes' memory and descriptors
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -43,14 +43,14 @@ DENIED: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 ABSENT: Mapping[str, tuple[int, int]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "clone3": (435, 435),  # its flags lie behind a pointer, where no filter can look; libraries fall back to clone
+    "clone3": (435, 435),  # its flags are behind a pointer, which no filter can follow; libraries fall back to clone
 }  # fmt: skip
 CHECKED: Mapping[str, tuple[int, int]] = {"clone": (56, 220), "socket": (41, 198), "ioctl": (16, 29)}
 """Refused depending on their arguments: namespaces, address families, input into a terminal."""
 NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}."""
 FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all that programs without a network need. Not vsock, packet, alg, bluetooth …"""
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all families that programs without a network need. Not vsock, packet, alg, bluetooth …"""
 TERMINAL = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: input pushed into a terminal."""
 
@@ -73,7 +73,7 @@ def numbers(machine: str | None = None) -> dict[str, int]:
 
 @functools.cache
 def program(machine: str | None = None) -> bytes | None:
-    """The filter as bwrap reads it, 8 bytes an instruction; None on an architecture that is not known here."""
+    """The filter in bwrap's format, 8 bytes per instruction; None on an unknown architecture."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         return None
@@ -81,11 +81,11 @@ def program(machine: str | None = None) -> bytes | None:
     code = [_op(_LOAD, 4), _op(_EQUAL, architecture, yes=1), _op(_RETURN, _ENOSYS), _op(_LOAD, 0)]
     if machine == "x86_64":
         code += [_op(_AT_LEAST, _X32, no=1), _op(_RETURN, _ENOSYS)]
-    for table, answer in ((DENIED, _EPERM), (ABSENT, _ENOSYS)):
-        wanted = sorted(pair[column] for pair in table.values() if pair[column])
-        last = len(wanted) - 1
-        code += [_op(_EQUAL, number, yes=last - i, no=i == last) for i, number in enumerate(wanted)]
-        code.append(_op(_RETURN, answer))
+    for table, error_number in ((DENIED, _EPERM), (ABSENT, _ENOSYS)):
+        call_numbers = sorted(pair[column] for pair in table.values() if pair[column])
+        last = len(call_numbers) - 1
+        code += [_op(_EQUAL, number, yes=last - i, no=i == last) for i, number in enumerate(call_numbers)]
+        code.append(_op(_RETURN, error_number))
     clone, socket, ioctl = (CHECKED[name][column] for name in ("clone", "socket", "ioctl"))
     code += [_op(_EQUAL, clone, no=4), _op(_LOAD, 16), _op(_ANY_BIT, NEW_NAMESPACES, no=1)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
@@ -98,7 +98,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def descriptor(filter_: bytes) -> int:
-    """A memory file with the filter, to be read once from its beginning. The caller closes it."""
+    """A memory file with the filter, positioned at its beginning, for one read. The caller closes it."""
     fd = os.memfd_create("seccomp")
     with open(fd, "wb", closefd=False) as file:
         file.write(filter_)

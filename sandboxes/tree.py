@@ -1,22 +1,24 @@
-"""File trees that somebody hostile may be writing to at the same time.
+"""File trees to which a hostile process may write at the same time.
 
-Every operation walks from an open directory, one name at a time, and never follows a link: a path that is
-swapped for a link between two steps leads to `PathRefused`, not out of the tree. Nothing here recurses as deep
-as a program likes to dig.
+Every operation walks from an open directory, one name at a time, and never follows a link. A path that is
+swapped for a link between two steps leads to `PathRefused`, not out of the tree. The recursion depth is bounded, so a deep tree
+of a program cannot exhaust the stack.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.base import File, PathRefused, RefusedReason, SandboxError
+from sandboxes.base import AnyFile, File, PathRefused, RefusedReason, SandboxError, StoredFile
 
 MAX_DEPTH = 100
 """A tree deeper than this counts as over its disk limit; real projects stay below 60."""
@@ -24,20 +26,42 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ENTER = stat.S_IRUSR | stat.S_IXUSR
+_PIECE = 1 << 20  # bytes
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Disk space (allocated bytes) and directory entries below a directory."""
+@dataclass(slots=True, kw_only=True)
+class TreeUsage:
+    """Disk space (allocated bytes) and directory entries, counted until they exceed the limits, or a tree is too deep."""
 
-    bytes: int
-    files: int
-    too_deep: bool
+    most_bytes: int
+    most_files: int
+    bytes: int = 0
+    files: int = 0
+    too_deep: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.too_deep or self.bytes > self.most_bytes or self.files > self.most_files
+
+    def add(self, base: Path) -> TreeUsage:
+        """Add everything below `base`. Allocated blocks are counted, so that a sparse file counts for its real space. One of our directories that
+        is closed to us is opened while it is read, and closed again.
+
+        It ends at the limit. Otherwise a program that moves counted entries to uncounted directories could block it without end.
+        """
+        with contextlib.closing(walk(base, opening=True)) as entries:
+            for entry in entries:
+                if self.over:
+                    break
+                self.files += 1
+                self.bytes += entry.stat.st_blocks * 512
+                self.too_deep = entry.depth >= MAX_DEPTH
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeEntry:
     """One directory entry: its path relative to the tree, and how to open it without walking again."""
 
     path: str
@@ -47,19 +71,21 @@ class Entry:
     depth: int
 
 
-def write(base: Path, parts: Sequence[str], file: File, owner: tuple[int, int] | None) -> None:
-    """Write `file` at `base/parts`, making directories on the way; `owner` is (uid, gid) when we are root.
+def write(base: Path, parts: Sequence[str], file: AnyFile, owner: tuple[int, int] | None) -> None:
+    """Write `file` at `base/parts` and create parent directories; `owner` is (uid, gid) if we are root.
 
-    A link or file at the last part is replaced, one before it is refused.
+    A link or file at the last part is replaced; an earlier one is refused.
     """
-    label = "/".join(parts)
-    fd = _enter(base, parts[:-1], label, owner, create=True)
+    shown_path = "/".join(parts)
+    fd = _enter(base, parts[:-1], shown_path, owner, create=True)
     temporary = f".penstock-{secrets.token_hex(8)}"
     try:
         out = os.open(temporary, _CREATE, 0o600, dir_fd=fd)
         try:
-            with os.fdopen(out, "wb") as sink:
-                sink.write(file.data)
+            with os.fdopen(out, "wb") as sink, file.open() as content:
+                shutil.copyfileobj(content, sink, _PIECE)
+                if sink.tell() != file.size:
+                    raise SandboxError(f"{shown_path} has {sink.tell()} bytes instead of {file.size}")
                 if owner is not None:
                     os.fchown(sink.fileno(), *owner)
                 os.fchmod(sink.fileno(), file.mode & 0o777)
@@ -69,22 +95,53 @@ def write(base: Path, parts: Sequence[str], file: File, owner: tuple[int, int] |
                 os.unlink(temporary, dir_fd=fd)
             raise
     except IsADirectoryError as error:
-        raise PathRefused(label, RefusedReason.SPECIAL) from error
+        raise PathRefused(shown_path, RefusedReason.SPECIAL) from error
     finally:
         os.close(fd)
 
 
 def make(base: Path, parts: Sequence[str], owner: tuple[int, int] | None) -> None:
-    """Make the directory `base/parts`, and those on the way. A link or file anywhere is refused."""
+    """Create the directory `base/parts` and its parents. A link or file at any part is refused."""
     os.close(_enter(base, parts, "/".join(parts), owner, create=True))
+
+
+def link(base: Path, parts: Sequence[str], target: str, owner: tuple[int, int] | None) -> None:
+    """Create the symbolic link `base/parts` and its parent directories. `target` is not resolved. A link or file at the last part is
+    replaced; an earlier one is refused."""
+    shown_path = "/".join(parts)
+    fd = _enter(base, parts[:-1], shown_path, owner, create=True)
+    temporary = f".penstock-{secrets.token_hex(8)}"
+    try:
+        os.symlink(target, temporary, dir_fd=fd)
+        try:
+            if owner is not None:
+                os.chown(temporary, *owner, dir_fd=fd, follow_symlinks=False)
+            os.rename(temporary, parts[-1], src_dir_fd=fd, dst_dir_fd=fd)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=fd)
+            raise
+    except IsADirectoryError as error:
+        raise PathRefused(shown_path, RefusedReason.SPECIAL) from error
+    finally:
+        os.close(fd)
+
+
+def permit(base: Path, parts: Sequence[str], mode: int) -> None:
+    """Set the permission bits of the directory `base/parts`, which must exist. A link or file at any part is refused."""
+    fd = _enter(base, parts, "/".join(parts), None, create=False)
+    try:
+        os.fchmod(fd, mode & 0o777)
+    finally:
+        os.close(fd)
 
 
 def read(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
     """The bytes of the regular file `base/parts`. `FileNotFoundError`, `PathRefused`."""
-    label = "/".join(parts)
-    fd = _enter(base, parts[:-1], label, None, create=False)
+    shown_path = "/".join(parts)
+    fd = _enter(base, parts[:-1], shown_path, None, create=False)
     try:
-        return read_at(fd, parts[-1], label, max_bytes).data
+        return read_at(fd, parts[-1], shown_path, max_bytes).data
     finally:
         os.close(fd)
 
@@ -96,7 +153,7 @@ def read_at(parent_fd: int, name: str, label: str, max_bytes: int) -> File:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise PathRefused(label, RefusedReason.SPECIAL)
-        # Read one byte past the limit instead of trusting the size: the file may grow meanwhile.
+        # Read one byte past the limit instead of trusting the size: the file may grow during the read.
         if status.st_size <= max_bytes:
             with os.fdopen(fd, "rb", closefd=False) as source:
                 data = source.read(max_bytes + 1)
@@ -107,14 +164,51 @@ def read_at(parent_fd: int, name: str, label: str, max_bytes: int) -> File:
         os.close(fd)
 
 
+def sha256_at(parent_fd: int, name: str, label: str, max_bytes: int) -> bytes:
+    """sha256 of one regular file of an open directory, at most `max_bytes` long. Raises like `read_at`."""
+    digest = hashlib.sha256()
+    for piece in _pieces(parent_fd, name, label, max_bytes):
+        digest.update(piece)
+    return digest.digest()
+
+
+def copy_at(parent_fd: int, name: str, label: str, max_bytes: int, target: Path, mode: int) -> StoredFile:
+    """Copy one regular file of an open directory, at most `max_bytes` long, to the new file `target`; `mode` is what it has inside. Raises
+    like `read_at`, and leaves no file then."""
+    try:
+        with target.open("xb") as sink:
+            for piece in _pieces(parent_fd, name, label, max_bytes):
+                sink.write(piece)
+            return StoredFile(source=target, size=sink.tell(), mode=mode)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _pieces(parent_fd: int, name: str, label: str, max_bytes: int) -> Iterator[bytes]:
+    fd = _open_file(parent_fd, name, label)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise PathRefused(label, RefusedReason.SPECIAL)
+        left = max_bytes
+        with os.fdopen(fd, "rb", closefd=False) as source:
+            while piece := source.read(_PIECE):
+                left -= len(piece)
+                if left < 0:
+                    raise PathRefused(label, RefusedReason.TOO_LARGE)
+                yield piece
+    finally:
+        os.close(fd)
+
+
 def walk(
     base: Path, skip: frozenset[str] = frozenset(), depth: int = MAX_DEPTH, *, opening: bool = False
-) -> Iterator[Entry]:
+) -> Generator[TreeEntry, None, None]:
     """Every entry below `base`, directories before their content, sorted by name.
 
-    A directory at `depth`, or one that cannot be opened, is yielded but not entered; `opening`: one of ours can, whatever its permissions.
-    `base` itself always can, and stays open. A directory called as in `skip` is not yielded at all. An entry's `parent_fd` is open until the
-    next one is asked for.
+    A directory at `depth`, or one that cannot be opened, is yielded but not entered; `opening`: our own are opened despite their permissions.
+    `base` itself can always be opened, and stays open. A directory with a name in `skip` is not yielded at all. An entry's `parent_fd` is open until
+    the next entry is requested.
     """
     fd = os.open(base, _DIRECTORY) if os.access(base, os.R_OK | os.X_OK) else _unlocked(None, base)[0]
     try:
@@ -123,23 +217,11 @@ def walk(
         os.close(fd)
 
 
-def usage(base: Path) -> Usage:
-    """What lies below `base`. Allocated blocks, so that a sparse file counts for what it costs. A directory of ours that is closed to us is open
-    while it is looked into, and closed again."""
-    total = files = 0
-    too_deep = False
-    for entry in walk(base, opening=True):
-        files += 1
-        total += entry.stat.st_blocks * 512
-        too_deep |= entry.depth >= MAX_DEPTH
-    return Usage(total, files, too_deep)
-
-
 def remove(base: Path) -> None:
-    """Delete `base` and everything below, however deep and whatever its permissions. No-op if it is gone.
+    """Delete `base` and everything below, at any depth and with any permissions. No-op if it is gone.
 
-    Directories are lifted to the top instead of entered, so neither paths nor recursion grow. No process may
-    be writing there any more.
+    Directories are moved to the top instead of entered, so neither paths nor recursion grow. No process may
+    still write there.
     """
     try:
         top = os.open(base, _DIRECTORY)
@@ -164,7 +246,10 @@ def _remove_or_lift(top: int, name: str) -> None:
     try:
         for child in os.listdir(fd):
             if stat.S_ISDIR(os.lstat(child, dir_fd=fd).st_mode):
-                os.close(_open_own_directory(fd, child))  # a directory that moves must be writable itself
+                with contextlib.suppress(OSError):  # most are empty, and moving is slower than removing
+                    os.rmdir(child, dir_fd=fd)
+                    continue
+                os.close(_open_own_directory(fd, child))  # a directory must be writable itself to be moved
                 os.rename(child, f"lifted-{secrets.token_hex(8)}", src_dir_fd=fd, dst_dir_fd=top)
             else:
                 os.unlink(child, dir_fd=fd)
@@ -174,19 +259,19 @@ def _remove_or_lift(top: int, name: str) -> None:
 
 
 def _open_own_directory(parent_fd: int, name: str) -> int:
-    """Open a directory that belongs to us although its permissions may say no."""
+    """Open a directory that belongs to us although its permissions may forbid it."""
     if os.geteuid() != 0:
-        handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+        path_fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
         try:
-            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+            os.chmod(f"/proc/self/fd/{path_fd}", 0o700)
         finally:
-            os.close(handle)
+            os.close(path_fd)
     return os.open(name, _DIRECTORY, dir_fd=parent_fd)
 
 
 def _walk(
     fd: int, prefix: str, level: int, skip: frozenset[str], depth: int, opening: bool
-) -> Iterator[Entry]:
+) -> Iterator[TreeEntry]:
     try:
         names = sorted(os.listdir(fd))
     except PermissionError:
@@ -199,16 +284,16 @@ def _walk(
         directory = stat.S_ISDIR(status.st_mode)
         if directory and name in skip:
             continue
-        yield Entry(prefix + name, name, fd, status, level)
+        yield TreeEntry(path=prefix + name, name=name, parent_fd=fd, stat=status, depth=level)
         if not directory or level >= depth:
             continue
-        shut = (
+        unreadable = (
             opening
             and status.st_mode & _ENTER != _ENTER
             and not os.access(name, os.R_OK | os.X_OK, dir_fd=fd)
         )
         try:
-            inner, mode = _unlocked(fd, name) if shut else (os.open(name, _DIRECTORY, dir_fd=fd), None)
+            inner, mode = _unlocked(fd, name) if unreadable else (os.open(name, _DIRECTORY, dir_fd=fd), None)
         except OSError:  # gone, swapped for something else, or not ours to enter
             continue
         try:
@@ -220,14 +305,14 @@ def _walk(
 
 
 def _unlocked(parent_fd: int | None, name: str | Path) -> tuple[int, int]:
-    """A directory that its owner may enter now, and the permissions that it had."""
-    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    """Open a directory for its owner. Returns the descriptor and its former permissions."""
+    path_fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        os.chmod(f"/proc/self/fd/{handle}", mode | _ENTER)
-        return os.open(".", _DIRECTORY, dir_fd=handle), mode
+        mode = stat.S_IMODE(os.fstat(path_fd).st_mode)
+        os.chmod(f"/proc/self/fd/{path_fd}", mode | _ENTER)
+        return os.open(".", _DIRECTORY, dir_fd=path_fd), mode
     finally:
-        os.close(handle)
+        os.close(path_fd)
 
 
 def _enter(

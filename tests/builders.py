@@ -10,13 +10,13 @@ Ids are random. Behavior logprobs come from `Author.score`: random ones, or a mo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.config import Config
 from orchestrator.contracts.events import (
     RolloutFinished,
     StepMark,
@@ -24,7 +24,6 @@ from orchestrator.contracts.events import (
     StepRoutes,
     TestResult,
     VerdictReached,
-    VersionSpan,
 )
 from orchestrator.contracts.ids import (
     Ids,
@@ -38,25 +37,35 @@ from orchestrator.contracts.ids import (
     sha256,
     trajectory_digest,
 )
-from orchestrator.contracts.routes import Routes, routes_sha, routes_to_bytes
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import VersionSpan, flat
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
-from orchestrator.flow.reward import reward_group
 from orchestrator.pool import groups as pool_groups
 from orchestrator.pool import leases, results, submissions
 from orchestrator.pool.dispatch import dispatch_train
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
-from orchestrator.pool.runs import Run, ensure_run
+from orchestrator.pool.runs import StoredRun, ensure_run
 from orchestrator.pool.steps import canonical
 from orchestrator.pool.submissions import NewGroup
 from orchestrator.pool.tables import groups, rollouts
 from orchestrator.rewards.settings import RewardSettings
+from orchestrator.roles.reward import reward_group
+from orchestrator.settings.config import Config
+from orchestrator.trajectory.routes import Routes, routes_sha, routes_to_bytes
 
 OWNER = "builder"
+SHORT: dict[str, dict[str, Any]] = {
+    "stage": {"max_turns": 4, "max_context": 2048},
+    "sampling": {"max_new_tokens": 256},
+    "rollout": {"timeout_s": 300.0, "completion_s": 300.0, "tool_timeout_s": 60.0},
+    "sandbox": {"memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
+}
+"""Limits of attempts in tests that run real ones: small, so that tests see soon when an attempt exceeds them."""
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Author:
     """Writes trajectories: `turns` steps that continue one another, then one that rewrites the history behind the prompt.
 
@@ -81,7 +90,7 @@ class Author:
 
     def trajectory(self, lease: Lease, run: str, prompt: Ids) -> list[StepRecorded]:
         """The steps of one attempt in idx order."""
-        written = _Attempt(lease, run, prompt, self)
+        written = _Attempt(lease=lease, run=run, prompt=prompt, author=self)
         for turn in range(self.turns):
             parent = turn - 1 if turn else None
             keep = len(written.fulls[-1]) if turn else len(prompt)
@@ -97,7 +106,7 @@ class Author:
         return -np.abs(self.rng.normal(2.0, 1.0, len(full) - state_len)).astype(np.float32)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Attempt:
     lease: Lease
     run: str
@@ -122,7 +131,7 @@ class _Attempt:
         self.fulls.append(full)
         self.chains.append(chain)
         start = 0 if parent is None else keep - (kind is StepKind.CONTINUES)
-        told = None if self.author.route is None else self.author.route(full, start)
+        routed = None if self.author.route is None else self.author.route(full, start)
         self.events.append(
             StepRecorded(
                 run=self.run,
@@ -141,19 +150,17 @@ class _Attempt:
                 logprobs=b64(raw_logprobs),
                 spans=[span],
                 chain_sha=chain.hex(),
-                row_sha=row_sha(
-                    chain, raw_logprobs, [(span.version, span.start, span.end)], canonical(SAMPLING)
-                ).hex(),
+                row_sha=row_sha(chain, raw_logprobs, flat([span]), canonical(SAMPLING)).hex(),
                 sampling=SAMPLING,
-                finish="stop",
-                parse="ok",
+                finish=Finish.STOP,
+                parse=ParseStatus.OK,
                 prompt=b64(prompt) if parent is None else None,
                 prompt_sha=prompt_sha(prompt).hex() if parent is None else None,
                 appended=[{"role": "user", "content": "go on"}],
                 reply={"role": "assistant", "content": "done"},
                 branch_reason="rewritten" if kind == StepKind.REWRITES else None,
                 branch={"near": parent, "turn": 1, "field": "text"} if kind == StepKind.REWRITES else None,
-                routes=None if told is None else step_routes(chain, start, told),
+                routes=None if routed is None else step_routes(chain, start, routed),
             )
         )
 
@@ -169,10 +176,10 @@ def step_routes(chain: bytes, start: int, routes: Routes) -> StepRoutes:
     layers, top_k = routes.shape[1:]
     raw = routes_to_bytes(routes, 1)
     sha = routes_sha(chain, start, layers, top_k, 1, raw).hex()
-    return StepRoutes(start, layers, top_k, 1, b64(raw), sha)
+    return StepRoutes(start=start, layers=layers, top_k=top_k, width=1, ids=b64(raw), sha=sha)
 
 
-async def make_run(engine: AsyncEngine, config: Config) -> Run:
+async def make_run(engine: AsyncEngine, config: Config) -> StoredRun:
     """The run's row, queue and partition."""
     async with engine.begin() as connection:
         return await ensure_run(connection, config.run.name, config.to_json())
@@ -180,7 +187,7 @@ async def make_run(engine: AsyncEngine, config: Config) -> Run:
 
 async def accepted(
     engine: AsyncEngine,
-    run: Run,
+    run: StoredRun,
     names: Sequence[str],
     *,
     domain: str = "coding",
@@ -220,8 +227,8 @@ async def accepted(
     return made
 
 
-async def dispatch(engine: AsyncEngine, run: Run) -> None:
-    """Dispatch every accepted training group, whatever admission would say: domain by domain, oldest first."""
+async def dispatch(engine: AsyncEngine, run: StoredRun) -> None:
+    """Dispatch every accepted training group without admission: domain by domain, oldest first."""
     async with engine.begin() as connection:
         await dispatch_train(
             connection,
@@ -234,7 +241,7 @@ async def dispatch(engine: AsyncEngine, run: Run) -> None:
 
 async def finish(
     engine: AsyncEngine,
-    run: Run,
+    run: StoredRun,
     group_id: int,
     author: Author,
     *,
@@ -257,7 +264,7 @@ async def finish(
 
 
 async def ready_groups(
-    engine: AsyncEngine, run: Run, names: Sequence[str], author: Author, *, domain: str = "coding"
+    engine: AsyncEngine, run: StoredRun, names: Sequence[str], author: Author, *, domain: str = "coding"
 ) -> list[int]:
     """Groups of 4 rollouts, accepted, dispatched and ready, one per name; performances differ inside each."""
     made = await accepted(engine, run, names, domain=domain)
@@ -268,14 +275,14 @@ async def ready_groups(
 
 
 def _decoded(event: StepRecorded) -> Decoded:
-    """Whatever its logprobs are: no ingest stores one that is no number, and a trainer survives a row that has it all the same."""
+    """Decode with any logprobs: no ingest stores one that is not a number, and a trainer must survive a row that has one all the same."""
     with patch("orchestrator.pool.ingest._wrong_logprobs", return_value=[]):
         return decode_step(event)
 
 
 async def _finish_rollout(
     connection: AsyncConnection,
-    run: Run,
+    run: StoredRun,
     rollout_id: int,
     author: Author,
     prompt: Ids,

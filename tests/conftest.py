@@ -14,7 +14,7 @@ from tests.contract.rollout_server import KINDS
 
 pytest_plugins = ["tests.services"]
 
-# An example has no time limit of its own: a machine that pauses is no fault of the code.
+# An example has no time limit of its own: a pause of the machine is not a fault of the code.
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
 
@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command that a test runs in its own process configures logging, and would for all tests after it."""
+    """Restores logging: a command that a test runs in its own process configures it for all later tests."""
     configured, before = structlog.is_configured(), structlog.get_config()
     yield
     if configured:

@@ -1,4 +1,4 @@
-"""The metrics that dashboards and alert rules ask for, read from their PromQL."""
+"""The metrics that dashboards and alert rules query, read from their PromQL."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """(where it stands, PromQL)"""
+    """(its place, PromQL)"""
     for board in boards():
         for panel in board["panels"]:
             for target in panel.get("targets", []):

@@ -24,9 +24,9 @@ INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n(?:\n(?= {4}))?)+")
 CALLED = re.compile(r"\bpenstock |\bpython -m |\bpytest |(?:^|[\s(])(?:\./)?ops/(?:test|demo|chaos|bench) ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Code between fences, or indented by four (`language` is then "indented"). `info` is what follows the language: a word for the tests."""
+    """Code between fences, or indented by four (`language` is then "indented"). `info` is the text after the language: a word for the tests."""
 
     page: str
     language: str
@@ -39,11 +39,20 @@ def blocks(page: str) -> list[Block]:
     """All blocks of a page, in order."""
     text = PAGES[page]
     found = [
-        Block(page, m["language"], m["info"].strip(), textwrap.dedent(m["text"]), m.start())
+        Block(
+            page=page,
+            language=m["language"],
+            info=m["info"].strip(),
+            text=textwrap.dedent(m["text"]),
+            place=m.start(),
+        )
         for m in FENCE.finditer(text)
     ]
     rest = FENCE.sub(lambda m: re.sub(r"[^\n]", "x", m[0]), text)
-    found += [Block(page, "indented", "", textwrap.dedent(m[0]), m.start()) for m in INDENTED.finditer(rest)]
+    found += [
+        Block(page=page, language="indented", info="", text=textwrap.dedent(m[0]), place=m.start())
+        for m in INDENTED.finditer(rest)
+    ]
     return sorted(found, key=lambda block: block.place)
 
 
@@ -59,7 +68,7 @@ def inline(page: str) -> Iterator[str]:
 
 
 def logical_lines(text: str) -> Iterator[str]:
-    """Lines of a shell with commands of ours, each with what its open quotes and heredocs go on to."""
+    """Lines of a shell with commands of ours, each with the continuations of its open quotes and heredocs."""
     lines = iter(text.splitlines())
     for line in lines:
         if here := re.search(r"<<'?(\w+)'?", line):

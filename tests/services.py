@@ -1,14 +1,14 @@
 """Real PostgreSQL and NATS for the tests: one server of each per session, one fresh database per test.
 
-- `postgres_server`: the session's EmbeddedPostgres (fsync off: nobody will miss these data). Do not kill it: tests about death
+- `postgres_server`: the session's EmbeddedPostgres (fsync off: these data may be lost). Do not kill it: tests about death
   start servers of their own.
 - `nats_server`: the session's EmbeddedNats, shared: use a random run name or stream prefix.
 - `database_url`: `postgresql://…` of a database that only this test sees, at the newest migration, dropped afterwards.
 - `empty_database_url`: the same without any migration.
 
 All are synchronous fixtures, so that plain and asynchronous tests can use them. The servers' files lie in a directory of their own, in
-memory where there is room (a database is copied for every test), else under the temporary directory; what a killed session left in
-either is removed by the next one.
+memory if there is room (a database is copied for every test), else under the temporary directory. The next session removes the
+leftovers of a killed session from both.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
-from orchestrator.embedded.identity import ProcessId
-from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.embedded.nats_server import running_nats
-from orchestrator.embedded.postgres import EmbeddedPostgres
-from orchestrator.embedded.postgres_cluster import discard_cluster
+from orchestrator.deploy.embedded.identity import ProcessId
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.deploy.embedded.nats_server import running_nats
+from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
+from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PREFIX = "penstock-tests-"
@@ -47,7 +47,7 @@ def remove_leftovers() -> None:
         try:
             owner = ProcessId.read(directory / "owner.json")
             abandoned = time.time() - directory.stat().st_mtime > 3600
-        except (FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+        except (FileNotFoundError, PermissionError):  # gone by now, or another user's
             continue
         if owner.alive if owner else not abandoned:
             continue
@@ -76,7 +76,7 @@ def services_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def services_runner() -> Iterator[asyncio.Runner]:
-    """Runs the coroutines of synchronous fixtures, beside the loop of the tests."""
+    """Runs the coroutines of synchronous fixtures, separate from the loop of the tests."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         yield runner
 
@@ -97,7 +97,7 @@ def nats_server(services_directory: Path, services_runner: asyncio.Runner) -> It
     services_runner.run(server.stop())
 
 
-class _Databases:
+class Databases:
     """Makes and drops databases over one connection of its own."""
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
@@ -121,15 +121,15 @@ class _Databases:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_server: EmbeddedPostgres, services_runner: asyncio.Runner) -> Iterator[_Databases]:
-    databases = _Databases(services_runner, postgres_server.url)
+def databases(postgres_server: EmbeddedPostgres, services_runner: asyncio.Runner) -> Iterator[Databases]:
+    databases = Databases(services_runner, postgres_server.url)
     yield databases
     databases.close()
 
 
 @pytest.fixture(scope="session")
-def template_database(databases: _Databases) -> str:
-    """The name of the session's migrated database. Nobody connects to it: it is only copied."""
+def template_database(databases: Databases) -> str:
+    """The name of the session's migrated database. It has no connections: it is only copied."""
     url = databases.create(_TEMPLATE)
     upgrade_to_head(url)
     return _TEMPLATE
@@ -147,14 +147,14 @@ def alembic_config(url: str) -> Config:
 
 
 @pytest.fixture
-def database_url(databases: _Databases, template_database: str) -> Iterator[str]:
+def database_url(databases: Databases, template_database: str) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     yield databases.create(name, template=template_database)
     databases.drop(name)
 
 
 @pytest.fixture
-def empty_database_url(databases: _Databases) -> Iterator[str]:
+def empty_database_url(databases: Databases) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     yield databases.create(name)
     databases.drop(name)

@@ -1,9 +1,9 @@
 """python -m trainer --run NAME --policies DIRECTORY --subject SUBJECT: the trainer process of one run.
 
 $DATABASE_URL, or the file $DATABASE_URL_FILE, names the data pool; everything else comes from the run's own configuration there.
-Exit status 0: the work is done, or SIGTERM ended it (a batch under way is repeated by the next start); 1: one sentence on stderr says why.
+Exit status 0: the work is done, or SIGTERM ended it (the next start repeats a batch in progress); 1: one sentence on stderr has the reason.
 
-With --ranks N it is N processes, and torchrun may start them instead (ops/guides/ranks.md): then this is one of them, and rank 0 is the trainer.
+With --ranks N it starts N processes. torchrun may start them instead (ops/guides/ranks.md): then this is one of them. Rank 0 is the trainer.
 """
 
 import argparse
@@ -12,16 +12,24 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 
-from orchestrator.collector import collect_seldom, keep_loaded
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.environment import named
-from orchestrator.log import configure
-from orchestrator.metrics import Target, measuring, served
-from orchestrator.watchdog import WatchdogSettings, watching
-from trainer.ranks.place import Followers, RankLost, fork, place_given
+from orchestrator.runtime.environment import named
+from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.log import configure
+from orchestrator.runtime.metrics import Target, measuring, served
+from orchestrator.runtime.streams import ending_signals, guard
+from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from orchestrator.settings.timeouts import from_argument
+from trainer.ranks.rank_env import (
+    Followers,
+    RankLost,
+    fork,
+    place_given,
+)
 
 
 def options() -> argparse.ArgumentParser:
@@ -44,6 +52,11 @@ def options() -> argparse.ArgumentParser:
         default=0,
         help="attention pairs of one forward pass (default: as the run began)",
     )
+    parser.add_argument(
+        "--timeouts",
+        type=from_argument,
+        help="[timeouts] as KEY=SECONDS with commas between, all others at their defaults (default: as the run began)",
+    )
     patience = WatchdogSettings()
     parser.add_argument(
         "--no-progress-s",
@@ -65,8 +78,18 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def process_keys(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The process keys of the configuration that the command line gives, by section."""
+    budget = {"pack_tokens": arguments.pack_tokens, "pack_pairs": arguments.pack_pairs}
+    found: dict[str, dict[str, Any]] = {"trainer": {key: value for key, value in budget.items() if value}}
+    if arguments.timeouts is not None:
+        found["timeouts"] = arguments.timeouts.model_dump()
+    return found
+
+
 def main() -> int:
-    """Parse, run, and say what is wrong in one sentence."""
+    """Parse and run; report an error in one sentence."""
+    guard()
     parser = options()
     arguments = parser.parse_args()
     try:
@@ -86,7 +109,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until torch is loaded nothing is open
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
     if place or arguments.ranks > 1:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is one sentence, no stack of C++
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack trace for a lost rank
     collect_seldom()
     configure("trainer")
     from trainer.loop import TrainerSettings, run_trainer
@@ -96,61 +119,61 @@ def main() -> int:
     if place is None and arguments.ranks > 1:
         place, followers = fork(arguments.ranks)
     settings = TrainerSettings(
-        arguments.run,
-        url,
-        arguments.policies.resolve(),
-        arguments.subject,
-        arguments.train_steps,
-        arguments.retry,
-        place,
-        {
-            key: given
-            for key, given in (("pack_tokens", arguments.pack_tokens), ("pack_pairs", arguments.pack_pairs))
-            if given
-        },
+        run=arguments.run,
+        database_url=url,
+        policies=arguments.policies.resolve(),
+        subject=arguments.subject,
+        train_steps=arguments.train_steps,
+        retry=arguments.retry,
+        place=place,
+        process_keys=process_keys(arguments),
     )
     if place and place.rank:
-        from trainer.ranks.follow import follow
+        from trainer.ranks.worker import follow
 
         return follow(place, settings.arguments)
     watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
     stopped = False
 
-    async def until_told() -> None:
+    async def run_until_signal() -> None:
         async with anyio.create_task_group() as tasks:
 
-            async def obey() -> None:
+            async def stop_on_signal() -> None:
                 nonlocal stopped
-                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                with anyio.open_signal_receiver(*ending_signals()) as signals:
                     async for _ in signals:
                         stopped = True
                         tasks.cancel_scope.cancel()
                         return
 
-            tasks.start_soon(obey)
+            tasks.start_soon(stop_on_signal)
             if followers is not None:
                 tasks.start_soon(followers.watch)
-            with measuring() as own, watching("trainer", watchdog) as dog, contextlib.ExitStack() as stack:
-                own.registry.register(dog.registry)
+            with (
+                measuring() as measures,
+                watching("trainer", watchdog) as dog,
+                contextlib.ExitStack() as stack,
+            ):
+                measures.registry.register(dog.registry)
                 if arguments.metrics_target is not None:
                     target = Target(
-                        arguments.metrics_target.resolve(),
-                        arguments.run,
-                        "trainer",
-                        arguments.metrics_host,
-                        arguments.metrics_port,
+                        file=arguments.metrics_target.resolve(),
+                        run=arguments.run,
+                        process="trainer",
+                        host=arguments.metrics_host,
+                        port=arguments.metrics_port,
                     )
-                    stack.enter_context(served(own.registry, target))
+                    stack.enter_context(served(measures.registry, target))
                 await run_trainer(settings)
             tasks.cancel_scope.cancel()
 
     sentence = ""
     try:
-        anyio.run(until_told, backend_options={"use_uvloop": True})
+        anyio.run(run_until_signal, backend_options={"use_uvloop": True})
     except* (PenstockError, ValueError) as errors:
-        first = _first(errors)
-        sentence = str(first)
-        if followers is not None and isinstance(first, RankLost):
+        cause = _first(errors)
+        sentence = str(cause)
+        if followers is not None and isinstance(cause, RankLost):
             sentence = followers.named() or sentence
     if followers is not None:
         followers.end()
@@ -163,7 +186,7 @@ def main() -> int:
     if stopped:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
-        os._exit(0)  # a train step may still run in its thread, and nobody needs its result
+        os._exit(0)  # a train step may still run in its thread; its result is not needed
     return 0
 
 

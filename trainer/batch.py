@@ -1,11 +1,11 @@
-"""From a closed batch to samples: what the data pool holds, read once, as the loss wants it.
+"""From a closed batch to samples: its rows in the data pool, read once, in the form that the loss needs.
 
     pool.batches.contents      which rollouts, their pinned advantages and train weights per step
     pool.steps.trajectories    the step tree with behavior logprobs, version spans, temperature: one scan
     parts                      U lists of groups by queue position, one train step each
 
-Steps of train weight 0 (marked ones) and empty actions make no sample; a train step whose groups have none changes nothing. The result depends
-on the rows alone, so a batch that is repeated after a crash gives the same samples in the same order.
+Steps of train weight 0 (marked ones) and empty actions make no sample. A train step without samples changes nothing. The result depends
+only on the rows, so a batch that is repeated after a crash gives the same samples in the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.spans import not_tiling, versions_per_token
 from orchestrator.pool.batches import BatchRollout, contents
 from orchestrator.pool.steps import StoredStep, trajectories
-from trainer.samples import Sample, expand_spans
+from trainer.samples import Sample
 from trainer.update import split_train_steps
 
 
@@ -25,8 +26,8 @@ class BadBatch(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one train step learns from."""
+class BatchPart:
+    """The samples and rollouts of one train step."""
 
     samples: Sequence[Sample]
     rollouts: Sequence[BatchRollout]
@@ -40,8 +41,8 @@ async def read_parts(
     permute_seed: Sequence[int] | None,
     *,
     routes: bool = False,
-) -> list[Part]:
-    """The train steps of a closed batch; at least one, even if nothing in it trains. With `routes` they carry recorded ones.
+) -> list[BatchPart]:
+    """The train steps of a closed batch; at least one, even if nothing in it trains. With `routes`, samples carry recorded routes.
 
     With `permute_seed` (the control) advantages are shuffled among the rollouts. Raises BadBatch, naming the rollout.
     """
@@ -58,15 +59,15 @@ async def read_parts(
 
 def make_parts(
     rollouts: Sequence[BatchRollout], recorded: Mapping[int, Sequence[StoredStep]], parts: int
-) -> list[Part]:
-    """Samples of all rollouts, split by group in order of queue position: a group that gives no sample counts in its part, too. Raises BadBatch."""
+) -> list[BatchPart]:
+    """Samples of all rollouts, split by group in order of queue position. A group without samples still counts in its part. Raises BadBatch."""
     samples = [
         sample
         for rollout in rollouts
         for sample in rollout_samples(rollout, recorded.get(rollout.rollout_id, []))
     ]
     return [
-        Part(
+        BatchPart(
             [sample for sample in samples if sample.seq in seqs],
             [rollout for rollout in rollouts if rollout.seq in seqs],
         )
@@ -75,7 +76,7 @@ def make_parts(
 
 
 def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[Sample]:
-    """One sample per step of train weight > 0. Raises BadBatch when the steps are not those that were rewarded, or not usable."""
+    """One sample per step of train weight > 0. Raises BadBatch if the steps are not the rewarded ones, or not usable."""
     name = f"rollout {rollout.rollout_id} (attempt {rollout.attempt})"
     if len(steps) != len(rollout.advantages):
         raise BadBatch(f"{name} has {len(steps)} steps, its reward was for {len(rollout.advantages)}")
@@ -90,7 +91,7 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
                 tokens=step.tokens,
                 state_len=step.state_len,
                 behavior_logprobs=step.logprobs,
-                versions=expand_spans([(version, end - start) for version, start, end in step.spans]),
+                versions=versions_per_token(step.spans),
                 advantage=np.full(actions, advantage, np.float32),
                 weight=np.full(actions, weight, np.float32),
                 group=str(rollout.group_id),
@@ -107,7 +108,7 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
 
 
 def _check_shape(step: StoredStep) -> None:
-    """Raise ValueError when a step's tokens, logprobs and version spans are not of one action."""
+    """Raise ValueError if a step's state length, logprobs or version spans do not fit its tokens."""
     tokens, start = len(step.tokens), step.state_len
     if not 0 < start <= tokens:
         raise ValueError(
@@ -117,32 +118,22 @@ def _check_shape(step: StoredStep) -> None:
         raise ValueError(
             f"step {step.idx} has {len(step.logprobs)} logprobs for {tokens - start} sampled tokens"
         )
-    at = 0
-    for _, first, end in step.spans:
-        if first != at or end <= first:
-            break
-        at = end
-    else:
-        if at == tokens - start:
-            return
-    spans = [list(span[1:]) for span in step.spans]
-    raise ValueError(
-        f"step {step.idx} has version spans {spans}, which do not lie end to end over its {tokens - start} sampled tokens"
-    )
+    if fault := not_tiling(step.spans, tokens - start):
+        raise ValueError(f"step {step.idx}: {fault}")
 
 
 def permuted(rollouts: Sequence[BatchRollout], seed: Sequence[int]) -> list[BatchRollout]:
     """The control: every rollout gets the advantages of a random one of the batch, so that nothing can be learned from them.
 
-    A giver with fewer steps repeats its last advantage. The same seed gives the same permutation.
+    A source rollout with fewer steps repeats its last advantage. The same seed gives the same permutation.
     """
-    places = [i for i, rollout in enumerate(rollouts) if rollout.advantages]
-    givers = np.random.default_rng(list(seed)).permutation(places).tolist()
+    targets = [i for i, rollout in enumerate(rollouts) if rollout.advantages]
+    sources = np.random.default_rng(list(seed)).permutation(targets).tolist()
     result = list(rollouts)
-    for place, giver in zip(places, givers, strict=True):
-        given = rollouts[giver].advantages
-        steps = len(rollouts[place].advantages)
-        result[place] = replace(
-            rollouts[place], advantages=[given[min(i, len(given) - 1)] for i in range(steps)]
+    for target, source in zip(targets, sources, strict=True):
+        advantages = rollouts[source].advantages
+        steps = len(rollouts[target].advantages)
+        result[target] = replace(
+            rollouts[target], advantages=[advantages[min(i, len(advantages) - 1)] for i in range(steps)]
         )
     return result

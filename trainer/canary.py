@@ -1,7 +1,7 @@
-"""The canary: logprobs of one fixed prompt under the trainer, published beside the weights.
+"""The canary: logprobs of one fixed prompt under the trainer, published with the weights.
 
-After a weight sync the owner of a rollout server asks it for the logprobs of the same ids (temperature 1, the input
-logprobs of one request) and compares. Equal files do not prove equal weights in memory; equal logprobs nearly do.
+After a weight sync the owner of a rollout server requests the logprobs of the same ids (temperature 1, the input
+logprobs of one request) and compares them. Equal files do not prove equal weights in memory; equal logprobs nearly do.
 """
 
 from collections.abc import Sequence

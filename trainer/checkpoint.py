@@ -1,16 +1,16 @@
-"""Checkpoints: a directory that is either whole or not there.
+"""Checkpoints: each is a directory that is either complete or absent.
 
     <root>/version-000012/             a Hugging Face model directory: config.json, model.safetensors, tokenizer files …
-    <root>/version-000012/trainer/     optimizer.safetensors (of many ranks: their shards, ranks/shards.py), state.json, an adapter
-                                       (lora.py; apart: engines load every *.safetensors beside the configuration)
+    <root>/version-000012/trainer/     optimizer.safetensors (of many ranks: their shards, optimizer_shards.py), state.json, an adapter
+                                       (lora.py; apart, because engines load every *.safetensors next to config.json)
     <root>/version-000012/manifest.json   sha256 and size of every other file, the trainer state, the canary
 
-Tensors beyond `SHARD_BYTES` are in shards, NAME-00001-of-0000N.safetensors, the model's with its model.safetensors.index.json;
-what is not trained shares no shard with what is. A file that the parent version has with the same content is a hard link to it
+Tensors beyond `SHARD_BYTES` are in shards, NAME-00001-of-0000N.safetensors, the model's with its model.safetensors.index.json.
+Frozen and trained tensors share no shard. A file that the parent version has with the same content is a hard link to it
 (files.py).
 
-Written to a temporary directory, every file fsynced, renamed, the parent fsynced; so a crash or a full disk leaves the
-older checkpoints only. One trainer writes to a root. No pickle: tensors are safetensors, the rest is JSON.
+A checkpoint is written to a temporary directory, every file is fsynced, the directory is renamed and its parent fsynced. A crash or a
+full disk therefore leaves only the older checkpoints. One trainer writes to a root. No pickle: tensors are safetensors, the rest is JSON.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from orchestrator.failpoints import boundary_sync
+from orchestrator.runtime.failpoints import boundary_sync
 from trainer import lora
 from trainer.canary import Canary, make_canary
 from trainer.files import SHARD_BYTES, CheckpointFiles, FileEntry, Written, sha256_of, split
@@ -37,9 +37,9 @@ _SCHEMA = "penstock.checkpoint/1"
 _PREFIX, _TEMPORARY, _DISCARDED = "version-", ".writing-", ".discarded-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """Where training stands. `batch_no` is the last batch that the weights contain (None: before the first)."""
+    """The progress of training. `batch_no` is the last batch that the weights contain (None: before the first)."""
 
     version: int
     batch_no: int | None
@@ -47,23 +47,23 @@ class TrainerState:
     extra: Mapping[str, Any] = field(default_factory=dict)  # JSON values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every file matched its manifest when it was opened (or has just been written)."""
+    """A checkpoint whose files all matched its manifest when it was opened or written."""
 
     path: Path
     manifest_sha: str  # hex sha256 of manifest.json
     state: TrainerState
     canary: Canary
     files: Mapping[str, FileEntry]  # by name; all but the manifest
-    written: Written | None = field(default=None, compare=False)  # None: it was only opened
+    written: Written | None = field(default=None, compare=False)  # None if it was only opened
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a checkpoint is made of. `weights`: model.stored_weights; `add_moments` adds the optimizer's files below the directory's trainer/."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContent:
+    """The content of a checkpoint. `weights`: model.stored_weights. `add_moments` adds the optimizer's files below the directory's trainer/."""
 
-    model: nn.Module  # its configuration alone is read
+    model: nn.Module  # only its configuration is read
     weights: Sequence[dict[str, torch.Tensor]]
     canary: Canary
     add_moments: Callable[[CheckpointFiles], None]
@@ -80,7 +80,7 @@ def save_checkpoint(
     parent: Checkpoint | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Checkpoint:
-    """`write_checkpoint` of a model and optimizer that this process has to itself."""
+    """`write_checkpoint` of a model and optimizer that are whole in this process."""
 
     def add_moments(files: CheckpointFiles) -> None:
         files.add_tensors("trainer/optimizer", split(optimizer_tensors(model, optimizer), shard_bytes))
@@ -89,13 +89,15 @@ def save_checkpoint(
 
     adapter, tensors = lora.adapted(model), model.state_dict()
     weights = stored_weights(model, lora.merged(model, tensors) if adapter else tensors)
-    content = Content(model, weights, make_canary(model, canary_ids), add_moments)
+    content = CheckpointContent(
+        model=model, weights=weights, canary=make_canary(model, canary_ids), add_moments=add_moments
+    )
     return write_checkpoint(root, content, state, tokenizer=tokenizer, parent=parent, shard_bytes=shard_bytes)
 
 
 def write_checkpoint(
     root: Path,
-    content: Content,
+    content: CheckpointContent,
     state: TrainerState,
     *,
     tokenizer: Path,
@@ -104,16 +106,16 @@ def write_checkpoint(
 ) -> Checkpoint:
     """Write the checkpoint of `state.version` under `root` and return it.
 
-    Files that `parent` has with the same content are linked to it; no shard is larger than `shard_bytes`, unless one tensor is.
-    A checkpoint that already lies there was never committed (a version number is committed once): it is replaced. Raises OSError
-    when the disk does not take it; nothing half-written stays.
+    Files that `parent` has with the same content are linked to it. No shard is larger than `shard_bytes`, unless one tensor is.
+    A checkpoint that is already there was never committed (a version number is committed once): it is replaced. Raises OSError
+    if the disk does not take it; nothing half-written stays.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     root.mkdir(parents=True, exist_ok=True)
     final = root / f"{_PREFIX}{state.version:06d}"
     temporary = root / f"{_TEMPORARY}{final.name}"
-    for left_over in root.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(left_over)
+    for stale in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(stale)
     known = {parent.path / name: entry for name, entry in parent.files.items()} if parent else {}
     files = CheckpointFiles(temporary, known)
     try:
@@ -138,15 +140,15 @@ def write_checkpoint(
         _fsync(root, at="checkpoint.named")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    saved = _open(final, checked=files.linked)  # those were read and compared when they were linked
-    return replace(saved, written=files.summary(time.perf_counter() - began))
+    saved = _open(final, checked=files.linked)  # linked files were compared when they were linked
+    return replace(saved, written=files.summary(time.perf_counter() - started))
 
 
-def _add_model(files: CheckpointFiles, content: Content, directory: Path, shard_bytes: int) -> None:
-    """Configuration and weights as a Hugging Face directory has them."""
+def _add_model(files: CheckpointFiles, content: CheckpointContent, directory: Path, shard_bytes: int) -> None:
+    """Add configuration and weights in the layout of a Hugging Face directory."""
     save_configuration(content.model, directory)
-    made = (path for path in sorted(directory.iterdir()) if path.is_file())
-    for path in made:  # small: written by the library, then as all others
+    saved_files = (path for path in sorted(directory.iterdir()) if path.is_file())
+    for path in saved_files:  # small: the library writes them, then they are added like all others
         data = path.read_bytes()
         path.unlink()
         files.add(path.name, data)
@@ -159,12 +161,12 @@ def _add_model(files: CheckpointFiles, content: Content, directory: Path, shard_
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Verify every file against the manifest. ValueError naming the first file that is missing, cut or changed."""
+    """Verify every file against the manifest. Raises ValueError naming the first file that is missing, truncated or changed."""
     return _open(path, checked=())
 
 
 def _open(path: Path, *, checked: Container[str]) -> Checkpoint:
-    """As `open_checkpoint`, without reading the content of the files that are `checked`."""
+    """Like `open_checkpoint`, without reading the content of the files in `checked`."""
     manifest_path = path / "manifest.json"
     try:
         raw = manifest_path.read_bytes()
@@ -203,7 +205,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def discard(path: Path) -> None:
-    """Take a checkpoint out of use, at once; `remove_discarded` frees its place. Raises OSError."""
+    """Take a checkpoint out of use, at once; `remove_discarded` frees its space. Raises OSError."""
     boundary_sync("checkpoint.discarded", lambda: path.rename(path.with_name(f"{_DISCARDED}{path.name}")))
 
 
@@ -215,13 +217,13 @@ def bring_back(path: Path) -> None:
 
 
 def remove_discarded(root: Path) -> None:
-    """Delete what was discarded, now or before a crash. Raises OSError."""
+    """Delete discarded checkpoints, including those from before a crash. Raises OSError."""
     for path in root.glob(f"{_DISCARDED}*"):
         shutil.rmtree(path)
 
 
 def newest_valid_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies (None: there is none), and what was wrong with each newer one."""
+    """The newest checkpoint that verifies (None: there is none), and the fault of each newer one."""
     faults: list[str] = []
     for path in list_checkpoints(root):
         try:
@@ -232,16 +234,16 @@ def newest_valid_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the optimizer's state tensors by parameter name. Learning rate and the like stay the configured ones.
+    """Load the optimizer's state tensors by parameter name. The learning rate and other settings stay as configured.
 
-    Raises ValueError when the parameters of model and checkpoint differ.
+    Raises ValueError if the parameters of model and checkpoint differ.
     """
-    place = checkpoint.path / "trainer"
-    tensors = _read_moments(place)
+    directory = checkpoint.path / "trainer"
+    tensors = _read_moments(directory)
     names = parameter_names(model, optimizer)
     unknown = {key.rpartition("/")[0] for key in tensors} - set(names.values())
     if unknown:
-        raise ValueError(f"{place} has state for {sorted(unknown)[0]!r}, which the model does not train")
+        raise ValueError(f"{directory} has state for {sorted(unknown)[0]!r}, which the model does not train")
     for parameter, name in names.items():
         state = {
             key.rpartition("/")[2]: value.to(parameter.device)
@@ -249,22 +251,22 @@ def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch
             if key.rpartition("/")[0] == name
         }
         if any(value.ndim and value.shape != parameter.shape for value in state.values()):
-            raise ValueError(f"{place} has state of another shape for {name!r}")
+            raise ValueError(f"{directory} has state of another shape for {name!r}")
         optimizer.state[parameter] = state
 
 
 def _read_moments(place: Path) -> dict[str, torch.Tensor]:
-    """State tensors as "PARAMETER/KEY", whoever wrote them."""
+    """State tensors as "PARAMETER/KEY", written by one process or by many ranks."""
     files = sorted(place.glob("optimizer*.safetensors"))
     if not files:
-        from trainer.ranks.shards import read_whole  # loads torch.distributed
+        from trainer.optimizer_shards import read_whole  # loads torch.distributed
 
         return read_whole(place)
     return {key: value for file in files for key, value in load_file(file).items()}
 
 
 def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
-    """What each parameter that the optimizer has is called."""
+    """The name of each parameter that the optimizer has."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {parameter: name for name, parameter in model.named_parameters() if parameter in trained}
 

@@ -1,7 +1,7 @@
-"""The files of a checkpoint, written once: content that the version before has already becomes a hard link to it.
+"""The files of a checkpoint, each content written once: a file with the same content as in the parent version becomes a hard link to it.
 
-A link is one more name of the same bytes, so deleting either version leaves the other whole. Nothing may ever change a file of a
-checkpoint in place. Where no link can be made (another filesystem, one without links) or the older file is damaged, the bytes are written.
+A link is another name of the same bytes, so deleting either version leaves the other whole. A checkpoint's files must never change
+in place. If no link can be made (another filesystem, or one without links) or the older file is damaged, the bytes are written.
 """
 
 import hashlib
@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from orchestrator.failpoints import boundary_sync
+from orchestrator.runtime.failpoints import boundary_sync
 
 SHARD_BYTES = 512 * 2**20
-"""One shard is serialised in memory, and is the unit of linking; a model of 16 GB has 32 of them."""
+"""One shard is serialised in memory and is the unit of linking; a model of 16 GB has 32 shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What the manifest says of one file: its hex sha256 and its size."""
+    """A file's entry in the manifest: its hex sha256 and its size."""
 
     sha256: str
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What writing a checkpoint took. `seconds`: wall time until it was durable and verified."""
+    """The cost of writing a checkpoint. `seconds`: wall time until it was durable and verified."""
 
     written_files: int
     written_bytes: int
@@ -39,7 +39,7 @@ class Written:
     seconds: float
 
     def json(self) -> dict[str, Any]:
-        """As `train_steps.metrics` and the log have it."""
+        """The form for `train_steps.metrics` and the log."""
         return {**asdict(self), "seconds": round(self.seconds, 6)}
 
 
@@ -58,10 +58,14 @@ class CheckpointFiles:
         return dict(sorted({**self.written, **self.linked}.items()))
 
     def summary(self, seconds: float) -> Written:
-        """What was written and linked so far."""
+        """The totals written and linked so far."""
         new, old = self.written.values(), self.linked.values()
         return Written(
-            len(new), sum(one.bytes for one in new), len(old), sum(one.bytes for one in old), seconds
+            written_files=len(new),
+            written_bytes=sum(entry.bytes for entry in new),
+            linked_files=len(old),
+            linked_bytes=sum(entry.bytes for entry in old),
+            seconds=seconds,
         )
 
     def add(self, name: str, data: bytes) -> None:
@@ -72,12 +76,12 @@ class CheckpointFiles:
         if older is not None and _linked(older, path, entry.sha256):
             self.linked[name] = entry
             return
-        with path.open("xb") as file:  # never into a file that is there: it may be an older version's
+        with path.open("xb") as file:  # never write into an existing file: it may belong to an older version
             file.write(data)
         self.written[name] = entry
 
     def adopt(self, name: str, entry: FileEntry) -> None:
-        """Count the file `name`, which others have written here."""
+        """Record the file `name`, which a rank has written here."""
         self.written[name] = entry
 
     def add_tensors(self, stem: str, shards: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, str]:
@@ -85,16 +89,16 @@ class CheckpointFiles:
         parts = list(shards)
         names: dict[str, str] = {}
         for number, tensors in enumerate(parts, 1):
-            place = f"-{number:05d}-of-{len(parts):05d}" if len(parts) > 1 else ""
-            name = f"{stem}{place}.safetensors"
-            whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
-            self.add(name, save(whole, metadata={"format": "pt"}))
+            suffix = f"-{number:05d}-of-{len(parts):05d}" if len(parts) > 1 else ""
+            name = f"{stem}{suffix}.safetensors"
+            contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+            self.add(name, save(contiguous, metadata={"format": "pt"}))
             names |= dict.fromkeys(tensors, Path(name).name)
         return names
 
 
 def split(tensors: Mapping[str, torch.Tensor], limit: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors in their order, in parts of at most `limit` bytes; a larger tensor is a part of its own. At least one part."""
+    """The tensors in order, in parts of at most `limit` bytes; a larger tensor is its own part. At least one part."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -113,7 +117,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _linked(older: Path, path: Path, sha256: str) -> bool:
-    """Whether `path` is now another name of `older`. False for one that is damaged, gone, or cannot be linked from here."""
+    """Link `path` to `older`. False if `older` is damaged, missing, or cannot be linked from here."""
     try:
         if sha256_of(older) != sha256:
             return False

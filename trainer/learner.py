@@ -1,6 +1,6 @@
-"""The synchronous half of the trainer: model, optimizer and the checkpoint that they came from. Knows no database.
+"""The synchronous half of the trainer: model, optimizer and their checkpoint. It does not use the database.
 
-A learner is always loaded from a checkpoint and is thrown away when a batch turns out bad, so weights that are in no checkpoint
+A learner is always loaded from a checkpoint and is discarded after a bad batch, so weights that are in no checkpoint
 never outlive their batch.
 """
 
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.spent import counting
+from orchestrator.runtime.phase_timer import collect
+from orchestrator.settings.trainer import TrainerSection
 from trainer import lora
-from trainer.batch import BadBatch, Part
+from trainer.activation_checkpointing import checkpoint_activations
+from trainer.batch import BadBatch, BatchPart
 from trainer.checkpoint import (
     Checkpoint,
     TrainerState,
@@ -26,27 +27,27 @@ from trainer.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from trainer.computing import compute_in
 from trainer.expert_bias import check_biases
 from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.loss.metrics import TrainStepMetrics
+from trainer.mixed_precision import compute_in
 from trainer.model import check_vocabulary, load_model
-from trainer.replay import attach_replay, check_routes
 from trainer.report import REASONS, report
 from trainer.samples import Floats, Sample
 from trainer.schedule import Schedule
 from trainer.tree.forward import attach_tree_attention
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
+from trainer.tree.replay import attach_replay, check_routes
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 CANARY_TOKENS = 32
 
 
 class Learner:
-    """Trains from `checkpoint` on. Everything here may run in a thread; one call at a time.
+    """Trains from `checkpoint` on. All methods may run in a thread, one call at a time.
 
-    `version` is the number that these weights serve under: the checkpoint's own, or a later one where a rewind published them again.
+    `version` is the number under which these weights are served: the checkpoint's own, or a later one if a rewind published them again.
     """
 
     def __init__(self, checkpoint: Checkpoint, section: TrainerSection, version: int | None = None) -> None:
@@ -55,45 +56,49 @@ class Learner:
         self._section = section
         self._model, self._optimizer = self._loaded()
         if section.activation_checkpointing:
-            self._model.activation_checkpointing_enable()  # type: ignore[operator]
+            checkpoint_activations(self._model)
         if section.routing_replay:
             attach_replay(self._model)
         if section.bias_rate:
             check_biases(self._model)
         self._schedule = Schedule(
-            section.lr, section.schedule, section.warmup_steps, section.decay_steps, section.last_lr_share
+            lr=section.lr,
+            kind=section.schedule,
+            warmup_steps=section.warmup_steps,
+            decay_steps=section.decay_steps,
+            last_share=section.last_lr_share,
         )
         self._train_steps = checkpoint.state.train_steps
         self.logprobs: list[Floats | None] = []
-        """Of the last `train`, per part: TrainStepMetrics.logprobs."""
+        """TrainStepMetrics.logprobs of the last `train`, per part."""
 
     @classmethod
     def resume(
         cls, path: Path, manifest_sha: str, section: TrainerSection, version: int | None = None
     ) -> "Learner":
-        """Load a published version. ValueError when its files are not those that were published."""
+        """Load a published version. Raises ValueError if its files are not the published ones."""
         return cls(open_published(path, manifest_sha), section, version)
 
     def train(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[BatchPart],
         done: Callable[[int, Mapping[str, Any]], None] = lambda part, values: None,
     ) -> list[dict[str, Any]]:
         """One train step per part; returns their reports. `done(part, report)` is called after each, in the same thread.
 
-        Raises BadBatch when a loss, gradient or weight is not finite: the weights may have moved before, so the learner must then
-        be resumed from its checkpoint.
+        Raises BadBatch if a loss, gradient or weight is not finite. The weights may already have changed, so the caller must then
+        resume from the checkpoint.
         """
         reports = []
         self.logprobs = []
         settings = update_settings(self._section)
-        wall, cpu = time.perf_counter(), time.process_time()  # proximal logprobs are the first train step's
+        wall, cpu = time.perf_counter(), time.process_time()  # the first includes the proximal logprobs
         self._check_ids(parts)
         try:
-            with counting() as anchor:
+            with collect() as anchor:
                 samples = [self._anchored(part.samples, settings) for part in parts]
         except ConfigurationError:
-            raise  # of the budget, not of this batch
+            raise  # the budget's fault, not this batch's
         except ValueError as error:
             raise BadBatch(f"the proximal logprobs cannot be used: {error}") from error
         spent = {"anchor": sum(anchor.seconds.values())} if anchor.seconds else {}
@@ -101,7 +106,7 @@ class Learner:
             rate = self._schedule.rate(self._train_steps)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            with counting() as count:
+            with collect() as count:
                 metrics = self._train_step(samples[number], settings)
             self.logprobs.append(metrics.logprobs)
             if metrics.skip_reason in REASONS:
@@ -125,8 +130,8 @@ class Learner:
             raise BadBatch("a weight is not finite after the last train step")
         return reports
 
-    def _check_ids(self, parts: Sequence[Part]) -> None:
-        """Raises BadBatch: a token or an expert that the policy does not know would end the process, again after every start."""
+    def _check_ids(self, parts: Sequence[BatchPart]) -> None:
+        """Raise BadBatch for a token or an expert that the policy does not have: it would end the process, again after every start."""
         known = self._model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         for part in parts:
             for sample in part.samples:
@@ -141,16 +146,21 @@ class Learner:
                 raise BadBatch(f"its routes cannot be replayed: {error}") from error
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
-        """Write the next checkpoint, durable on return, and stand on it. Replaces a left-over of the same number."""
-        state = TrainerState(version, batch_no, self._train_steps, {"batch_digest": digest.hex()})
+        """Write the next checkpoint, durable on return, and continue from it. Replaces a leftover of the same number."""
+        state = TrainerState(
+            version=version,
+            batch_no=batch_no,
+            train_steps=self._train_steps,
+            extra={"batch_digest": digest.hex()},
+        )
         self.checkpoint = self._written(root, state)
         self.version = version
         return self.checkpoint
 
-    # What many ranks do in another way (ranks/learner.py).
+    # The methods that a learner of many ranks overrides (ranks/learner.py).
 
     def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Model and optimizer of the checkpoint, on the GPU where there is one."""
+        """Model and optimizer of the checkpoint, on the GPU if there is one."""
         model = load_model(self.checkpoint.path)
         if self._section.lora_rank:
             lora.restore(model, self.checkpoint.path / "trainer", self._section)
@@ -168,7 +178,7 @@ class Learner:
         return train_step(self._model, self._optimizer, samples, settings, trainer_version=self.version)
 
     def _finite(self) -> bool:
-        """Whether every weight is."""
+        """Whether every weight is finite."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self._model.parameters())
 
     def _written(self, root: Path, state: TrainerState) -> Checkpoint:
@@ -183,20 +193,20 @@ class Learner:
         )
 
     def saved(self) -> dict[str, Any]:
-        """What the last `save` took: files, bytes and seconds."""
+        """The cost of the last `save`: files, bytes and seconds."""
         assert self.checkpoint.written is not None, "save comes first"
         return self.checkpoint.written.json()
 
 
 class Learners:
-    """How a trainer gets its learners: in this process alone."""
+    """Makes the learners of a trainer, in this process alone."""
 
     def first(self, root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
         """`save_first`."""
         return save_first(root, model_directory, section)
 
     def at(self, checkpoint: Checkpoint, section: TrainerSection) -> Learner:
-        """A learner that stands on a checkpoint which has just been written."""
+        """A learner of a checkpoint that has just been written."""
         return Learner(checkpoint, section)
 
     def resume(self, path: Path, manifest_sha: str, section: TrainerSection, version: int) -> Learner:
@@ -205,7 +215,7 @@ class Learners:
 
 
 def open_published(path: Path, manifest_sha: str) -> Checkpoint:
-    """The checkpoint at `path`. ValueError when its files are not those that were published."""
+    """The checkpoint at `path`. Raises ValueError if its files are not the published ones."""
     checkpoint = open_checkpoint(path)
     if checkpoint.manifest_sha != manifest_sha:
         raise ValueError(
@@ -216,9 +226,9 @@ def open_published(path: Path, manifest_sha: str) -> Checkpoint:
 
 
 def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
-    """Make version 0 of a Hugging Face directory: its weights, a fresh optimizer, a canary.
+    """Make version 0 from a Hugging Face directory: its weights, a fresh optimizer, a canary.
 
-    Raises ValueError when there is no usable model with its tokenizer, ConfigurationError when it cannot be adapted as configured.
+    Raises ValueError if no usable model with its tokenizer is found, ConfigurationError if it cannot be adapted as configured.
     """
     model = load_model(model_directory)
     check_vocabulary(model, model_directory)
@@ -250,7 +260,11 @@ def canary_ids(model: nn.Module) -> list[int]:
 def optimizer_settings(section: TrainerSection) -> OptimizerSettings:
     """AdamW as configured."""
     return OptimizerSettings(
-        section.lr, section.betas, section.eps, section.weight_decay, section.decay_vectors
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        weight_decay=section.weight_decay,
+        decay_vectors=section.decay_vectors,
     )
 
 
@@ -259,12 +273,12 @@ def update_settings(section: TrainerSection) -> UpdateSettings:
     return UpdateSettings(
         loss=make_loss(section.loss, section.ratio_min, section.ratio_max),
         correction=CorrectionSettings(
-            section.anchor,
-            section.mask,
-            section.tis_max,
-            section.icepop_min,
-            section.icepop_max,
-            section.mis_max,
+            anchor=section.anchor,
+            mask=section.mask,
+            tis_max=section.tis_max,
+            icepop_min=section.icepop_min,
+            icepop_max=section.icepop_max,
+            mis_max=section.mis_max,
         ),
         aggregation=section.aggregation,
         negative_scale=section.negative_scale,
@@ -272,6 +286,6 @@ def update_settings(section: TrainerSection) -> UpdateSettings:
         bias_rate=section.bias_rate,
         max_grad_norm=section.clip_norm,
         spike_grad_norm=section.spike_norm or math.inf,
-        budget=Budget(section.pack_tokens, section.pack_pairs),
+        budget=PassBudget(section.pack_tokens, section.pack_pairs),
         keep_logprobs=section.keep_logprobs,
     )

@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens from hidden states, without keeping logits.
 
-The head runs in chunks of rows in float32 (float64 stays float64): a bfloat16 head alone lowers the agreement between
-trainer and rollout server visibly. The backward pass computes each chunk's logits again, so that memory is
+The head runs in chunks of rows in float32 (float64 stays float64): a bfloat16 head alone visibly lowers the agreement between
+trainer and rollout server. The backward pass recomputes each chunk's logits, so memory is
 chunk × vocabulary, not E × vocabulary.
 """
 

@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) through peft: W + (α/r)·B·A with W frozen, trained unmerged, exported merged.
 
-    <version>/model*.safetensors              merged: what rollout servers load, and any Hugging Face program
+    <version>/model*.safetensors              merged: for rollout servers and any Hugging Face program
     <version>/trainer/adapter.safetensors     A and B, exact
     <version>/trainer/base*.safetensors       W of the adapted layers, so that no merge has to be undone; a hard link from version 1 on
 
-The model stays an object of its own class: its layers are replaced in place. peft is imported where there is an adapter, never otherwise.
+The model stays an object of its own class: its layers are replaced in place. peft is imported only if there is an adapter.
 """
 
 import re
@@ -16,20 +16,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.settings.trainer import TrainerSection
 from trainer.files import SHARD_BYTES, CheckpointFiles, split
 
 ADAPTER, BASE = "adapter", "base"
 _NAME = "default"  # peft's, of the only adapter
-_APART = "policy"  # what the model is called within a module that hides from peft of what architecture it is
+_APART = "policy"  # the model's name within a module that hides its architecture from peft
 _BASE_WEIGHT = ".base_layer.weight"
 
 
 def inject(model: nn.Module, section: TrainerSection, seed: int = 0) -> None:
     """Adapt the layers that `section` names; only A and B take gradients from now on. A is drawn from `seed`, B is zero.
 
-    Raises ConfigurationError where the model has no layer of such a name.
+    Raises ConfigurationError if the model has no layer of such a name.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -44,19 +44,19 @@ def inject(model: nn.Module, section: TrainerSection, seed: int = 0) -> None:
     config = LoraConfig(r=section.lora_rank, lora_alpha=section.lora_alpha, target_modules=chosen)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        # of a mixture that it knows, peft takes names like gate_proj for its experts and adapts those in place of the layers
+        # For a mixture of experts that it knows, peft would take names like gate_proj for its experts and adapt those instead of the layers.
         inject_adapter_in_model(config, nn.ModuleDict({_APART: model}), _NAME)
 
 
 def adapted(model: nn.Module) -> bool:
-    """Whether `inject` was here."""
+    """Whether `inject` has adapted the model."""
     return any(True for _ in _layers(model))
 
 
 def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state` under the names of the model without adapters, with W + (α/r)·B·A in the adapted layers; tied tensors are one.
 
-    `state` has the whole tensors of `model.state_dict()`, which of a model that is spread over ranks has only parts.
+    `state` has the whole tensors of `model.state_dict()`. For a sharded model, `state_dict()` itself has only parts.
     """
     layers = dict(_layers(model))
     found: dict[str, Tensor] = {}
@@ -71,7 +71,7 @@ def merged(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def add_adapter(files: CheckpointFiles, state: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
-    """Add what `restore` reads below the checkpoint's trainer/; `state` as for `merged`. Raises OSError."""
+    """Add the files that `restore` reads, below the checkpoint's trainer/; `state` as for `merged`. Raises OSError."""
     adapter = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
     base = {
         name.replace(_BASE_WEIGHT, ".weight"): tensor
@@ -83,9 +83,9 @@ def add_adapter(files: CheckpointFiles, state: Mapping[str, Tensor], shard_bytes
 
 
 def restore(model: nn.Module, place: Path, section: TrainerSection) -> None:
-    """Make of the merged weights that `model` was loaded with the frozen ones and the adapter that lie in `place`.
+    """Replace the merged weights of a loaded `model` with the frozen weights and the adapter in `place`.
 
-    Raises ValueError when there is none, or one of another rank or other layers.
+    Raises ValueError if the adapter is missing, or has another rank or other layers.
     """
     file = place / f"{ADAPTER}.safetensors"
     if not file.is_file():
@@ -100,8 +100,8 @@ def restore(model: nn.Module, place: Path, section: TrainerSection) -> None:
     parameters = {name: tensor for name, tensor in model.named_parameters() if _is_adapter(name)}
     adapter = load_file(file)
     if parameters.keys() != adapter.keys():
-        other = sorted(parameters.keys() ^ adapter.keys())[0]
-        raise ValueError(f"{file} is of other layers than trainer.lora_targets: {other}")
+        mismatch = sorted(parameters.keys() ^ adapter.keys())[0]
+        raise ValueError(f"{file} is of other layers than trainer.lora_targets: {mismatch}")
     _copy(adapter, parameters, file)
 
 
@@ -126,7 +126,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _linear(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Linear layers by name, but for the head; a mixture's experts are tensors of their own, and stay frozen."""
+    """Linear layers by name, without the head. A mixture's experts are separate tensors and stay frozen."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     return (
         (name, module)

@@ -1,6 +1,6 @@
-"""What the trainer measures for Prometheus: the newest train step as gauges, all of them as counters. The whole history is in `train_steps`.
+"""The trainer's Prometheus metrics: the newest train step as gauges, all train steps as counters. The whole history is in `train_steps`.
 
-Of many ranks, rank 0 says it for all.
+With many ranks, rank 0 reports for all.
 """
 
 from collections import Counter as Tally
@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from orchestrator.metrics import LONG, each
+from orchestrator.runtime.metrics import LONG, each
 
 AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # policy versions
 
-# Key of a train step's report → (metric, what it says).
+# Key of a train step's report → (metric, description).
 _GAUGES = {
     "loss": ("penstock_train_loss", "Loss of the newest train step."),
     "gradient_norm": ("penstock_train_gradient_norm", "Norm of its gradient, before clipping."),
@@ -47,13 +47,13 @@ class StalenessHistogram(Collector):
         self._tokens = Tally[int]()
 
     def add(self, tokens: Mapping[str, int]) -> None:
-        """Age in versions → tokens, as reports have it."""
+        """Add the tokens of a report: age in versions → tokens."""
         self._tokens.update({int(age): count for age, count in tokens.items()})
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """One family, with cumulative buckets."""
         tokens = dict(self._tokens)
-        buckets = [(str(float(most)), sum(n for age, n in tokens.items() if age <= most)) for most in AGES]
+        buckets = [(str(float(bound)), sum(n for age, n in tokens.items() if age <= bound)) for bound in AGES]
         total = sum(age * count for age, count in tokens.items())
         yield HistogramMetricFamily(
             "penstock_train_staleness_versions",
@@ -64,11 +64,13 @@ class StalenessHistogram(Collector):
 
 
 class TrainerMetrics:
-    """Of one trainer."""
+    """The metrics of one trainer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._gauges = {key: Gauge(*said, registry=registry) for key, said in _GAUGES.items()}
-        self._domains = {key: Gauge(*said, ["domain"], registry=registry) for key, said in _DOMAINS.items()}
+        self._gauges = {key: Gauge(*arguments, registry=registry) for key, arguments in _GAUGES.items()}
+        self._domains = {
+            key: Gauge(*arguments, ["domain"], registry=registry) for key, arguments in _DOMAINS.items()
+        }
         self._staleness = StalenessHistogram()
         registry.register(self._staleness)
         self._steps = Counter(
@@ -103,12 +105,12 @@ class TrainerMetrics:
         )
 
     def trained(self, values: Mapping[str, Any]) -> None:
-        """One train step is done; `values` is its report."""
+        """Record one train step; `values` is its report."""
         for key, gauge in self._gauges.items():
             gauge.set(float("nan") if values.get(key) is None else values[key])
         for key, gauge in self._domains.items():
-            for name, of in values["domains"].items():
-                gauge.labels(name).set(of[key])
+            for name, figures in values["domains"].items():
+                gauge.labels(name).set(figures[key])
         self._staleness.add(values["staleness"])
         self._steps.labels("applied" if values["applied"] else values["skip_reason"]).inc()
         for kind, key in {
@@ -120,12 +122,12 @@ class TrainerMetrics:
         self._step_s.observe(values["wall_s"])
 
     def spent(self, seconds: Mapping[str, float]) -> None:
-        """Wall seconds by phase."""
-        for phase, took in seconds.items():
-            self.phase_s.labels(phase).inc(took)
+        """Record wall seconds by phase."""
+        for phase, elapsed in seconds.items():
+            self.phase_s.labels(phase).inc(elapsed)
 
     def saved(self, written: Mapping[str, Any]) -> None:
-        """A checkpoint was written."""
+        """Record a written checkpoint."""
         self.checkpoint_s.observe(written["seconds"])
         self.checkpoint_bytes.labels("written").inc(written["written_bytes"])
         self.checkpoint_bytes.labels("linked").inc(written["linked_bytes"])

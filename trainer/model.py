@@ -1,7 +1,7 @@
 """Loading and saving any Hugging Face causal LM directory, ready for training.
 
 Weights are read from safetensors only, never over the network, never with code from the directory. The log-prob head
-computes in float32 whatever the model's dtype is (see logprobs.py).
+computes in float32 for every smaller model dtype (see logprobs.py).
 """
 
 import re
@@ -32,14 +32,14 @@ def load_model(
 ) -> nn.Module:
     """The causal LM of `directory`, in training mode, attached to tree attention (not with backend=None).
 
-    Raises ValueError: no model there, weights that do not fit the configuration or are not safetensors, or a model that
-    prefix-tree merging is not exact for (the feature is named).
+    Raises ValueError if the model is missing, if its weights do not fit the configuration or are not safetensors, or if
+    prefix-tree merging is not exact for it (the error names the feature).
     """
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} is not a model directory: it has no config.json")
     if not list(directory.glob("*.safetensors")):
         raise ValueError(f"{directory} has no *.safetensors file; other weight formats are not read")
-    transformers_logging.disable_progress_bar()  # our processes' stderr is a log
+    transformers_logging.disable_progress_bar()  # stderr is a log
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -51,11 +51,11 @@ def load_model(
         )
     except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
         raise ValueError(f"the model in {directory} cannot be loaded: {error}") from error
-    misfits = sorted(
+    mismatched = sorted(
         {*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])}
     )
-    if misfits:  # transformers would fill them with random numbers and only warn
-        raise ValueError(f"the weights in {directory} do not fit its configuration: {misfits[0]}")
+    if mismatched:  # transformers would fill them with random numbers and only warn
+        raise ValueError(f"the weights in {directory} do not fit its configuration: {mismatched[0]}")
     if backend is not None:
         attach_tree_attention(model, backend)
     trained: nn.Module = model.train()
@@ -63,12 +63,12 @@ def load_model(
 
 
 def empty_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """What `load_model` makes of `directory`, without values, on torch's "meta" device, and not attached. Raises ValueError as it does."""
+    """The model of `directory` as `load_model` makes it, but without values, on torch's "meta" device, and not attached. Raises ValueError."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        model.use_kernels = False  # as loading says where nobody asks for them
+        model.use_kernels = False  # as from_pretrained sets it by default
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise ValueError(f"the model in {directory} cannot be built: {error}") from error
     empty: nn.Module = model.train()
@@ -76,10 +76,10 @@ def empty_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> nn.Mo
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:
-    """Write config.json, and generation_config.json where the model has one, in Hugging Face format."""
+    """Write config.json, and generation_config.json if the model can generate, in Hugging Face format."""
     hf: Any = model
     hf.config.dtype = str(hf.dtype).removeprefix("torch.")
-    # torch puts a class of its own before that of a model that is spread over ranks
+    # FSDP2 puts a torch class in front of the class of a sharded model
     hf.config.architectures = [
         next(kind.__name__ for kind in type(hf).__mro__ if not kind.__module__.startswith("torch."))
     ]
@@ -93,8 +93,8 @@ def stored_weights(
 ) -> list[dict[str, torch.Tensor]]:
     """The weights under the names and in the layout of the architecture's published checkpoints, tied ones once.
 
-    What is not trained comes first and apart, so that files of it stay the same from version to version. The same tensors as
-    `save_pretrained` writes, which cannot leave out what is on the disk already. `state`: the whole tensors of a model that is spread over
+    Frozen tensors come first and separately, so that their files stay the same from version to version. The tensors are those that
+    `save_pretrained` writes; it cannot skip tensors that are on the disk already. `state`: the whole tensors of a model that is spread over
     ranks, in place of its own; tied ones are one tensor.
     """
     hf: Any = model
@@ -106,19 +106,19 @@ def stored_weights(
     tensors = remove_tied_weights_from_state_dict(tensors, hf)
     frozen = {name for name, parameter in hf.named_parameters() if not parameter.requires_grad}
     halves = (
-        {name: tensor for name, tensor in tensors.items() if (name in frozen) is apart}
-        for apart in (True, False)
+        {name: tensor for name, tensor in tensors.items() if (name in frozen) is frozen_half}
+        for frozen_half in (True, False)
     )
     return [revert_weight_conversion(hf, half) for half in halves if half]
 
 
 def own_weights(directory: Path) -> list[Path]:
-    """The files of a directory that hold its model's weights or their index, by the names that published models give them."""
+    """The files of a directory that hold its model's weights or their index, by the usual names of published models."""
     return [path for path in sorted(directory.iterdir()) if _OWN_WEIGHTS.fullmatch(path.name)]
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Tokenizer and chat template of a model directory. ValueError when it has no tokenizer."""
+    """Tokenizer and chat template of a model directory. Raises ValueError if it has no tokenizer."""
     found = [directory / name for name in FILES if (directory / name).is_file()]
     if not {"tokenizer.json", "tokenizer.model"} & {file.name for file in found}:
         raise ValueError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
@@ -126,7 +126,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def check_vocabulary(model: nn.Module, directory: Path) -> None:
-    """Raise ValueError when the tokenizer of `directory` knows ids that the model has no embedding for."""
+    """Raise ValueError if the tokenizer of `directory` has ids without an embedding in the model."""
     if not (directory / "tokenizer.json").is_file():
         return
     known = (

@@ -1,14 +1,14 @@
-"""One batch, phase by phase. A crash between any two of them loses time and nothing else.
+"""One batch, phase by phase. A crash between two phases loses only time.
 
 | phase | durable effect | after a crash there |
 |---|---|---|
 | claim | rows of taken groups; the digest of a closed batch | the same batch is claimed again |
 | train | none | the same batch is trained again, from the checkpoint of the batch before, with the same result |
-| save | a checkpoint directory that no row names | it is written again, over the left-over, with the same bytes |
+| save | a checkpoint directory that no row names | it is written again in place of the leftover, with the same bytes |
 | commit | batch, groups, policy version, metrics, outbox: one transaction | nothing to do |
 
-A batch that cannot be trained is quarantined instead: nothing is saved, and the learner goes back to its checkpoint. So it does after a rewind,
-which it meets at its next claim (the newest version is not the one that it stands on) or at its commit (the batch is no longer closed).
+A batch that cannot be trained is quarantined instead: nothing is saved, and the learner reloads its checkpoint. After a rewind it also reloads its
+checkpoint. It notices a rewind at the next claim, when the newest version is not its own, or at commit, when the batch is no longer closed.
 """
 
 import errno
@@ -22,17 +22,12 @@ import anyio.to_thread
 from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.clock import clock
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState
-from orchestrator.log import get
-from orchestrator.metrics import measured
 from orchestrator.pool import batches as pool_batches
-from orchestrator.pool.batches import Batch, NewVersion
+from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.chat_format import check_chat_format
-from orchestrator.pool.history import lock_run
-from orchestrator.pool.policies import (
+from orchestrator.pool.policy_versions import (
     PolicyVersion,
     needed_checkpoints,
     newest_version,
@@ -40,42 +35,54 @@ from orchestrator.pool.policies import (
     progress,
 )
 from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
-from orchestrator.pool.ratios import TrainedStep
-from orchestrator.pool.runs import Run, first_dispatch_age
+from orchestrator.pool.runs import StoredRun, first_dispatch_age
+from orchestrator.pool.trainer_logprobs import TrainedStep
 from orchestrator.pool.transact import transact
-from orchestrator.progress import current
-from orchestrator.scheduling.policies import queue_policy
-from trainer.batch import Part, read_parts
+from orchestrator.pool.transitions import lock_run
+from orchestrator.runtime.liveness import current
+from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured
+from orchestrator.scheduling.queue_policies import queue_policy
+from orchestrator.settings.config import Config
+from orchestrator.settings.timeouts import timeouts
+from trainer.advantage_scale import scaled_parts
+from trainer.batch import BatchPart, read_parts
 from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
-from trainer.kept import trained_steps
 from trainer.learner import Learner, Learners
+from trainer.logprob_rows import trained_steps
 from trainer.metrics import TrainerMetrics
-from trainer.scaled import scaled_parts
 
 log = get(__name__)
 T = TypeVar("T")
 
-SAVE_S = 600.0  # a large model is written for minutes
+SAVE_S = 600.0  # writing a large model takes minutes
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Nothing(Enum):
-    """There is no closed batch."""
+class NoBatch(Enum):
+    """Why no batch is closed."""
 
-    YET = "yet"
-    EVER = "ever"  # the stage or the run ends here
-    REWOUND = "rewound"  # the next batch follows other weights than those that this trainer stands on: resume
+    NOT_YET = "not_yet"
+    RUN_ENDED = "run_ended"  # the stage or the run ends here
+    REWOUND = "rewound"  # the next batch follows other weights than this trainer's: resume
 
 
 class Trainer:
-    """The trainer of one run. `resume` first; then claim, train, save, commit, again and again."""
+    """The trainer of one run. Call `resume` first; then claim, train, save and commit in a loop."""
 
     def __init__(
-        self, engine: AsyncEngine, run: Run, root: Path, subject: str, learners: Learners | None = None
+        self,
+        engine: AsyncEngine,
+        run: StoredRun,
+        config: Config,
+        root: Path,
+        subject: str,
+        learners: Learners | None = None,
     ) -> None:
-        """`root` is this run's checkpoint directory; `subject` is where new versions are announced. `learners`: of many ranks, if any."""
+        """`config`: the run's, with this process's own keys. `root`: this run's checkpoint directory. `subject`: where new
+        versions are announced. `learners`: those of many ranks, if any."""
         self.run_id, self.run = run.run_id, run.name
-        self.config = Config.from_json(run.config)
+        self.config = config
         self.root = root
         self._engine = engine
         self._subject = subject
@@ -83,18 +90,18 @@ class Trainer:
         self._policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
         self._learners = learners or Learners()
         self._learner: Learner | None = None
-        self._trained: list[TrainedStep] = []  # of the batch that was trained last
+        self._trained: list[TrainedStep] = []  # of the last trained batch
 
     @property
     def learner(self) -> Learner:
-        """What is trained; it stands at the checkpoint of the newest version."""
+        """The learner; its weights are those of the newest version's checkpoint, except between train and commit."""
         assert self._learner is not None, "resume comes first"
         return self._learner
 
     async def resume(self) -> None:
         """Load the newest version that no rewind superseded, or make and publish version 0.
 
-        Raises ConfigurationError or ValueError, one sentence, when the model or the checkpoint cannot be used.
+        Raises ConfigurationError or ValueError, one sentence, if the model or the checkpoint cannot be used.
         """
         found = await transact(
             self._engine, lambda connection: newest_version(connection, self.run_id), at="trainer.read"
@@ -118,29 +125,29 @@ class Trainer:
                 "policy.model names no directory: it must be a Hugging Face model with its tokenizer"
             )
         model = Path(self.config.policy.model)
-        first = await _when_there_is_room(
+        checkpoint = await _when_there_is_room(
             f"the first version in {self.root}", lambda: self._learners.first(self.root, model, section)
         )
         await transact(
-            self._engine, lambda connection: self._publish_first(connection, first), at="trainer.first"
+            self._engine, lambda connection: self._publish_first(connection, checkpoint), at="trainer.first"
         )
-        self._learner = await _in_thread(lambda: self._learners.at(first, section))
-        log.info("policy.published", version=0, path=str(first.path))
+        self._learner = await _in_thread(lambda: self._learners.at(checkpoint, section))
+        log.info("policy.published", version=0, path=str(checkpoint.path))
 
     async def _publish_first(self, connection: AsyncConnection, first: Checkpoint) -> None:
         if await newest_version(connection, self.run_id) is None:
             new = new_version(first, parent=None)
             await pool_batches.publish(connection, self.run_id, self.run, new, self._subject, None)
 
-    async def claim(self) -> Batch | Nothing:
-        """Move the live batch as far as the window allows; return it once it is closed."""
+    async def claim(self) -> LiveBatch | NoBatch:
+        """Fill the live batch as far as the window allows; return it once it is closed."""
         queue, stage = self.config.queue, self.config.stage
 
-        async def work(connection: AsyncConnection) -> Batch | Nothing:
-            await lock_run(connection, self.run_id)  # no rewind between this look and the claim
+        async def work(connection: AsyncConnection) -> LiveBatch | NoBatch:
+            await lock_run(connection, self.run_id)  # no rewind between this check and the claim
             newest = await newest_version(connection, self.run_id)
             if newest is None or newest.version != self.learner.version:
-                return Nothing.REWOUND
+                return NoBatch.REWOUND
             done = await progress(connection, self.run_id)
             reached = stage.reached(
                 batches=done.committed_batches,
@@ -148,17 +155,17 @@ class Trainer:
                 seconds=await first_dispatch_age(connection, self.run_id),
             )
             if reached is not None:
-                return await pool_batches.closed_batch(connection, self.run_id) or Nothing.EVER
+                return await pool_batches.closed_batch(connection, self.run_id) or NoBatch.RUN_ENDED
             batch = await pool_batches.take(
                 connection, self.run_id, self._policy, queue.batch_groups, queue.short_batch, stage
             )
             if batch is None:
-                return Nothing.EVER
-            return batch if batch.state is BatchState.CLOSED else Nothing.YET
+                return NoBatch.RUN_ENDED
+            return batch if batch.state is BatchState.CLOSED else NoBatch.NOT_YET
 
         return await transact(self._engine, work, at="trainer.claim")
 
-    async def read(self, batch: Batch) -> list[Part]:
+    async def read(self, batch: LiveBatch) -> list[BatchPart]:
         """The batch's train steps, from the data pool. Raises BadBatch."""
         seed = (
             [self.config.run.seed % 2**32, batch.batch_no] if self.config.trainer.permute_advantages else None
@@ -177,36 +184,36 @@ class Trainer:
         )
         return scaled_parts(parts, self.config.reward.batch_scale)
 
-    async def train(self, batch: Batch, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    async def train(self, batch: LiveBatch, parts: Sequence[BatchPart]) -> list[dict[str, Any]]:
         """All train steps of the batch; returns their reports. Raises BadBatch."""
-        stands = self.learner.checkpoint.state
-        before = -1 if stands.batch_no is None else stands.batch_no
+        state = self.learner.checkpoint.state
+        before = -1 if state.batch_no is None else state.batch_no
         assert batch.batch_no == before + 1, f"batch {batch.batch_no} does not follow batch {before}"
 
         def done(part: int, values: Mapping[str, Any]) -> None:
-            shown = ("loss", "reward", "performance", "gradient_norm", "merge_ratio", "samples", "wall_s")
-            log.info("train_step.done", part=part, **{key: values[key] for key in shown})
+            reported = ("loss", "reward", "performance", "gradient_norm", "merge_ratio", "samples", "wall_s")
+            log.info("train_step.done", part=part, **{key: values[key] for key in reported})
             measured(TrainerMetrics).trained(values)
             measured(TrainerMetrics).spent(values["seconds"])
 
-        for part, of in enumerate(parts):
-            groups = sorted({rollout.group_id for rollout in of.rollouts})
-            members = [rollout.rollout_id for rollout in of.rollouts]
-            log.info("train_step.of", part=part, groups=groups, rollouts=members)
+        for part, content in enumerate(parts):
+            groups = sorted({rollout.group_id for rollout in content.rollouts})
+            members = [rollout.rollout_id for rollout in content.rollouts]
+            log.info("train_step.members", part=part, groups=groups, rollouts=members)
 
         reports = await _in_thread(lambda: self.learner.train(parts, done))
         self._trained = trained_steps(parts, self.learner.logprobs)
         return reports
 
-    async def save(self, batch: Batch) -> NewVersion:
-        """Write the next version's checkpoint. A full disk is waited for, with an alarm: the weights are in memory."""
+    async def save(self, batch: LiveBatch) -> NewVersion:
+        """Write the next version's checkpoint. While the disk is full, log an error and retry: the weights exist only in memory."""
         assert batch.digest is not None
         digest = batch.digest
         version = await transact(
             self._engine, lambda connection: next_version(connection, self.run_id), at="trainer.read"
         )
         parent = self.learner.version
-        current().works(f"the checkpoint of batch {batch.batch_no}", on="disk")
+        current().busy(f"the checkpoint of batch {batch.batch_no}", on="disk")
         saved = await _when_there_is_room(
             f"version {version}",
             lambda: self.learner.save(self.root, version, batch.batch_no, digest),
@@ -217,15 +224,15 @@ class Trainer:
         log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
         return new_version(saved, parent=parent)
 
-    async def commit(self, batch: Batch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:
-        """Batch, version, metrics and announcement in one transaction. False: the batch was undone meanwhile; resume."""
+    async def commit(self, batch: LiveBatch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:
+        """Commit batch, version, metrics and announcement in one transaction. False: a rewind undid the batch; resume."""
 
         async def work(connection: AsyncConnection) -> bool:
             if await pool_batches.commit(
                 connection, self.run_id, self.run, batch, new, reports, self._subject, self._trained
             ):
                 return True
-            newest = await newest_version(connection, self.run_id)  # ours, when only the answer got lost
+            newest = await newest_version(connection, self.run_id)  # ours, if only the reply was lost
             return newest is not None and newest.manifest_sha == new.manifest_sha
 
         committed = await transact(self._engine, work, at="trainer.commit")
@@ -233,8 +240,8 @@ class Trainer:
         log.info("batch.committed" if committed else "batch.undone", version=new.version)
         return committed
 
-    async def quarantine(self, batch: Batch, reason: str) -> None:
-        """Give the batch up, with `reason` in its row, and go back to the checkpoint."""
+    async def quarantine(self, batch: LiveBatch, reason: str) -> None:
+        """Abandon the batch, with `reason` in its row, and reload the checkpoint."""
         await transact(
             self._engine,
             lambda connection: quarantine(connection, self.run_id, batch.batch_id, reason),
@@ -251,33 +258,33 @@ class Trainer:
         )
 
     async def prune(self) -> None:
-        """Delete checkpoints that nobody needs: older than the newest few, not the first, neither served nor pinned."""
-        keep = self.config.trainer.keep_checkpoints
-        stands = self.learner.version
+        """Delete unneeded checkpoints: older than the newest few, not the first, neither served nor pinned."""
+        keep_count = self.config.trainer.keep_checkpoints
+        version = self.learner.version
 
         async def set_aside(connection: AsyncConnection) -> bool:
             await lock_run(connection, self.run_id)  # a rewind may be about to need one of them
-            needed = await needed_checkpoints(connection, self.run_id, keep)
-            back = True
-            for name in needed:  # discarded by a look that lost its lock before it was over
+            needed = await needed_checkpoints(connection, self.run_id, keep_count)
+            restored = True
+            for name in needed:  # discarded by an earlier attempt that lost its lock
                 try:
                     bring_back(self.root / name)
                 except (
                     OSError
-                ) as error:  # of the disk: to Postgres, for which transact would wait, nothing happened
-                    log.error("checkpoint.not_back", path=str(self.root / name), detail=str(error))
-                    back = False
+                ) as error:  # a disk error must not leave here: transact would take it for a lost Postgres
+                    log.error("checkpoint.not_restored", path=str(self.root / name), detail=str(error))
+                    restored = False
             for path in list_checkpoints(self.root):
-                if int(path.name.rpartition("-")[2]) > stands or path.name in needed:
+                if int(path.name.rpartition("-")[2]) > version or path.name in needed:
                     continue
                 try:
                     discard(path)
                 except OSError as error:
                     log.warning("checkpoint.kept", path=str(path), detail=str(error))
-            return back
+            return restored
 
         if not await transact(self._engine, set_aside, at="trainer.prune"):
-            return  # what is discarded is still needed
+            return  # a discarded checkpoint is still needed
         try:
             await _in_thread(lambda: remove_discarded(self.root))
         except OSError as error:
@@ -285,20 +292,25 @@ class Trainer:
 
 
 def _way_out(damaged: PolicyVersion) -> str:
-    """What to do about a checkpoint that cannot be used: nothing is trained on other weights than those that were published."""
+    """The remedy for a checkpoint that cannot be used. The trainer continues only from published weights."""
     if damaged.batch_no is None:
         return "restore it from a copy"
     return f"restore it from a copy, or give its batch up: penstock rewind --to-batch {damaged.batch_no - 1}"
 
 
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:
-    """What the data pool keeps of a checkpoint. The path is absolute: other processes open it."""
-    return NewVersion(saved.state.version, parent, str(saved.path.resolve()), saved.manifest_sha)
+    """A checkpoint's values for the data pool. The path is absolute: other processes open it."""
+    return NewVersion(
+        version=saved.state.version,
+        parent=parent,
+        path=str(saved.path.resolve()),
+        manifest_sha=saved.manifest_sha,
+    )
 
 
 async def _when_there_is_room(what: str, write: Callable[[], T], *, whatever: bool = False) -> T:
-    """What `write` returns, in a thread, as soon as the disk has room for `what`; meanwhile an alarm at every try. With `whatever`, what else may
-    be wrong is waited for, too: for weights that are in memory alone. Else it is a ConfigurationError."""
+    """Run `write` in a thread and return its result. While the disk has no room for `what`, log an error and retry. With `whatever`, every other
+    disk error is retried too, for weights that exist only in memory; otherwise it becomes a ConfigurationError."""
     while True:
         current().within = SAVE_S
         try:
@@ -306,13 +318,13 @@ async def _when_there_is_room(what: str, write: Callable[[], T], *, whatever: bo
         except (OSError, SafetensorError) as error:
             if not whatever and getattr(error, "errno", None) not in _NO_ROOM:
                 raise ConfigurationError(
-                    f"{what} cannot be written: {error}; mend that and start again"
+                    f"{what} cannot be written: {error}; fix that and start again"
                 ) from error
-            log.error("checkpoint.failed", what=what, detail=str(error), wait_s=clock().disk_retry_s)
+            log.error("checkpoint.failed", what=what, detail=str(error), wait_s=timeouts().disk_retry_s)
             current().within = 0.0
-            await anyio.sleep(clock().disk_retry_s)
+            await anyio.sleep(timeouts().disk_retry_s)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work beside the event loop. When cancelled it is left behind: whatever it still does is not committed."""
+    """Run blocking work in a thread. If cancelled, the thread continues alone; its result is not committed."""
     return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

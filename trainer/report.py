@@ -1,4 +1,4 @@
-"""What `train_steps.metrics` keeps of one train step: JSON, readable by SQL.
+"""The report of one train step in `train_steps.metrics`: JSON, readable by SQL.
 
 SELECT train_step, metrics->>'loss', metrics->'domains'->'coding'->>'performance' FROM train_steps
 
@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.pool.batches import BatchRollout
 from trainer.loss.metrics import TrainStepMetrics
 
-REASONS = ("loss_not_finite", "gradient_not_finite")  # what makes a batch bad
+REASONS = ("loss_not_finite", "gradient_not_finite")  # skip reasons that make a batch bad
 
 
 def report(
@@ -26,8 +26,8 @@ def report(
     seconds: Mapping[str, float],
     replay: bool = False,
 ) -> dict[str, Any]:
-    """One train step as JSON values; what is not finite becomes null. Seconds are of this train step alone, `seconds` by phase. `replay`: with
-    routing replay, where nothing recorded is a share of 0."""
+    """One train step as JSON values; non-finite numbers become null. Seconds are of this train step alone, `seconds` by phase. `replay`: routing
+    replay is on; then a missing share is reported as 0."""
     shares = metrics.domain_shares
     domains = {
         name: {

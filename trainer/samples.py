@@ -1,12 +1,12 @@
-"""What the trainer learns from: one sample is one (state, action) pair, that is, one recorded completion.
+"""Samples, the trainer's input: one sample is one (state, action) pair, that is, one recorded completion.
 
-A sample lives in the process only, so it is a frozen dataclass of numpy arrays. `T` is the number of tokens of state
-and action together, `A` the number of action tokens. Everything per token is per *action* token, in order:
+A sample exists only inside the process: a frozen dataclass of numpy arrays. `T` is the number of tokens of state
+and action together, `A` the number of action tokens. All per-token values are per *action* token, in order:
 
     tokens            [ s s s s s | a a a ]      a branch of T ids, state_len = 5
     behavior_logprobs             [ b b b ]      float32[A], after temperature, as the rollout server returned them
 
-The tokens stay as the step tree holds them, so a batch takes the memory of its unique tokens: `ids` is for who wants one row.
+The tokens stay in the step tree, so a batch takes the memory of its unique tokens; `ids` builds one row.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Sample:
     """One policy-gradient sample.
 
-    Raises ValueError naming group, rollout and step when an array has the wrong length, when the state is empty (the
-    first action token would have no predictor) or when a behavior logprob, advantage or weight is not finite.
+    Raises ValueError naming group, rollout and step if an array has the wrong length, if the state is empty (the
+    first action token would have no predictor) or if a behavior logprob, advantage or weight is not finite.
     """
 
     tokens: Branch  # T ids
-    state_len: int  # the first so many are the state, the rest the action
+    state_len: int  # the first `state_len` tokens are the state, the rest the action
     behavior_logprobs: Floats  # float32[A]
     versions: Ids  # int32[A], the policy version that made each token
     advantage: Floats  # float32[A]
@@ -90,12 +90,12 @@ class Sample:
             array = np.asarray(value, np.float32)
             return np.full(n, array, np.float32) if array.ndim == 0 else array
 
-        made_by = np.asarray(version, np.int32)
+        versions = np.asarray(version, np.int32)
         return cls(
-            tokens=Branch(tokens),
+            tokens=Branch(own=tokens),
             state_len=len(state),
             behavior_logprobs=np.asarray(behavior_logprobs, np.float32),
-            versions=np.full(n, made_by, np.int32) if made_by.ndim == 0 else made_by,
+            versions=np.full(n, versions, np.int32) if versions.ndim == 0 else versions,
             advantage=spread(advantage),
             weight=spread(weight),
             group=group,
@@ -108,7 +108,7 @@ class Sample:
 
     @property
     def ids(self) -> Ids:
-        """int32[T]: state and action as one row, put together anew at every call."""
+        """int32[T]: state and action as one row, built at every call."""
         return self.tokens.full
 
     @property
@@ -128,13 +128,5 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """How messages to people call it."""
+        """Its name in messages to people."""
         return f"sample (group {self.group!r}, rollout {self.rollout!r}, step {self.step})"
-
-
-def expand_spans(spans: Sequence[tuple[int, int]]) -> Ids:
-    """int32[A] from version spans given as (version, number of tokens) in order: [(3, 2), (4, 1)] → [3, 3, 4]."""
-    if not spans:
-        return np.empty(0, np.int32)
-    versions, lengths = zip(*spans, strict=True)
-    return np.repeat(np.asarray(versions, np.int32), lengths)

@@ -4,7 +4,7 @@
             ──pack_samples──▶ one tree, pass by pass: forward, loss, backward (gradients add up) ──▶ clip ──▶ optimizer step
 
 A loss or gradient that is not finite skips the step: parameters and optimizer state stay as they were, bit by bit.
-The function knows neither the data pool nor files.
+The function uses neither the data pool nor files.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from orchestrator.spent import spending
+from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
 from trainer.logprobs import CHUNK
 from trainer.loss.aggregation import Aggregation, normalisers
@@ -25,32 +25,32 @@ from trainer.loss.base import Loss, Tokens
 from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
-from trainer.routing import Routing, routing_of
 from trainer.samples import Floats, Sample
 from trainer.tree.execute import backward, score
 from trainer.tree.pack import Pack, pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.tree.plan import Longs
+from trainer.tree.routing import Routing, routing_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
     """How samples become a gradient. `budget` and `head_chunk` change memory and time only, never the result."""
 
     loss: Loss = field(default_factory=Cispo)
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
-    aggregation: Aggregation = "token"
-    negative_scale: float = 1.0  # of negative advantages, whatever the loss
-    balance: float = 0.0  # coefficient of the load-balancing loss of a mixture of experts (routing.py)
+    aggregation: Aggregation = "prompt"
+    negative_scale: float = 1.0  # factor of negative advantages, for every loss
+    balance: float = 0.0  # coefficient of the load-balancing loss of a mixture of experts (tree/routing.py)
     bias_rate: float = 0.0  # of its selection bias, per train step (expert_bias.py)
     max_grad_norm: float = 1.0
     spike_grad_norm: float = math.inf  # a gradient norm above it skips the step
-    budget: Budget = field(default_factory=lambda: Budget(8192))  # of one forward pass
+    budget: PassBudget = field(default_factory=lambda: PassBudget(8192))  # of one forward pass
     head_chunk: int = CHUNK  # rows of logits held at once
-    keep_logprobs: bool = False  # those of the forward pass are reported (TrainStepMetrics.logprobs)
+    keep_logprobs: bool = False  # report the forward pass's logprobs (TrainStepMetrics.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """AdamW. A small eps matters when gradients are small; see CISPO's recipe. `decay_vectors`: weight decay on norms and biases too."""
 
@@ -91,19 +91,19 @@ def train_step(
     """Do one optimizer step on `samples` (all micro-batches of the train step) and report it.
 
     The model must be attached to tree attention. The denominator counts the action tokens of train weight > 0 of
-    `samples`, before merging. On a skipped step `applied` is False and `skip_reason` says why; gradients are dropped.
+    `samples`, before merging. On a skipped step `applied` is False and `skip_reason` has the reason; gradients are dropped.
     """
     sums = MetricSums(trainer_version)
     factors = normalisers(samples, settings.aggregation)
     optimizer.zero_grad(set_to_none=True)
     skip: str | None = None if any(factors) else "no_action_tokens"
     norm = 0.0
-    with spending("tree"):
+    with phase("tree"):
         pack = pack_samples(samples, settings.budget)
     finite, logprobs = _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums)
     if not finite:
         skip = "loss_not_finite"
-    with spending("optimizer"):
+    with phase("optimizer"):
         if skip is None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
@@ -117,7 +117,7 @@ def train_step(
 
 
 def skip_reason(norm: float, settings: UpdateSettings) -> str | None:
-    """Why a gradient of this norm is not applied; None: it is."""
+    """The reason why a gradient of this norm is not applied; None if it is applied."""
     if not math.isfinite(norm):
         return "gradient_not_finite"
     return "gradient_spike" if norm > settings.spike_grad_norm else None
@@ -132,7 +132,7 @@ def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: Up
 
 
 def anchored(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Sample]:
-    """The samples with what the anchor needs: with the proximal one the trainer's logprobs as it stands, before the first train step."""
+    """The samples with the anchor's logprobs. For the proximal anchor they are the trainer's, before the first train step."""
     if settings.correction.anchor == "behavior":
         return list(samples)
     logprobs = recompute_logprobs(model, samples, settings)
@@ -157,7 +157,7 @@ def split_train_steps(seqs: Iterable[int], train_steps: int) -> list[list[int]]:
 def _backward(
     model: nn.Module, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings, sums: MetricSums
 ) -> tuple[bool, Floats]:
-    """Add a pack's gradients and count it. False (gradients are then half done) when its loss is not finite; and its edges' logprobs."""
+    """Add a pack's gradients and count it. Returns False if its loss is not finite (the gradients are then incomplete), and its edges' logprobs."""
     objective = PackLoss(pack, factors, settings)
     routing = routing_of(Routing, model, pack, settings.balance)
     scores = backward(model, pack, objective, settings.head_chunk, routing)
@@ -176,10 +176,10 @@ def _backward(
 
 
 class PackLoss:
-    """The loss of a pack as a function of its edges' logprobs, asked for some whole samples at a time; what they give adds up."""
+    """The loss of a pack as a function of its edges' logprobs. Each call takes some whole samples; the losses of all calls add up."""
 
     def __init__(self, pack: Pack, factors: np.ndarray[Any, Any], settings: UpdateSettings) -> None:
-        """`factors` has the denominator's factor of each of the pack's samples."""
+        """`factors` has the normaliser of each of the pack's samples."""
         edges, samples = pack.edges, pack.samples
         self._settings, self._sample = settings, edges.sample
         self.behavior = edges.gather(samples, lambda sample: sample.behavior_logprobs)
@@ -190,7 +190,7 @@ class PackLoss:
         self.clipped = self.cut = 0  # edges so far
 
     def __call__(self, rows: Longs, logp: torch.Tensor) -> torch.Tensor:
-        """A scalar with gradient through `logp` [n], the logprobs of the edges `rows` int64[n], which make up whole samples."""
+        """A scalar with gradient through `logp` [n], the logprobs of the edges `rows` int64[n]; the edges form whole samples."""
         settings = self._settings
 
         def along(values: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -205,13 +205,15 @@ class PackLoss:
             correction = correct(settings.correction, trainer, behavior, owner)
             coefficient = coefficient * correction.weight
             self.cut += int(correction.cut.sum())
-        value = settings.loss(Tokens(logp, anchor, advantage, coefficient, owner))
+        value = settings.loss(
+            Tokens(logp=logp, anchor=anchor, advantage=advantage, coefficient=coefficient, sample=owner)
+        )
         self.clipped += int(value.clipped.sum())
         return value.loss
 
 
 def _proximal(sample: Sample) -> Floats:
-    """A sample's proximal logprobs, which `anchored` puts there."""
+    """A sample's proximal logprobs, which `anchored` has set."""
     if sample.proximal_logprobs is None:
         raise ValueError(
             f"{sample.name} has no proximal logprobs: call trainer.update.anchored on the batch first"

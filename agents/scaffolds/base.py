@@ -1,14 +1,15 @@
-"""The protocol of scaffolds: what turns a policy's completions into work on a task.
+"""The protocol of scaffolds: a scaffold turns a policy's completions into work on a task.
 
-Two kinds. A **white box** is Python that runs beside the runner and calls the gateway's native route through `llm`; its tools run in
-the sandbox. A **black box** is any program that runs inside the sandbox and reaches the gateway through the Unix socket
-`/run/penstock/gateway.sock`, and nothing else. Either way the gateway records every completion: a scaffold cannot hide a step, and
+There are two kinds. A **white box** is Python that runs next to the runner and calls the gateway's native route through `llm`; its tools run in
+the sandbox. A **black box** is any program that runs inside the sandbox and reaches only the gateway, through the Unix socket
+`/run/penstock/gateway.sock`. In both cases the gateway records every completion: a scaffold cannot hide a step, and
 need not know that it is being trained.
 
-What a scaffold is *not*: it does not grade, it does not retry on behalf of the platform, and it never sees tests or solutions.
+A scaffold does *not* grade, does not retry on behalf of the platform, and never sees tests. It sees the reference solution only if its manifest
+says so (`scaffolds.controls`).
 
-Whose fault an early end is: `PolicyFault` (the policy's: ill-formed output, a used-up budget) is trained; what the gateway, the sandbox or
-the platform raise passes through untouched and is retried; any other exception counts as a fault of the scaffold and is retried, too.
+Responsibility for an early end: `PolicyFault` (ill-formed output, a used-up budget) is the policy's fault and is trained. Errors that the gateway,
+the sandbox or the platform raises pass through unchanged and are retried. Any other exception counts as a fault of the scaffold and is retried, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,27 +18,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sandboxes.base import WORK, ExecResult, File, KilledBy, Sandbox
+from sandboxes.base import WORK, AnyFile, ExecResult, File, KilledBy, Sandbox
+from scaffolds.mcp import McpServer
 
 Message = dict[str, Any]
-"""OpenAI's chat form: role, content, and where they apply reasoning_content, tool_calls, tool_call_id."""
+"""OpenAI's chat form: role, content, and where applicable reasoning_content, tool_calls, tool_call_id."""
 Tool = Mapping[str, Any]
 """OpenAI's definition of a function tool."""
 
 Kind = Literal["white", "black"]
+Conversations = Literal["one", "many"]
 Wire = Literal["native", "chat", "responses", "anthropic"]
 
 
 class PolicyFault(Exception):
-    """Signals that the episode ends by the policy's own doing. The message is the recorded reason, a few words."""
+    """Signals that the policy itself caused the episode's end. The message is the recorded reason, a few words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A program from a registry, pinned by a lock file with hashes or exact versions: see `scaffolds.programs`.
 
-    `kind`: npm (`lock` is a package-lock.json, package.json beside it) or python (a requirements.lock without dependencies left out).
-    `inside`: where a sandbox sees it, read-only. `licence`: terms that a person has to accept before it is installed.
+    `kind`: npm (`lock` is a package-lock.json, with package.json next to it) or python (a complete requirements.lock, dependencies included).
+    `inside`: its read-only path in a sandbox. `licence`: terms that a person has to accept before the installation.
     """
 
     name: str
@@ -47,9 +50,9 @@ class Program:
     licence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The least that a sandbox must grant for the program itself to run; a run's own limits count where they are larger."""
+    """The minimum that a sandbox must grant for the program itself to run. A run's own limits apply if they are larger."""
 
     memory_mb: int = 0
     processes: int = 0
@@ -59,9 +62,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What `penstock scaffold check` has to know of a program that cannot be seen from the tools that it offers.
+    """Facts about a program that `penstock scaffold check` needs and cannot see from its tools.
 
-    `finish`: a shell command by which the policy ends (a program that takes no plain answer). `write`: for a program without tools, a text
+    `finish`: a shell command by which the policy ends (for a program that accepts no plain answer). `write`: for a program without tools, a text
     that makes it write the line `done` into the file `out`.
     """
 
@@ -69,14 +72,20 @@ class Hints:
     write: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is recorded about a scaffold on every rollout. `sha` is the hex sha256 of its own source files.
+    """The recorded facts about a scaffold, on every rollout. `sha` is the hex sha256 of its own source files.
 
     `auxiliary` are rules for calls that are not the policy's work: titles, summaries, memories. `*-small` is a pattern of model names,
-    `text:*title generator*` one of the conversation's first message. Such calls are recorded and carry train weight 0. `timeout_s` bounds a
-    black box beside the task's own limit; None leaves it to the task. `replayable`: run again from its beginning, and given the same
-    completions, it asks for the same ones; then an attempt whose runner died goes on from its recorded steps.
+    `text:*title generator*` one of the conversation's first message. Such calls are recorded and have train weight 0. `timeout_s` bounds a
+    black box in addition to the task's own limit; None leaves it to the task. `replayable`: if it runs again from its beginning and receives the same
+    completions, it makes the same requests. Then an attempt whose runner died continues from its recorded steps. `conversations`: "one" means that
+    every request starts with the same system prompt and first question. A request that starts differently comes from elsewhere (a command of the
+    policy, which finds the token in the program's environment) and does not train. "many": sub-agents, new
+    conversations after a summary. They train if their beginning contains the words for a sub-agent (a call of a tool that matches a pattern in
+    `sub_agents`) or a reply without calls, or if they continue a known conversation. `solution`: it gets the task's reference solution. `trains`: its
+    rollouts may train; only evaluations run the others. `mcp`: its program is given the task's MCP servers. `skills`: the
+    absolute directory inside from which its program reads skills; empty: it knows none.
     """
 
     name: str
@@ -90,19 +99,38 @@ class Manifest:
     needs: Needs = field(default_factory=Needs)
     check: Hints = field(default_factory=Hints)
     replayable: bool = False
+    conversations: Conversations = "one"
+    sub_agents: tuple[str, ...] = ()
+    solution: bool = False
+    trains: bool = True
+    mcp: bool = False
+    skills: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The reference solution of a task: files by absolute path below /solution, the command that runs it (its last word is the script's path inside)
+    and its variables."""
+
+    files: Mapping[str, AnyFile] = field(repr=False)
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """What a scaffold may know of its task: the instruction, and where the files are."""
+    """The part of its task that a scaffold may know: the instruction, and the location of the files. `solution`: None, unless the manifest asks
+    for it. `mcp_servers`: empty, unless the manifest takes them."""
 
     name: str
     domain: str
     instruction: str
     work_dir: str = WORK
+    solution: Solution | None = None
+    mcp_servers: tuple[McpServer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
     """Budgets of one attempt. `turns` counts completions of all its agents together; the gateway enforces it as well."""
 
@@ -113,7 +141,7 @@ class AgentLimits:
 
 
 class ToolCall(Protocol):
-    """A parsed tool call. `id` is to be replayed as `tool_call_id`; `arguments` is a mapping of the policy's making."""
+    """A parsed tool call. `id` must be replayed as `tool_call_id`; the policy generates the mapping `arguments`."""
 
     @property
     def id(self) -> str: ...
@@ -155,9 +183,9 @@ class Llm(Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """One completion of the whole history `messages`. What it raises is the platform's word: let it pass.
+        """One completion of the whole history `messages`. Its exceptions are for the platform: do not catch them.
 
-        Where the run configures context management for this scaffold, a shorter history may be sent in its place: go on appending to
+        If the run configures context management for this scaffold, a shorter history may be sent instead. Continue to append to
         your own (`scaffolds.context`).
         """
         ...
@@ -167,12 +195,12 @@ class ToolTimer(Protocol):
     """The open record of one tool execution."""
 
     def ended(self, exit_code: int | None, output_bytes: int) -> None:
-        """Say how the tool ended; without it only its duration is recorded."""
+        """Report how the tool ended. Without this call only its duration is recorded."""
         ...
 
 
 class Context(Protocol):
-    """The framework's hand in a white box: what cannot be seen from completions alone."""
+    """A white box's interface to the framework: facts that completions alone do not show."""
 
     @property
     def agent(self) -> str:
@@ -183,17 +211,17 @@ class Context(Protocol):
     def limits(self) -> AgentLimits: ...
 
     def replace(self, messages: Sequence[Message], reason: str) -> list[Message]:
-        """Context management: the history is `messages` from now on, because of `reason`. Returns it as a new list.
+        """Context management: set the history to `messages`, because of `reason`. Returns it as a new list.
 
         The agent's next completion is recorded as `rewrites` with this reason, so that its exact state can be rebuilt.
         """
         ...
 
     def spawn(self, name: str) -> "Agent":
-        """A sub-agent with a history of its own; it shares the attempt's budgets, clocks, sandbox and rewards.
+        """A sub-agent with its own history. It shares the attempt's budgets, clocks, sandbox and rewards.
 
-        Its steps carry its path, `main/<name>`, numbered where a name comes again. Agents may work at the same time. ValueError for a
-        name of other than 1 to 32 letters, digits, `_`, `.` and `-`, and for a path of more than 64 characters.
+        Its steps carry its path, `main/<name>`, with a number if a name repeats. Agents may work at the same time. ValueError unless a
+        name has 1 to 32 letters, digits, `_`, `.` and `-`, and a path at most 64 characters.
         """
         ...
 
@@ -204,7 +232,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What `spawn` returns."""
+    """The result of `spawn`."""
 
     llm: Llm
     ctx: Context
@@ -214,8 +242,8 @@ class Agent:
 class WhiteBox(Protocol):
     """A scaffold in Python. One object serves one attempt."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
-        """Work on the task; returns the final answer. Raises PolicyFault for an early end of the policy's doing."""
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
+        """Work on the task; returns the final answer. Raises PolicyFault if the policy causes an early end."""
         ...
 
 
@@ -223,7 +251,7 @@ class WhiteBox(Protocol):
 class Endpoint:
     """How a program inside the sandbox reaches its session: HTTP over `socket`, below `base_url`, with `token` as API key.
 
-    The host part of `base_url` means nothing; its path names the session, so a client that cannot send a key is served as well.
+    The host part of `base_url` is ignored. Its path names the session, so a client that cannot send a key is served as well.
     """
 
     base_url: str = field(repr=False)
@@ -231,7 +259,7 @@ class Endpoint:
     socket: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A program to start inside the sandbox; `cwd` None: in the task's work directory."""
 
@@ -245,8 +273,8 @@ class Launch:
 class Fault:
     """How a black box failed: `policy` (trained), `timeout`, or `infra`. `reason` in a few words.
 
-    `infra` is retried only if the policy cannot have brought it about: before the first completion reached the program, or when the runner
-    itself saw the gateway fail. Otherwise it counts as the policy's doing, whose commands may end the program. Likewise a `timeout` counts
+    `infra` is retried only if the policy cannot have caused it: before the first completion reached the program, or when the runner
+    itself saw the gateway fail. Otherwise it counts as the policy's fault, whose commands may end the program. Likewise a `timeout` counts
     only when the time was used up.
     """
 
@@ -267,28 +295,28 @@ class BlackBox(Protocol):
         ...
 
     def install(self) -> Launch | None:
-        """What to run first, once per attempt; anything but exit 0 is an infrastructure failure."""
+        """The command to run first, once per attempt. Any exit code but 0 is an infrastructure failure."""
         ...
 
     def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
         """The program itself."""
         ...
 
-    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
-        """The final message, from wherever the program leaves it; None: there is none."""
+    async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
+        """The final message, read from the program's own place for it; None without one."""
         ...
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
-        """Whether and how the program failed. Timeouts and stalls of the attempt are not asked about."""
+        """Whether and how the program failed. Not called for timeouts and stalls of the attempt."""
         ...
 
-    async def on_abort(self, box: Sandbox) -> None:
-        """Called when the attempt ends early, before the sandbox goes; bounded by a few seconds."""
+    async def on_abort(self, sandbox: Sandbox) -> None:
+        """Called when the attempt ends early, before the sandbox closes; bounded by a few seconds."""
         ...
 
 
 class BlackBoxDefaults:
-    """What most programs need: nothing to place or install, stdout's last line as the answer, exit 0 means success."""
+    """Defaults for most programs: no files or installation, stdout's last line as the answer, exit 0 as success."""
 
     def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
         return {}
@@ -299,7 +327,7 @@ class BlackBoxDefaults:
     def install(self) -> Launch | None:
         return None
 
-    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
+    async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         lines = ended.stdout.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else None
 
@@ -310,13 +338,13 @@ class BlackBoxDefaults:
             return Fault("infra", f"limit of {ended.killed_by.value} reached")
         return None if ended.ok else Fault("infra", f"the program ended with exit code {ended.exit_code}")
 
-    async def on_abort(self, box: Sandbox) -> None:
+    async def on_abort(self, sandbox: Sandbox) -> None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """One scaffold, whichever way it was declared: what is recorded of it, and how an attempt gets its object."""
+    """One scaffold, in either form of declaration: its recorded facts, and the builder of its object for an attempt."""
 
     manifest: Manifest
     build: "type[WhiteBox] | type[BlackBox] | Builder"
@@ -335,6 +363,6 @@ class Scaffold:
 
 
 class Builder(Protocol):
-    """Makes the object for one attempt."""
+    """Creates the object for one attempt."""
 
     def __call__(self) -> WhiteBox | BlackBox: ...

@@ -1,12 +1,12 @@
-"""Two ways to declare a scaffold, one result.
+"""Two ways to declare a scaffold, with one result.
 
 A class with a decorator::
 
     @scaffold(name="shell", version="1")
     class Shell:
-        async def run(self, task, llm, box, ctx): ...
+        async def run(self, task, llm, sandbox, ctx): ...
 
-or a `scaffold.toml`, no Python: see `scaffolds.scaffold_toml`.
+or a `scaffold.toml`, without Python: see `scaffolds.scaffold_toml`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scaffolds.base import BlackBox, Hints, Manifest, Needs, Program, Scaffold, WhiteBox, Wire
+from scaffolds.base import BlackBox, Conversations, Hints, Manifest, Needs, Program, Scaffold, WhiteBox, Wire
 
 ATTRIBUTE = "__scaffold__"
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
@@ -35,9 +35,15 @@ def scaffold(
     needs: Needs | None = None,
     check: Hints | None = None,
     replayable: bool | None = None,
+    conversations: Conversations | None = None,
+    sub_agents: tuple[str, ...] = (),
+    solution: bool = False,
+    trains: bool = True,
+    mcp: bool = False,
+    skills: str = "",
 ) -> Callable[[C], C]:
-    """Declare a class as a scaffold: a white box if it has `run`, a black box if it has `launch`. `replayable` (see `Manifest`) is taken
-    for granted of a white box, and must be said of a black one."""
+    """Declare a class as a scaffold: a white box if it has `run`, a black box if it has `launch`. A white box is always `replayable` (see
+    `Manifest`); a black box must state it. A black box may also set `conversations` to many: no sandbox has a white box's token."""
 
     def declare(cls: C) -> C:
         kind = "white" if issubclass(cls, WhiteBox) else "black" if issubclass(cls, BlackBox) else None
@@ -52,17 +58,23 @@ def scaffold(
         source = Path(inspect.getfile(cls))
         root = source.parent if source.name == "__init__.py" else source
         manifest = Manifest(
-            checked_name(name),
-            version,
-            "white" if kind == "white" else "black",
-            wire,
-            source_sha(root),
-            auxiliary,
-            timeout_s,
-            program,
-            needs or Needs(),
-            check or Hints(),
-            kind == "white" if replayable is None else replayable,
+            name=checked_name(name),
+            version=version,
+            kind="white" if kind == "white" else "black",
+            wire=wire,
+            sha=source_sha(root),
+            auxiliary=auxiliary,
+            timeout_s=timeout_s,
+            program=program,
+            needs=needs or Needs(),
+            check=check or Hints(),
+            replayable=kind == "white" if replayable is None else replayable,
+            conversations=conversations or ("many" if kind == "white" else "one"),
+            sub_agents=sub_agents,
+            solution=solution,
+            trains=trains,
+            mcp=mcp,
+            skills=skills,
         )
         setattr(cls, ATTRIBUTE, Scaffold(manifest, cls))
         return cls
@@ -71,7 +83,7 @@ def scaffold(
 
 
 def source_sha(root: Path) -> str:
-    """Hex sha256 over a file, or over every file of a directory (byte code apart) with its relative path, in order."""
+    """Hex sha256 over a file, or over every file of a directory (except byte code) with its relative path, in order."""
     digest = hashlib.sha256()
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     for path in files:

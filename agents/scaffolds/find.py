@@ -1,7 +1,7 @@
 """Finding a scaffold: a path (`DIRECTORY` with a scaffold.toml or one Python file, `FILE.toml`, `FILE.py[:CLASS]`) → `module:attribute` → a
 built-in name → an entry point of the group `penstock.scaffolds`.
 
-Nothing is imported before it is asked for.
+Scaffolds are imported only when requested.
 """
 
 import importlib
@@ -21,7 +21,7 @@ GROUP = "penstock.scaffolds"
 
 
 def find(name: str) -> Scaffold:
-    """The scaffold that `name` stands for. ValueError, one sentence, lists the known ones."""
+    """The scaffold with the name or path `name`. ValueError, one sentence, lists the known ones."""
     if name.endswith(".toml") or ("/" in name and ".py" not in name):
         return _at(Path(name))
     file, _, attribute = name.partition(":")
@@ -43,7 +43,7 @@ def _at(path: Path) -> Scaffold:
     """The scaffold of a TOML file, or of a directory."""
     if not path.is_dir():
         if not path.exists():
-            raise ValueError(f"there is no scaffold {path}: give a directory, a .toml or a .py file")
+            raise ValueError(f"scaffold {path} does not exist: give a directory, a .toml or a .py file")
         return from_toml(path)
     if (path / TOML).exists():
         return from_toml(path / TOML)
@@ -56,7 +56,7 @@ def _at(path: Path) -> Scaffold:
 
 
 def is_path(name: str) -> bool:
-    """Whether `name` says where a scaffold lies, instead of what it is registered as."""
+    """Whether `name` is a path to a scaffold instead of a registered name."""
     return "/" in name or name.endswith((".toml", ".py"))
 
 
@@ -68,10 +68,12 @@ def _in_file(path: Path, attribute: str) -> Scaffold:
     declared = [
         value for value in vars(module).values() if isinstance(value, type) and ATTRIBUTE in vars(value)
     ]
-    own = [value for value in declared if value.__module__ == module.__name__]
-    if len(own) != 1:
-        raise ValueError(f"{path} declares {len(own)} scaffolds: name the one that is meant, {path}:CLASS")
-    return scaffold_of(own[0])
+    defined = [value for value in declared if value.__module__ == module.__name__]
+    if len(defined) != 1:
+        raise ValueError(
+            f"{path} declares {len(defined)} scaffolds: name the one that is meant, {path}:CLASS"
+        )
+    return scaffold_of(defined[0])
 
 
 @cache
@@ -80,9 +82,9 @@ def _loaded(path: Path) -> ModuleType:
         f"penstock_scaffold_{source_sha(path)[:16]}" if path.is_file() else "absent", path
     )
     if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(f"there is no Python file {path}")
+        raise ValueError(f"the Python file {path} does not exist")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its classes are looked up
+    sys.modules[spec.name] = module  # its classes are looked up here
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -97,7 +99,7 @@ def known() -> list[str]:
 
 
 def scaffold_of(declared: Any) -> Scaffold:
-    """The scaffold behind what a module or an entry point holds: a decorated class, a `Scaffold`, or a path to a TOML file."""
+    """The scaffold of an object in a module or an entry point: a decorated class, a `Scaffold`, or a path to a TOML file."""
     if isinstance(declared, Scaffold):
         return declared
     if isinstance(declared, Path):
@@ -111,6 +113,6 @@ def scaffold_of(declared: Any) -> Scaffold:
 
 
 def _entries() -> list[EntryPoint]:
-    """Ours first: nobody replaces a built-in by taking its name."""
+    """Entry points, ours first: another package cannot replace a built-in by taking its name."""
     entries = entry_points(group=GROUP)
     return sorted(entries, key=lambda entry: entry.dist is None or entry.dist.name != "penstock")

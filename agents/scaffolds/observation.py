@@ -1,4 +1,4 @@
-"""What an agent sees of a command: a few short lines, never nothing."""
+"""An agent's view of a command's output: a few short lines, never empty."""
 
 from typing import Final
 

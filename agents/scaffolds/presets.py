@@ -1,4 +1,4 @@
-"""Agent programs that come with Penstock as manifests. Their programs are installed by `penstock scaffold install NAME` only."""
+"""Agent programs that come with Penstock as manifests. Only `penstock scaffold install NAME` installs them."""
 
 from pathlib import Path
 from typing import Final

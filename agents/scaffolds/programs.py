@@ -1,12 +1,12 @@
-"""Programs that scaffolds run: installed on the host, each in a place of its own, pinned by a lock file, mounted read-only in sandboxes.
+"""Programs that scaffolds run: installed on the host, each in its own directory, pinned by a lock file, mounted read-only in sandboxes.
 
     <place>/<name>/                          <place>: $PENSTOCK_PROGRAMS, else <this Python's environment>/programs
         node_modules/…                       of `package-lock.json`, by npm; install scripts of packages are not run
         <packages>/…                         of `requirements.lock`, by uv, for the sandbox's own /usr/bin/python3, byte-compiled
-        .penstock-stamp                      what it was installed from; another one means that the lock has changed
+        .penstock-stamp                      the lock it was installed from; a different one means that the lock has changed
 
-Nothing is installed before it is asked for: `penstock scaffold install NAME`, or without an installed Penstock
-`PYTHONPATH=.:agents python3 -m scaffolds.programs MODULE:ATTRIBUTE`, which is what ops/setup does. The standard library alone is used here.
+Programs are installed only on request: `penstock scaffold install NAME`, or without an installed Penstock
+`PYTHONPATH=.:agents python3 -m scaffolds.install_programs MODULE:ATTRIBUTE`, which ops/setup runs. This module uses only the standard library.
 """
 
 import hashlib
@@ -20,14 +20,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
+from sandboxes.tools import on_path, version_of
 from scaffolds.base import Program
 
 PYTHON: Final = "/usr/bin/python3"
-"""Inside a sandbox there is no other."""
+"""The only Python inside a sandbox."""
 STAMP: Final = ".penstock-stamp"
 State = Literal["installed", "outdated", "absent"]
 
-# Not `npm ci`: it wants packages of other platforms in the lock, too. Versions and hashes are those of the lock either way.
+# Not `npm ci`: it requires packages of other platforms in the lock, too. Versions and hashes are those of the lock in both cases.
+OLDEST_NODE = 20
 _NPM = (
     "npm",
     "install",
@@ -38,15 +40,15 @@ _NPM = (
     "--no-fund",
     "--loglevel=error",
 )
-_TOLD_LINES = 6
+_SHOWN_LINES = 6
 
 
 def place_of(program: Program) -> Path:
-    """Where the program is, or would be, on this machine."""
+    """The path at which the program is, or would be, installed on this machine."""
     root = os.environ.get("PENSTOCK_PROGRAMS") or Path(sys.prefix) / "programs"
     if _bundled(program):
         return Path(root) / program.name
-    # Others may have the same name: each place of a lock is a program of its own.
+    # Names may repeat: each location of a lock is a separate program.
     return (
         Path(root)
         / f"{program.name}-{hashlib.sha256(str(program.lock.parent.resolve()).encode()).hexdigest()[:8]}"
@@ -58,7 +60,7 @@ def _bundled(program: Program) -> bool:
 
 
 def state_of(program: Program) -> State:
-    """Whether it is there, from the lock of today."""
+    """Whether it is installed, from the current lock."""
     try:
         found = (place_of(program) / STAMP).read_text()
     except OSError:
@@ -67,7 +69,7 @@ def state_of(program: Program) -> State:
 
 
 def binds_of(program: Program) -> Mapping[Path, str]:
-    """For `BlackBox.binds`. ValueError, with the command that mends it, when the program is not installed."""
+    """For `BlackBox.binds`. ValueError, with the command that fixes it, if the program is not installed."""
     if state_of(program) == "absent":
         known = program.name if _bundled(program) else program.lock.parent
         raise ValueError(
@@ -77,16 +79,16 @@ def binds_of(program: Program) -> Mapping[Path, str]:
 
 
 def install(program: Program, *, accept_licence: bool = False) -> bool:
-    """Install it; False when it was there already. ValueError, one sentence, says what is missing or went wrong."""
+    """Install it; False if it was installed already. ValueError, one sentence, states the missing tool or the failure."""
     if state_of(program) == "installed":
         return False
     if program.licence and not accept_licence:
         raise ValueError(
             f"{program.name} comes under terms that only you can accept ({program.licence}): read them, then add --accept-licence"
         )
-    place = place_of(program)
-    target = place
-    if os.geteuid() == 0 and not _passable(place):
+    location = place_of(program)
+    target = location
+    if os.geteuid() == 0 and not _passable(location):
         target = _neutral_root() / f"{program.name}-{_stamp(program)[:16]}"
     new = target.with_name(f"{target.name}.new.{os.getpid()}")
     try:
@@ -99,10 +101,10 @@ def install(program: Program, *, accept_licence: bool = False) -> bool:
         (new / STAMP).write_text(_stamp(program))
         (new / STAMP).chmod(0o644)
         _replace(new, target)
-        if target != place:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.unlink(missing_ok=True)
-            place.symlink_to(target)
+        if target != location:
+            location.parent.mkdir(parents=True, exist_ok=True)
+            location.unlink(missing_ok=True)
+            location.symlink_to(target)
     except OSError as error:
         raise ValueError(f"{program.name} cannot be installed in {target}: {error}") from error
     finally:
@@ -111,13 +113,15 @@ def install(program: Program, *, accept_licence: bool = False) -> bool:
 
 
 def _install_npm(program: Program, new: Path) -> None:
-    if shutil.which("npm") is None:
-        raise ValueError(
-            f"npm is missing, which installs {program.name}: install Node.js 20 or newer with npm (apt-get install npm), then try again"
-        )
+    npm_directory = _npm(program)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(program.lock.with_name(name), new / name)
-    _run(program, _NPM, new)
+    _run(
+        program,
+        (str(npm_directory / _NPM[0]), *_NPM[1:]),
+        new,
+        PATH=f"{npm_directory}{os.pathsep}{os.environ.get('PATH', '')}",
+    )
 
 
 def _install_python(program: Program, new: Path) -> None:
@@ -126,23 +130,40 @@ def _install_python(program: Program, new: Path) -> None:
         raise ValueError(
             f"sandboxes need {PYTHON} of version 3.11 or newer: install it with: apt-get install python3"
         )
-    beside = Path(sys.prefix) / "bin" / "uv"
-    uv = str(beside) if beside.exists() else shutil.which("uv")
+    neighbor = Path(sys.prefix) / "bin" / "uv"
+    uv = str(neighbor) if neighbor.exists() else shutil.which("uv")
     if uv is None:
         raise ValueError(f"uv is missing, which installs {program.name}: run ops/setup, or pip install uv")
     options = ("-q", "--no-deps", "--target", str(new), "--python", PYTHON, "-r", str(program.lock))
     _run(program, (uv, "pip", "install", *options), new)
-    # Some files are templates and not Python: what does not compile is left.
+    # Some files are templates and not Python: files that do not compile are skipped.
     subprocess.run([PYTHON, "-m", "compileall", "-q", "-j", "0", str(new)], capture_output=True, check=False)
 
 
-def _run(program: Program, argv: tuple[str, ...], place: Path) -> None:
-    env = {**os.environ, "UV_LINK_MODE": "copy", "UV_HTTP_TIMEOUT": "180"}
-    ended = subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        told = " ".join(ended.stderr.strip().splitlines()[-_TOLD_LINES:])
+def _npm(program: Program) -> Path:
+    """The first directory on PATH with npm and a new enough node. ValueError names the older ones."""
+    outdated = []
+    for npm in on_path("npm"):
+        node = next(
+            iter(on_path("node", os.pathsep.join((str(npm.parent), os.environ.get("PATH", ""))))), None
+        )
+        version = version_of(node) if node is not None else ()
+        if version >= (OLDEST_NODE,):
+            return npm.parent
+        outdated.append(f"{node or npm} is {'.'.join(map(str, version)) or 'not usable'}")
+    found = f" ({', '.join(outdated)})" if outdated else ""
+    raise ValueError(
+        f"npm is missing, which installs {program.name}: install Node.js {OLDEST_NODE} or newer with npm (apt-get install npm){found}, then try again"
+    )
+
+
+def _run(program: Program, argv: tuple[str, ...], place: Path, **more: str) -> None:
+    env = {**os.environ, "UV_LINK_MODE": "copy", "UV_HTTP_TIMEOUT": "180", **more}
+    result = subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, check=False)
+    if result.returncode:
+        complaint = " ".join(result.stderr.strip().splitlines()[-_SHOWN_LINES:])
         raise ValueError(
-            f"{program.name} could not be installed from {program.lock} ({argv[0]} ended with {ended.returncode}: {told});"
+            f"{program.name} could not be installed from {program.lock} ({argv[0]} ended with {result.returncode}: {complaint});"
             " check the network, then try again"
         )
 
@@ -155,7 +176,7 @@ def _stamp(program: Program) -> str:
 
 
 def _passable(path: Path) -> bool:
-    """Root's sandboxes run as users of their own, who cannot pass through a private directory."""
+    """Whether other users can traverse the path: root's sandboxes run as their own users, who cannot traverse a private directory."""
     existing = next(parent for parent in path.absolute().parents if parent.exists()).resolve()
     return all(p.stat().st_mode & stat.S_IXOTH for p in (existing, *existing.parents))
 
@@ -168,14 +189,14 @@ def _neutral_root() -> Path:
             continue
         if root.stat().st_uid == os.geteuid():
             return root
-        raise ValueError(f"{root} belongs to somebody else: remove it, then try again")
+        raise ValueError(f"{root} belongs to another user: remove it, then try again")
     raise ValueError(
-        "there is no place for programs that a sandbox's user can pass through: set PENSTOCK_PROGRAMS to one"
+        "no directory for programs is accessible to a sandbox's user: set PENSTOCK_PROGRAMS to one that is"
     )
 
 
 def _readable(directory: Path) -> None:
-    """For everybody to read, for nobody to write."""
+    """Make it readable for every user, and writable for none."""
     for at, _, files in os.walk(directory):
         os.chmod(at, os.stat(at).st_mode & ~0o022 | 0o755)
         for name in files:
@@ -186,34 +207,13 @@ def _readable(directory: Path) -> None:
 
 
 def _replace(new: Path, target: Path) -> None:
-    """Put `new` where `target` is. A sandbox that runs keeps the old files: its mount outlives their names."""
+    """Move `new` to `target`. A running sandbox keeps the old files: its mount outlives their names."""
     if target.is_symlink():
         target.unlink()
     elif target.exists():
-        old = target.with_name(f"{target.name}.old.{os.getpid()}")
-        target.rename(old)
+        replaced = target.with_name(f"{target.name}.old.{os.getpid()}")
+        target.rename(replaced)
         new.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
         return
     new.rename(target)
-
-
-def main(names: list[str]) -> int:
-    """Install the programs of these scaffolds."""
-    from scaffolds.find import find
-
-    for name in names:
-        program = find(name).manifest.program
-        if program is None:
-            raise ValueError(f"the scaffold {name!r} needs no program")
-        if install(program):
-            print(f"installed {program.name} in {place_of(program)}", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except ValueError as problem:
-        print(f"penstock: {problem}", file=sys.stderr)
-        sys.exit(1)

@@ -1,4 +1,4 @@
-"""A scaffold without Python: a `scaffold.toml`, with what it places beside it.
+"""A scaffold without Python: a `scaffold.toml`, with the files that it places next to it.
 
     name = "echo"
     version = "1"
@@ -8,17 +8,20 @@
     install = []                        # optional: run first, inside
     timeout_s = 120                     # optional
     harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message
-    answer = "last line"                # where nothing is harvested: "last line" of stdout, all of "stdout", or "none"
+    answer = "last line"                # without a harvested file: "last line" of stdout, all of "stdout", or "none"
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on
     tcp = true                          # gateway.base_url is reached over 127.0.0.1; false: over the socket only
-    replayable = false                  # true: given the same completions again, it asks for the same ones (`scaffolds.base.Manifest`)
+    conversations = "one"               # "many": sub-agents, or new conversations after a summary, which then train as well
+    sub_agents = ["task"]               # with "many": tools whose calls start a conversation, by name patterns
+    skills = "/home/agent/.echo/skills" # optional: where the program reads skills, which a task may bring
+    replayable = false                  # true: with the same completions it makes the same requests (`scaffolds.base.Manifest`)
 
     [env]
     OPENAI_BASE_URL = "{gateway.base_url}"
     OPENAI_API_KEY = "{gateway.token}"
 
-    [files]                             # absolute path inside → file beside scaffold.toml, placeholders filled in
+    [files]                             # absolute path inside → file next to scaffold.toml, placeholders filled in
     "/home/agent/run.py" = "run.py"
 
     [program]                           # optional: from a registry, by `penstock scaffold install`
@@ -26,16 +29,20 @@
     inside = "/opt/echo"
     licence = ""                        # terms that a person has to accept first
 
-    [needs]                             # optional: the least that the program itself needs
+    [mcp]                               # optional: the program is given the task's MCP servers
+    file = "/home/agent/.echo.json"     # one of [files]
+    style = "mcpServers"                # or codex, opencode (scaffolds.mcp)
+
+    [needs]                             # optional: the minimum that the program itself needs
     memory_mb = 1024                    # and processes, cpu_s, disk_mb
 
     [check]                             # optional, for `penstock scaffold check`
-    finish = ""                         # a shell command by which the policy ends, where a plain answer does not
+    finish = ""                         # a shell command by which the policy ends, if a plain answer does not
     write = ""                          # for a program without tools: a reply that makes it write the line `done` into the file `out`
 
 Placeholders: gateway.base_url (ends in /v1), gateway.root_url (the same without /v1), gateway.token, gateway.socket, task.instruction, task.name,
 task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s. In argv, stdin and
-[env], what only nearly spells one of them is refused. Every other pair of braces is left alone.
+[env], a near misspelling of one of them is refused. Every other pair of braces is unchanged.
 """
 
 import re
@@ -51,6 +58,7 @@ from sandboxes.base import ExecResult, File, PathRefused, Sandbox
 from scaffolds.base import (
     AgentLimits,
     BlackBoxDefaults,
+    Conversations,
     Endpoint,
     Fault,
     Hints,
@@ -63,27 +71,31 @@ from scaffolds.base import (
     Wire,
 )
 from scaffolds.declare import checked_name, source_sha
+from scaffolds.mcp import McpFile, McpStyle, with_servers
 from scaffolds.programs import binds_of
 from scaffolds.tcp import Tcp
 
 TOML = "scaffold.toml"
 
+_OF_TASK = ("name", "domain", "instruction", "work_dir")
 _PLACEHOLDER = re.compile(r"\{(gateway|task|limits)\.([a-z_]+)\}")
 _BRACES = re.compile(r"\{(\w+\.\w+)\}")
 _KNOWN = (
     *(f"gateway.{name}" for name in (*Endpoint.__dataclass_fields__, "root_url")),
-    *(f"task.{name}" for name in TaskView.__dataclass_fields__),
+    *(f"task.{name}" for name in _OF_TASK),
     *(f"limits.{name}" for name in AgentLimits.__dataclass_fields__),
 )
-_NEARLY = 0.8  # how alike a misspelt placeholder is to what was meant, of 1
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_NEARLY = 0.8  # similarity of a misspelt placeholder to the intended one, of 1
 _NEEDS = tuple(Needs.__dataclass_fields__)
 _HINTS = tuple(Hints.__dataclass_fields__)
+YEAR = 366 * 86400.0
 _VERSION_PATH = "/v1"
 
 Answer = Literal["last line", "stdout", "none"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Declared:
     """The content of a `scaffold.toml`, checked."""
 
@@ -97,6 +109,7 @@ class _Declared:
     policy_exit_codes: frozenset[int]
     tcp: bool
     program: Program | None
+    mcp: McpFile | None
 
 
 class TomlBlackBox(BlackBoxDefaults):
@@ -108,18 +121,21 @@ class TomlBlackBox(BlackBoxDefaults):
 
     def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
         fill = self._filler(task, gateway, limits)
-        own = self._tcp.files() if self._tcp else {}
+        tcp_files = self._tcp.files() if self._tcp else {}
         placed = {
             path: replace(file, data=_fill_bytes(file.data, fill))
             for path, file in self._declared.files.items()
         }
-        return {**own, **placed}
+        if (mcp := self._declared.mcp) is not None:
+            config = placed[mcp.path]
+            placed[mcp.path] = replace(config, data=with_servers(config.data, mcp.style, task.mcp_servers))
+        return {**tcp_files, **placed}
 
     def binds(self) -> Mapping[Path, str]:
         return binds_of(self._declared.program) if self._declared.program else {}
 
     def install(self) -> Launch | None:
-        return Launch(self._declared.install) if self._declared.install else None
+        return Launch(argv=self._declared.install) if self._declared.install else None
 
     def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
         declared, fill = self._declared, self._filler(task, gateway, limits)
@@ -128,22 +144,24 @@ class TomlBlackBox(BlackBoxDefaults):
             argv = self._tcp.argv(gateway, argv)
         env = {key: fill(value) for key, value in declared.env.items()}
         stdin = None if declared.stdin is None else fill(declared.stdin).encode(errors="replace")
-        return Launch(argv, env, stdin=stdin)
+        return Launch(argv=argv, env=env, stdin=stdin)
 
-    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
+    async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         for pattern in self._declared.harvest:
-            found = await box.exec(["bash", "-c", 'compgen -G "$1"', "bash", box.path(pattern)], timeout_s=10)
+            found = await sandbox.exec(
+                ["bash", "-c", 'compgen -G "$1"', "bash", sandbox.path(pattern)], timeout_s=10
+            )
             for path in sorted(found.stdout.decode(errors="replace").splitlines()):
                 inside = pattern.rpartition("/")[0] + "/" + path.rpartition("/")[2]
                 try:
-                    return (await box.get(inside)).decode(errors="replace")
+                    return (await sandbox.get(inside)).decode(errors="replace")
                 except (FileNotFoundError, PathRefused, ValueError):
                     continue
         if self._declared.harvest or self._declared.answer == "none":
             return None
         if self._declared.answer == "stdout":
             return ended.stdout.decode(errors="replace").strip() or None
-        return await super().harvest(box, ended)
+        return await super().harvest(sandbox, ended)
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
         if ended.exit_code in self._declared.policy_exit_codes:
@@ -152,13 +170,17 @@ class TomlBlackBox(BlackBoxDefaults):
 
     def _filler(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Callable[[str], str]:
         url = self._tcp.base_url(gateway) if self._tcp else gateway.base_url
-        own = {"base_url": url, "root_url": url.removesuffix(_VERSION_PATH)}
-        values = {"gateway": asdict(gateway) | own, "task": asdict(task), "limits": asdict(limits)}
+        urls = {"base_url": url, "root_url": url.removesuffix(_VERSION_PATH)}
+        values = {
+            "gateway": asdict(gateway) | urls,
+            "task": {name: getattr(task, name) for name in _OF_TASK},
+            "limits": asdict(limits),
+        }
 
-        def one(match: re.Match[str]) -> str:
+        def value_of(match: re.Match[str]) -> str:
             return str(values[match[1]].get(match[2], match[0]))
 
-        return lambda text: _PLACEHOLDER.sub(one, text)
+        return lambda text: _PLACEHOLDER.sub(value_of, text)
 
 
 def from_toml(path: Path) -> Scaffold:
@@ -183,50 +205,87 @@ def from_toml(path: Path) -> Scaffold:
     env = reader.table("env")
     for key, texts in (("argv", argv), ("stdin", [stdin or ""]), ("[env]", env.values())):
         _check_placeholders(path, key, texts)
+    install, harvest, files = reader.texts("install"), reader.texts("harvest"), reader.files()
+    texts_by_key = {
+        "argv": argv,
+        "stdin": [stdin or ""],
+        "install": install,
+        "harvest": harvest,
+        "[env]": env.values(),
+    }
+    _check_startable(path, texts_by_key, env, files)
     declared = _Declared(
         argv=argv,
-        install=reader.texts("install"),
+        install=install,
         stdin=stdin,
         env=env,
-        files=reader.files(),
-        harvest=reader.texts("harvest"),
+        files=files,
+        harvest=harvest,
         answer=reader.one_of("answer", get_args(Answer)),
         policy_exit_codes=reader.codes("policy_exit_codes"),
         tcp=reader.flag("tcp", True),
         program=reader.program(name),
+        mcp=reader.mcp(files),
     )
     manifest = Manifest(
-        name,
-        reader.text("version"),
-        "black",
-        wire,
-        source_sha(path.parent),
-        reader.texts("auxiliary"),
-        reader.seconds("timeout_s"),
-        declared.program,
-        reader.needs(),
-        reader.hints(),
-        reader.flag("replayable", False),
+        name=name,
+        version=reader.text("version"),
+        kind="black",
+        wire=wire,
+        sha=source_sha(path.parent),
+        auxiliary=reader.texts("auxiliary"),
+        timeout_s=reader.seconds("timeout_s"),
+        program=declared.program,
+        needs=reader.needs(),
+        check=reader.hints(),
+        replayable=reader.flag("replayable", False),
+        conversations=reader.one_of("conversations", get_args(Conversations)),
+        sub_agents=reader.texts("sub_agents"),
+        mcp=declared.mcp is not None,
+        skills=reader.directory("skills"),
     )
+    if manifest.sub_agents and manifest.conversations == "one":
+        raise ValueError(
+            f'{path}: sub_agents needs conversations = "many": a scaffold of one conversation has none'
+        )
     if table:
         raise ValueError(f"{path}: {sorted(table)[0]} is not a known key")
     return Scaffold(manifest, partial(TomlBlackBox, declared))
 
 
+def _check_startable(
+    path: Path, held: Mapping[str, Iterable[str]], env: Iterable[str], files: Iterable[str]
+) -> None:
+    """Raise ValueError for arguments that cannot start a program: they would fail every attempt."""
+    for key, texts in held.items():
+        if any("\0" in text for text in texts):
+            raise ValueError(f"{path}: {key} has a NUL character, which no program can be given")
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                f"{path}: [env]: {name!r:.80} is not a valid environment variable name; use letters, digits, _, . and -, and no digit first"
+            )
+    for name in files:
+        if not name.startswith("/") or "\0" in name or ".." in name.split("/"):
+            raise ValueError(
+                f"{path}: [files] has {name!r:.80}: write the absolute path inside the sandbox, without .."
+            )
+
+
 def _check_placeholders(path: Path, key: str, texts: Iterable[str]) -> None:
-    """Raise ValueError where a placeholder is misspelt: the program would get the braces, and nobody would know why it fails."""
+    """Raise ValueError for a misspelt placeholder: the program would receive the braces and fail without a visible reason."""
     for text in texts:
         for name in _BRACES.findall(text):
             if name in _KNOWN:
                 continue
-            meant = get_close_matches(name, _KNOWN, 1, _NEARLY)
-            if meant or _PLACEHOLDER.fullmatch(f"{{{name}}}"):
-                hint = f"did you mean {{{meant[0]}}}?" if meant else f"known: {', '.join(_KNOWN)}"
+            nearest = get_close_matches(name, _KNOWN, 1, _NEARLY)
+            if nearest or _PLACEHOLDER.fullmatch(f"{{{name}}}"):
+                hint = f"did you mean {{{nearest[0]}}}?" if nearest else f"known: {', '.join(_KNOWN)}"
                 raise ValueError(f"{path}: {key} has the unknown placeholder {{{name}}}; {hint}")
 
 
 class _Reader:
-    """Takes keys out of a table, each checked; what is left over is unknown."""
+    """Takes keys out of a table and checks each. Remaining keys are unknown."""
 
     def __init__(self, path: Path, table: dict[str, Any]) -> None:
         self._path = path
@@ -248,7 +307,7 @@ class _Reader:
         return tuple(value)
 
     def one_of(self, key: str, allowed: tuple[str, ...]) -> Any:
-        """The first is the default."""
+        """One of `allowed`; the first is the default."""
         value = self._table.pop(key, allowed[0])
         if value not in allowed:
             raise self._wrong(key, f"one of {', '.join(allowed)}", value)
@@ -263,9 +322,9 @@ class _Reader:
     def seconds(self, key: str) -> float | None:
         value = self._table.pop(key, None)
         if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= YEAR
         ):
-            raise self._wrong(key, "a number of seconds above 0", value)
+            raise self._wrong(key, "a number of seconds above 0, at most a year's", value)
         return value
 
     def codes(self, key: str) -> frozenset[int]:
@@ -282,8 +341,8 @@ class _Reader:
 
     def files(self) -> dict[str, File]:
         found = {}
-        for inside, beside in self.table("files").items():
-            source = self._path.parent / beside
+        for inside, relative in self.table("files").items():
+            source = self._path.parent / relative
             try:
                 found[inside] = File(source.read_bytes(), 0o755 if source.stat().st_mode & 0o100 else 0o644)
             except OSError as error:
@@ -305,19 +364,44 @@ class _Reader:
             )
         lock = (self._path.parent / table[kinds[0]]).resolve()
         if not lock.is_file():
-            raise ValueError(f"{self._path}: [program] {kinds[0]}: there is no {lock}")
-        # The directory names it: several manifests of one directory share one program.
+            raise ValueError(f"{self._path}: [program] {kinds[0]}: {lock} does not exist")
+        # It is named after the directory: several manifests of one directory share one program.
         kind: Literal["npm", "python"] = "npm" if kinds == ["npm"] else "python"
-        return Program(lock.parent.name, kind, lock, table["inside"], table.get("licence", ""))
+        return Program(
+            name=lock.parent.name,
+            kind=kind,
+            lock=lock,
+            inside=table["inside"],
+            licence=table.get("licence", ""),
+        )
+
+    def mcp(self, files: Mapping[str, File]) -> McpFile | None:
+        if "mcp" not in self._table:
+            return None
+        table = self.table("mcp")
+        path, style = table.get("file", ""), table.get("style", "")
+        if set(table) != {"file", "style"} or path not in files or style not in get_args(McpStyle):
+            raise ValueError(
+                f"{self._path}: [mcp] must hold file (one of [files]) and style ({', '.join(get_args(McpStyle))})"
+            )
+        return McpFile(path, style)  # type: ignore[arg-type]
+
+    def directory(self, key: str) -> str:
+        value = self._table.pop(key, "")
+        if not isinstance(value, str) or (value and not value.startswith("/home/agent/")):
+            raise self._wrong(key, "a directory below /home/agent", value)
+        return value
 
     def needs(self) -> Needs:
         table = self._table.pop("needs", {})
         if (
             not isinstance(table, dict)
             or set(table) - set(_NEEDS)
-            or not all(type(v) is int for v in table.values())
+            or not all(type(v) is int and 0 <= v < 2**31 for v in table.values())
         ):
-            raise ValueError(f"{self._path}: [needs] must hold whole numbers for {', '.join(_NEEDS)}")
+            raise ValueError(
+                f"{self._path}: [needs] must hold whole numbers from 0 on for {', '.join(_NEEDS)}"
+            )
         return Needs(**table)
 
     def hints(self) -> Hints:
@@ -332,5 +416,5 @@ class _Reader:
 def _fill_bytes(body: bytes, fill: Callable[[str], str]) -> bytes:
     try:
         return fill(body.decode()).encode()
-    except UnicodeDecodeError:  # not text: nothing to fill in
+    except UnicodeDecodeError:  # not text: it has no placeholders
         return body

@@ -1,9 +1,10 @@
-"""The gateway over TCP, for programs that cannot speak HTTP over a Unix socket: a listener inside the sandbox that leads to the socket.
+"""The gateway over TCP, for programs that cannot speak HTTP over a Unix socket: a listener inside the sandbox that forwards to the socket.
 
 tcp = Tcp()                                       one per attempt
 files = {**tcp.files(), …}                        the listener's program
 env = {"OPENAI_BASE_URL": tcp.base_url(gateway)}
-Launch(tcp.argv(gateway, ["my-agent", …]), env)   starts the listener, then the program; ends with it, with its exit code
+argv = tcp.argv(gateway, ["my-agent", …])         starts the listener, then the program; ends with it, with its exit code
+Launch(argv=argv, env=env)
 """
 
 import secrets
@@ -18,17 +19,17 @@ from scaffolds.base import Endpoint
 from scaffolds.programs import PYTHON
 
 RELAY: Final = "/home/agent/.penstock/relay.py"
-PORTS: Final = range(20_000, 28_000)  # below those that the kernel gives to clients
+PORTS: Final = range(20_000, 28_000)  # below the kernel's ephemeral ports
 
 
 class Tcp:
-    """A port on 127.0.0.1: of its own, because a sandbox that isolates nothing shares the host's."""
+    """A port on 127.0.0.1. Each object has its own, because a sandbox without isolation shares the host's ports."""
 
     def __init__(self) -> None:
         self.port = secrets.choice(PORTS)
 
     def files(self) -> Mapping[str, File]:
-        """What has to be placed."""
+        """The files to place."""
         return {RELAY: File(Path(relay.__file__).read_bytes())}
 
     def base_url(self, gateway: Endpoint) -> str:

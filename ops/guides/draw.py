@@ -1,11 +1,11 @@
-"""Draws the pictures of concepts.md: `.venv/bin/python ops/guides/draw.py` writes them beside it. A test compares what is committed.
+"""Draws the pictures of concepts.md: `.venv/bin/python ops/guides/draw.py` writes them next to it. A test compares the committed files.
 
-loop.svg     who gives what to whom, numbered as the sections of the guide
-window.svg   the queue at three moments; what may be taken is asked of the production code
-steps.svg    the steps of one rollout as they are stored: what each keeps, adds and says
-prefix.svg   the samples of a batch, and the tree that is forwarded in their place
+loop.svg     the components and the data that they exchange, numbered as the sections of the guide
+window.svg   the queue at three moments; the production code decides which groups may be taken
+steps.svg    the stored steps of one rollout: the tokens that each keeps, adds and samples
+prefix.svg   the samples of a batch, and the prefix tree that the trainer forwards instead of them
 
-Each picture brings its own background, and turns dark with the reader's scheme.
+Each picture has its own background and follows the reader's dark scheme.
 """
 
 import sys
@@ -19,15 +19,15 @@ from orchestrator.scheduling.window import QueueRow, head, takeable
 HERE = Path(__file__).resolve().parent
 
 STYLE = """
- svg { --back: #ffffff; --ink: #1f2328; --dim: #59636e; --line: #8c959f; --box: #f6f8fa; --said: #1a7f37; --given: #6e7781;
+ svg { --back: #ffffff; --ink: #1f2328; --dim: #59636e; --line: #8c959f; --box: #f6f8fa; --green: #1a7f37; --given: #6e7781;
        --run: #0969da; --warn: #bc4c00; --on: #ffffff; --other: #8250df }
  @media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #e6edf3; --dim: #9198a1; --line: #6e7681; --box: #161b22;
-       --said: #3fb950; --given: #8b949e; --run: #58a6ff; --warn: #f0883e; --on: #0d1117; --other: #bc8cff } }
+       --green: #3fb950; --given: #8b949e; --run: #58a6ff; --warn: #f0883e; --on: #0d1117; --other: #bc8cff } }
  text { fill: var(--ink); font: 13px system-ui, sans-serif }
  .small { font-size: 11.5px } .dim { fill: var(--dim) } .bold { font-weight: 600 } .mid { text-anchor: middle } .on { fill: var(--on) }
  .back { fill: var(--back) } .box { fill: var(--box); stroke: var(--line); stroke-width: 1.2 }
  .pool { fill: var(--box); stroke: var(--run); stroke-width: 2 }
- .said { fill: var(--said) } .given { fill: var(--given) } .run { fill: var(--run) } .other { fill: var(--other) }
+ .green { fill: var(--green) } .given { fill: var(--given) } .run { fill: var(--run) } .other { fill: var(--other) }
  .gone { fill: var(--box); stroke: var(--line) } .later { fill: none; stroke: var(--line); stroke-dasharray: 3 3 }
  .kept { fill: none; stroke: var(--line); stroke-dasharray: 4 3 } .window { fill: none; stroke: var(--warn); stroke-width: 2.5 }
  .edge { fill: none; stroke: var(--line); stroke-width: 1.5 } .tip { fill: var(--line) }
@@ -53,8 +53,8 @@ class Picture:
             f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
         )
 
-    def text(self, x: float, y: float, said: str, kind: str = "") -> None:
-        self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(said)}</text>')
+    def text(self, x: float, y: float, content: str, kind: str = "") -> None:
+        self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(content)}</text>')
 
     def box(
         self, x: float, y: float, width: float, height: float, name: str, *lines: str, kind: str = "box"
@@ -148,7 +148,7 @@ def loop() -> str:
 
 KINDS = {
     GroupState.TRAINED: "gone",
-    GroupState.READY: "said",
+    GroupState.READY: "green",
     GroupState.DISPATCHED: "run",
 }
 
@@ -191,8 +191,8 @@ def window() -> str:
     cell, left = 40, 150
     for number, (title, remark, rows, allowed) in enumerate(moments()):
         y = 42 + 108 * number
-        first = head(rows)
-        assert first is not None
+        head_seq = head(rows)
+        assert head_seq is not None
         p.text(16, y + 20, title, "bold")
         p.text(left, y + 62, remark, "small dim")
         by_seq = {row.seq: row.state for row in rows}
@@ -208,22 +208,22 @@ def window() -> str:
             )
             if seq in allowed:
                 p.text(x + cell / 2, y - 10, "take", "small mid")
-        p.rect(left + cell * first - 2, y - 5, cell * 4 + 4, 40, "window", 6)
-        p.text(left + cell * first + 2, y + 48, "head", "small")
+        p.rect(left + cell * head_seq - 2, y - 5, cell * 4 + 4, 40, "window", 6)
+        p.text(left + cell * head_seq + 2, y + 48, "head", "small")
     y = 364
-    for x, kind, said in (
+    for x, kind, label in (
         (150, "gone", "trained"),
-        (250, "said", "ready: all members verified"),
+        (250, "green", "ready: all members verified"),
         (465, "run", "dispatched, rollouts run"),
         (660, "later", "not dispatched"),
         (800, "window", "window, W = 4"),
     ):
         p.rect(x, y - 13, 18, 16, kind)
-        p.text(x + 26, y, said, "small")
+        p.text(x + 26, y, label, "small")
     return p.done()
 
 
-# (index, agent and remark, of which step it keeps how many tokens, tokens that came before: prompt or observation, tokens that it says)
+# (index, agent and remark, parent step, tokens kept of the parent, new prompt or observation tokens, sampled tokens)
 ROLLOUT = (
     (0, "main: a root", None, 0, 22, 8),
     (1, "main: continues 0", 0, 30, 8, 7),
@@ -235,39 +235,41 @@ ROLLOUT = (
 
 def steps() -> str:
     p = Picture(
-        960, 330, "The steps of a rollout: each stores what it adds to the context and what the policy said"
+        960,
+        330,
+        "The steps of a rollout: each stores what it adds to the context and what the policy sampled",
     )
     unit, left, y0, row = 8.2, 330, 30, 50
     full: dict[int, int] = {}
     stored = repeated = 0
-    for place, (index, said, parent, kept, given, action) in enumerate(ROLLOUT):
-        assert parent is None or kept <= full[parent]
-        full[index] = kept + given + action
-        stored, repeated = stored + given + action, repeated + full[index]
-        y = y0 + row * place
+    for position, (index, remark, parent, keep_len, delta, action) in enumerate(ROLLOUT):
+        assert parent is None or keep_len <= full[parent]
+        full[index] = keep_len + delta + action
+        stored, repeated = stored + delta + action, repeated + full[index]
+        y = y0 + row * position
         p.text(16, y + 13, f"step {index}", "bold")
-        p.text(66, y + 13, said, "small dim")
-        x = left + unit * kept
-        if kept:
-            p.rect(left, y, unit * kept, 18, "kept")
-            p.text(left + 6, y + 13, f"kept of step {parent}: {kept}", "small dim")
-        p.rect(x, y, unit * given, 18, "given")
+        p.text(66, y + 13, remark, "small dim")
+        x = left + unit * keep_len
+        if keep_len:
+            p.rect(left, y, unit * keep_len, 18, "kept")
+            p.text(left + 6, y + 13, f"kept of step {parent}: {keep_len}", "small dim")
+        p.rect(x, y, unit * delta, 18, "given")
         p.text(
-            x + unit * given / 2, y + 13, f"{'prompt' if parent is None else 'new'} {given}", "small mid on"
+            x + unit * delta / 2, y + 13, f"{'prompt' if parent is None else 'new'} {delta}", "small mid on"
         )
         if index == 3:  # a version came while it was sampled
-            p.rect(x + unit * given, y, unit * 6, 18, "said")
-            p.rect(x + unit * (given + 6), y, unit * (action - 6), 18, "other")
-            p.text(x + unit * given, y + 33, "sampled by v6, then by v7", "small dim")
-            p.text(x + unit * (given + 3), y + 13, "6", "small mid on")
-            p.text(x + unit * (given + 8), y + 13, "4", "small mid on")
+            p.rect(x + unit * delta, y, unit * 6, 18, "green")
+            p.rect(x + unit * (delta + 6), y, unit * (action - 6), 18, "other")
+            p.text(x + unit * delta, y + 33, "sampled by v6, then by v7", "small dim")
+            p.text(x + unit * (delta + 3), y + 13, "6", "small mid on")
+            p.text(x + unit * (delta + 8), y + 13, "4", "small mid on")
         else:
-            p.rect(x + unit * given, y, unit * action, 18, "said")
-            p.text(x + unit * (given + action / 2), y + 13, str(action), "small mid on")
+            p.rect(x + unit * delta, y, unit * action, 18, "green")
+            p.text(x + unit * (delta + action / 2), y + 13, str(action), "small mid on")
     y = y0 + row * len(ROLLOUT) + 12
     for x, kind, text in (
         (16, "given", "delta: stored, given to the policy"),
-        (270, "said", "action: stored with logprobs and versions"),
+        (270, "green", "action: stored with logprobs and versions"),
         (560, "kept", "the rest of the state: a reference"),
     ):
         p.rect(x, y - 12, 18, 15, kind)
@@ -279,12 +281,12 @@ def steps() -> str:
 # A batch of two groups with two rollouts each: (what is shared with whom, tokens) along each sample.
 SYSTEM, TASKS = 12, {"a": 10, "b": 8}
 SAMPLES = (
-    ("group a, rollout 1, step 0", "a", (("said", "a1", 6),)),
-    ("group a, rollout 1, step 1", "a", (("said", "a1", 6), ("given", "a1o", 7), ("said", "a1s", 9))),
-    ("group a, rollout 2, step 0", "a", (("said", "a2", 8),)),
-    ("group b, rollout 3, step 0", "b", (("said", "b3", 7),)),
-    ("group b, rollout 4, step 0", "b", (("said", "b4", 10),)),
-    ("group b, rollout 4, step 1", "b", (("said", "b4", 10), ("given", "b4o", 6), ("said", "b4s", 8))),
+    ("group a, rollout 1, step 0", "a", (("green", "a1", 6),)),
+    ("group a, rollout 1, step 1", "a", (("green", "a1", 6), ("given", "a1o", 7), ("green", "a1s", 9))),
+    ("group a, rollout 2, step 0", "a", (("green", "a2", 8),)),
+    ("group b, rollout 3, step 0", "b", (("green", "b3", 7),)),
+    ("group b, rollout 4, step 0", "b", (("green", "b4", 10),)),
+    ("group b, rollout 4, step 1", "b", (("green", "b4", 10), ("given", "b4o", 6), ("green", "b4s", 8))),
 )
 
 
@@ -297,16 +299,16 @@ def prefix() -> str:
     unit, left = 6.0, 185
     p.text(16, 30, "one row per sample", "bold")
     rows = 0
-    for place, (name, task, parts) in enumerate(SAMPLES):
-        y, x = 44 + 24 * place, float(left)
+    for position, (name, task, parts) in enumerate(SAMPLES):
+        y, x = 44 + 24 * position, float(left)
         p.text(16, y + 12, name, "small dim")
-        for kind, said, size in (
+        for kind, label, size in (
             ("given", "system", SYSTEM),
             ("given", f"task {task}", TASKS[task]),
             *((k, "", n) for k, _, n in parts),
         ):
             p.rect(x, y, unit * size - 1, 16, kind, 2)
-            p.text(x + unit * size / 2, y + 12, said, "small mid on")
+            p.text(x + unit * size / 2, y + 12, label, "small mid on")
             x, rows = x + unit * size, rows + size
     p.text(560, 60, f"{rows} tokens to forward", "bold")
     nodes = {name: n for _, _, parts in SAMPLES for _, name, n in parts}
@@ -322,7 +324,7 @@ def prefix() -> str:
         p.rect(x1 + 24, y, unit * TASKS[task] - 1, 16, "given", 2)
         p.text(x1 + 24 + unit * TASKS[task] / 2, y + 12, f"task {task}", "small mid on")
         fork = x1 + 24 + unit * TASKS[task]
-        leaves = [parts for _, of, parts in SAMPLES if of == task and len(parts) == 1]
+        leaves = [parts for _, owner, parts in SAMPLES if owner == task and len(parts) == 1]
         for number, ((_, name, _),) in enumerate(leaves):
             at = y - 16 + 32 * number
             p.line((fork, y + 8), (fork + 12, y + 8), (fork + 12, at + 8), (fork + 22, at + 8))
@@ -332,12 +334,12 @@ def prefix() -> str:
                 p.rect(x, at, unit * size - 1, 16, kind, 2)
                 x += unit * size
             p.text(x + 8, at + 12, f"rollout {name[1]}", "small dim")
-    for x, kind, said in (
+    for x, kind, label in (
         (16, "given", "given: trains nothing itself"),
-        (270, "said", "said by the policy: trains"),
+        (270, "green", "sampled by the policy: trains"),
     ):
         p.rect(x, 374, 18, 15, kind)
-        p.text(x + 26, 386, said, "small")
+        p.text(x + 26, 386, label, "small")
     return p.done()
 
 

@@ -1,9 +1,11 @@
-"""What an audit says: violations that name rows, checks with what they looked at, the report of all."""
+"""Results of an audit: violations that name rows, checks with the number of examined rows, the report of all."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from orchestrator.contracts.states import RunState
 
 NAMED = 100  # violations of one check that are spelled out; the others are counted
 
@@ -17,34 +19,34 @@ class Violation:
     rows: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """One check. `found` counts every violation, `violations` spells out the first 100; `skipped` says why nothing was looked at."""
+    """One check. `found` counts every violation, `violations` spells out the first 100; `skipped`: why nothing was examined, None if it was."""
 
     invariant: str
     name: str
     examined: int
     found: int
     violations: Sequence[Violation]
-    skipped: str = ""
+    skipped: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Every check of one run. `state` is the run's: active, ending or ended."""
+    """Every check of one run."""
 
     run: str
-    state: str
+    state: RunState
     checks: Sequence[Checked]
     seconds: float
 
     @property
     def violations(self) -> int:
-        """How many were found in all checks together."""
+        """Number of violations in all checks together."""
         return sum(check.found for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values alone: bytes as hex, floats that JSON has no word for as text."""
+        """JSON values only: bytes as hex, floats that JSON cannot represent as text."""
         return {
             "run": self.run,
             "state": self.state,
@@ -55,7 +57,7 @@ class Report:
                     "examined": check.examined,
                     "found": check.found,
                     "violations": [{"what": v.what, "rows": plain(v.rows)} for v in check.violations],
-                    **({"skipped": check.skipped} if check.skipped else {}),
+                    **({"skipped": check.skipped} if check.skipped is not None else {}),
                 }
                 for check in self.checks
             ],
@@ -64,9 +66,9 @@ class Report:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Findings:
-    """Gathers the violations of one check that is not a statement alone."""
+    """Collects the violations of a check that needs more than one statement."""
 
     invariant: str
     name: str
@@ -75,17 +77,23 @@ class Findings:
     named: list[Violation] = field(default_factory=list)
 
     def add(self, what: str, **rows: Any) -> None:
-        """Count a violation, and keep it while there are few."""
+        """Count a violation, and keep it if fewer than NAMED are kept."""
         self.found += 1
         if len(self.named) < NAMED:
             self.named.append(Violation(self.invariant, what, rows))
 
     def checked(self) -> Checked:
-        return Checked(self.invariant, self.name, self.examined, self.found, tuple(self.named))
+        return Checked(
+            invariant=self.invariant,
+            name=self.name,
+            examined=self.examined,
+            found=self.found,
+            violations=tuple(self.named),
+        )
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it."""
+    """`value` as JSON can represent it."""
     match value:
         case bytes():
             return value.hex()

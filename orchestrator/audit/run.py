@@ -6,20 +6,22 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.audit.accepted import ACCEPTED
-from orchestrator.audit.batches import BATCHES, digests
-from orchestrator.audit.failures import FAILURES
 from orchestrator.audit.findings import Checked, Report
-from orchestrator.audit.leases import LEASES
-from orchestrator.audit.queue import QUEUE, takes
-from orchestrator.audit.records import RECORDS
+from orchestrator.audit.i1_accepted import ACCEPTED
+from orchestrator.audit.i1_blobs import BLOBS
+from orchestrator.audit.i2_batches import BATCHES, digests
+from orchestrator.audit.i3_external_record import answers, generations
+from orchestrator.audit.i3_records import RECORDS
+from orchestrator.audit.i3_steps import announced, sample_of, sampling_digests, step_digests
+from orchestrator.audit.i4_queue import QUEUE, takes
+from orchestrator.audit.i5_leases import LEASES
+from orchestrator.audit.i5_sandboxes import sandboxes
+from orchestrator.audit.i6_versions import VERSIONS, weights
+from orchestrator.audit.i7_failures import FAILURES
 from orchestrator.audit.resumes import RESUMES
-from orchestrator.audit.sandboxes import sandboxes
 from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
 from orchestrator.audit.statement import Statement, all_of
-from orchestrator.audit.steps import announced, sample_of, sampling_digests, step_digests
-from orchestrator.audit.versions import VERSIONS, weights
-from orchestrator.audit.witness import answers, generations
+from orchestrator.settings.config import Config
 
 
 async def audit(
@@ -33,24 +35,35 @@ async def audit(
     workers: str = "",
     sample: int | None = None,
     witness: Path | None = None,
+    own: Config | None = None,
     tick: Callable[[int, int], None] = lambda *_: None,
 ) -> Report:
-    """Check I1–I7 of the run called `run`, live or ended, and name every row that breaks one. Writes nothing.
+    """Check I1–I7 of the run called `run`, live or ended, and name every row that breaks an invariant. Writes nothing.
 
-    `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`
-    are the run's living processes; `sandbox_root` is where this machine's sandboxes lie, of which those count whose worker's name begins
-    with `workers` (`Home.workers`); `sample` bounds how many rollouts have their bytes recomputed; `witness` is a directory as
-    `audit.witness` describes it. What is None is not known: the checks that need it are skipped, and say so. `tick` is told how many parts of
-    how many are done. One connection, one repeatable-read transaction; then, while a dead worker's sandbox is there, up to a time to live of
-    a lease. Raises ConfigurationError when there is no such run, OSError when the ledger cannot be read.
+    `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`: the run's
+    living processes; `sandbox_root`: the directory of this machine's sandboxes, restricted to workers whose name starts with `workers`
+    (`Home.workers`); `sample` limits the number of rollouts whose bytes are recomputed; `witness` is a directory as `audit.external_record`
+    describes it; `own` is the file's configuration, with the time limits that the run's processes use. None means not known: the checks that need
+    it are skipped, and report that (`own`: the limits are the run's original ones). `tick` gets the number of finished parts and of all parts. One
+    connection, one repeatable-read transaction; after it, while a dead worker's sandbox exists, up to one time to live of a lease. Raises
+    ConfigurationError if the run does not exist, OSError if the ledger cannot be read.
     """
     ids = ledger.read_text(encoding="utf-8").split() if isinstance(ledger, Path) else ledger
-    outside = Outside(policies_root, ids, alive, sandbox_root, sample, witness, workers)
-    began = time.monotonic()
+    outside = Outside(
+        policies=policies_root,
+        ledger=ids,
+        alive=alive,
+        sandboxes=sandbox_root,
+        sample=sample,
+        witness=witness,
+        workers=workers,
+        own=own,
+    )
+    started = time.monotonic()
     async with take_snapshot(engine, run, outside) as snapshot:
         checks = await _checks(snapshot, tick)
     checks.append(await sandboxes(outside, snapshot.config.rollout.lease_ttl_s))
-    return Report(run, snapshot.state, checks, time.monotonic() - began)
+    return Report(run=run, state=snapshot.state, checks=checks, seconds=time.monotonic() - started)
 
 
 Part = Sequence[Statement] | Callable[[Snapshot], Awaitable[Checked]]
@@ -60,6 +73,7 @@ async def _checks(snapshot: Snapshot, tick: Callable[[int, int], None]) -> list[
     some = await sample_of(snapshot)
     parts: tuple[Part, ...] = (
         ACCEPTED,
+        BLOBS,
         BATCHES,
         digests,
         lambda found: step_digests(found, some),

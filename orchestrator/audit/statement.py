@@ -1,4 +1,4 @@
-"""A check that is one SQL statement: whatever it returns breaks an invariant."""
+"""A check that is one SQL statement: every row that it returns breaks an invariant."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from orchestrator.audit.findings import NAMED, Checked, Violation
 from orchestrator.audit.snapshot import Snapshot
 
 
-def always(snapshot: Snapshot) -> str:
+def always(snapshot: Snapshot) -> str | None:
     """No reason to skip a check."""
-    return ""
+    return None
 
 
-def with_trajectories(snapshot: Snapshot) -> str:
-    """Of a pruned run only digests are left."""
+def with_trajectories(snapshot: Snapshot) -> str | None:
+    """Skip after pruning: only digests are left."""
     return snapshot.pruned
 
 
 NOT_YET = "what is under way is fine"
 
 
-def at_the_end(snapshot: Snapshot) -> str:
-    """What may still be under way says nothing yet."""
-    return "" if snapshot.ended else f"the run is {snapshot.state}: {NOT_YET}"
+def at_the_end(snapshot: Snapshot) -> str | None:
+    """Skip until the run has ended: unfinished work proves nothing yet."""
+    return None if snapshot.ended else f"the run is {snapshot.state}: {NOT_YET}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """`broken` selects the rows that can never be right; its columns are the named rows, and fill the sentence `says`.
+    """`broken` selects the rows that break the invariant; its columns identify them, and fill the sentence `says`.
 
-    `examined` is what stands behind `select count(*) from`: the rows that the check is about. `skip` gives the reason to leave it out.
+    `examined` follows `select count(*) from`: the rows that the check is about. `skip` returns the reason to skip it, or None.
     """
 
     invariant: str
@@ -38,12 +38,14 @@ class Statement:
     examined: str
     broken: str
     says: str
-    skip: Callable[[Snapshot], str] = always
+    skip: Callable[[Snapshot], str | None] = always
 
     async def check(self, snapshot: Snapshot, **more: Any) -> Checked:
-        """Run it; `more` are parameters of its own."""
+        """Run it; `more` are additional parameters."""
         if reason := self.skip(snapshot):
-            return Checked(self.invariant, self.name, 0, 0, (), reason)
+            return Checked(
+                invariant=self.invariant, name=self.name, examined=0, found=0, violations=(), skipped=reason
+            )
         [(examined,)] = await snapshot.rows(f"select count(*) from {self.examined}", **more)
         found = await snapshot.rows(
             f"select broken.*, count(*) over () as of_all from ({self.broken}) broken limit {NAMED}", **more
@@ -53,9 +55,15 @@ class Statement:
             rows = dict(row._mapping)
             del rows["of_all"]
             named.append(Violation(self.invariant, self.says.format(**rows), rows))
-        return Checked(self.invariant, self.name, examined, found[0].of_all if found else 0, named)
+        return Checked(
+            invariant=self.invariant,
+            name=self.name,
+            examined=examined,
+            found=found[0].of_all if found else 0,
+            violations=named,
+        )
 
 
 async def all_of(snapshot: Snapshot, statements: Sequence[Statement]) -> list[Checked]:
-    """One after the other: they share a connection."""
+    """Run them one after the other: they share a connection."""
     return [await statement.check(snapshot) for statement in statements]

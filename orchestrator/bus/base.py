@@ -1,18 +1,18 @@
-"""The port of the bus: what flow, gateway and runners may ask of a transport that can be wiped at any time.
+"""The bus port: the operations that roles, gateway and runners may call on a transport that can be wiped at any time.
 
-The data pool is the only truth. A message may come twice, late, out of order, or (after a wipe) not at all until its
-sender publishes it again; deterministic ids, unique keys in the data pool and `on_stream_new` make that harmless.
+The data pool is the only truth. A message may arrive twice, late, out of order, or (after a wipe) not at all until its
+sender publishes it again. Deterministic ids, unique keys in the data pool and `on_stream_new` make all of this harmless.
 
 ::
 
     async with bus.subscribe(subjects.consume_steps("demo"), batch=256) as arriving:
         while True:
-            deliveries = await arriving.take(256)      # waits for one, then takes what is there
+            deliveries = await arriving.take(256)      # waits for the first, then returns all that have arrived
             ...one transaction...                      # commit
             for delivery in deliveries:
                 await delivery.ack()                   # only after the commit
 
-What the bus is *not*: it keeps no history, promises no order, and knows nothing of the data pool.
+The bus keeps no history, promises no order, and does not depend on the data pool.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -27,11 +27,11 @@ ReconnectCallback = Callable[[], Awaitable[None]]
 
 
 class BusError(Exception):
-    """Anything that goes wrong at the bus boundary; the text is one sentence for people."""
+    """Any error at the bus boundary. The text is one sentence for people."""
 
 
 class BusUnavailable(BusError):
-    """The server does not answer at start, or the connection was closed by us."""
+    """The server does not answer at start, or we closed the connection."""
 
 
 class UnfitServer(BusError, ValueError):
@@ -39,7 +39,7 @@ class UnfitServer(BusError, ValueError):
 
 
 class StreamFull(BusError):
-    """The stream (or its disk) is full and refuses new messages: back-pressure. Nothing was stored, nothing was lost."""
+    """The stream (or its disk) is full and refuses new messages: back-pressure. Nothing is stored, nothing is lost."""
 
 
 class TooLarge(BusError, ValueError):
@@ -50,12 +50,12 @@ class ConsumerConflict(BusError):
     """Another consumer of the work-queue stream already takes some of these subjects: a fault in the program."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
     """One message to publish.
 
-    ``msg_id`` is deterministic (outbox row id, ``rollout:epoch:step:kind``, ``run:submission``): the same message
-    published again within the de-duplication window is stored once. ``schema`` is ``"<name>/<version>"``.
+    ``msg_id`` is deterministic (outbox row id, ``rollout:epoch:step:kind``, ``run:submission``): the stream stores a
+    message once, even if it is published again within the de-duplication window. ``schema`` is ``"<name>/<version>"``.
     """
 
     subject: str
@@ -67,16 +67,16 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One core message: heard by who listens at that moment, kept by nobody."""
+    """One core message. It reaches only current listeners and is not stored."""
 
     subject: str
     body: bytes
 
 
 class Delivery(Protocol):
-    """One delivered message. Settling it (ack, nak, term) twice does nothing; no settling ever raises.
+    """One delivered message. Settling it (ack, nak, term) twice does nothing. Settling never raises.
 
-    A settling that gets lost leads to one more delivery. ``schema`` and ``msg_id`` are None if the sender gave none.
+    If a settlement is lost, the message is delivered once more. ``schema`` and ``msg_id`` are None if the sender set none.
     ``deliveries`` is 1 at the first delivery.
     """
 
@@ -96,80 +96,80 @@ class Delivery(Protocol):
     def deliveries(self) -> int: ...
 
     async def ack(self) -> None:
-        """Done, and committed: forget the message."""
+        """The message is processed and committed: remove it."""
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Not done: deliver it again after ``delay_s`` seconds."""
+        """The message is not processed: deliver it again after ``delay_s`` seconds."""
 
     async def term(self) -> None:
-        """Never deliver it again. Use `Bus.dead_letter`, which keeps the message, unless it is kept elsewhere."""
+        """Never deliver it again. Use `Bus.dead_letter`, which keeps the message, unless it is stored elsewhere."""
 
     async def in_progress(self) -> None:
-        """Still at work: start the ack wait anew."""
+        """Processing continues: restart the ack wait."""
 
 
 class Subscription(Protocol):
-    """The deliveries of one consumer, fetched only while somebody waits for them.
+    """The deliveries of one consumer, fetched only while a task waits for them.
 
-    Nothing is fetched for a taker that is busy, so a subscription with ``batch=1`` never holds work that another
-    runner could do. Also an endless async iterator of single deliveries. Several tasks may take from one subscription.
+    Nothing is fetched while all takers are busy, so a subscription with ``batch=1`` never holds work that another
+    runner could do. A subscription is also an endless async iterator of single deliveries. Several tasks may take from it.
     """
 
     async def take(self, limit: int) -> list[Delivery]:
-        """Wait for at least one delivery, then return what has arrived, at most ``limit``, in order of arrival."""
+        """Wait for at least one delivery, then return those that have arrived, at most ``limit``, in order of arrival."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
     async def __anext__(self) -> Delivery: ...
 
 
 class Bus(Protocol):
-    """The transport. Every waiting is bounded by the caller's cancel scope only."""
+    """The transport. Only the caller's cancel scope bounds a wait."""
 
     @property
     def reachable(self) -> bool:
-        """Whether the server was there a moment ago: while it is not, nothing arrives and nobody is to blame for it."""
+        """Whether the server was reachable at the last check. While it is not, nothing arrives, and no process is to blame."""
 
     @property
     def max_payload(self) -> int:
-        """Bytes of the largest message, headers included, that the server takes."""
+        """Size in bytes of the largest message, headers included, that the server accepts."""
 
     async def ensure_streams(self) -> list[str]:
-        """Create what is missing; return the names of the streams that are missing or new since this bus last looked.
+        """Create missing streams. Return the names of the streams that are missing or new since this bus last checked.
 
-        "New" is: created again by anyone, or set back to an earlier message (a server that lost its tail). Each name
-        is also given to the `on_stream_new` callbacks, once.
+        "New" means: recreated by any process, or set back to an earlier message (a server that lost its tail). Each name
+        is also passed to the `on_stream_new` callbacks, once.
         """
 
     def on_stream_new(self, callback: StreamCallback) -> None:
-        """Call ``callback(stream)`` after a stream was found missing or new: publish again what it must hold.
+        """Call ``callback(stream)`` after a stream was found missing or new. The callback publishes the missing content again.
 
-        Callbacks run one after another in a task of the bus. One that raises ends the bus (and so the process).
+        Callbacks run one after another in a task of the bus. An exception in a callback ends the bus (and so the process).
         """
 
     def on_reconnect(self, callback: ReconnectCallback) -> None:
-        """Call after each reconnection, once streams were checked: publish again what is not confirmed."""
+        """Call after each reconnection, once streams were checked. The callback publishes unconfirmed messages again."""
 
     async def publish(self, message: Outgoing) -> bool:
         """Store one message and return True, or False if the stream already had its id.
 
-        Blocks and retries while the server is away. Raises StreamFull or TooLarge, and ValueError for a subject that
-        no stream stores.
+        Blocks and retries while the server is unreachable. Raises StreamFull or TooLarge, and ValueError for a subject
+        that no stream stores.
         """
 
     async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
-        """Publish concurrently; one result per message, in order, each what `publish` returns or raises."""
+        """Publish concurrently. Return one result per message, in order: the value that `publish` returns or the error that it raises."""
 
     async def notify(self, subject: str, body: bytes) -> None:
-        """Tell whoever listens now (core NATS). Best effort."""
+        """Send to all current listeners (core NATS). Best effort."""
 
     def listen(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Notice]]:
-        """Hear core messages from the moment the context is entered; `subject` may hold wildcards."""
+        """Receive core messages from the moment the context is entered. `subject` may contain wildcards."""
 
     def subscribe(self, consumer: Consumer, batch: int = 64) -> AbstractAsyncContextManager[Subscription]:
-        """Consume. At most ``batch`` messages are fetched ahead; what is left at the end is handed back at once."""
+        """Consume. At most ``batch`` messages are fetched ahead. Untaken messages return to the stream at once when it ends."""
 
     async def dead_letter(self, message: Delivery | Outgoing, reason: str, *, kept: bool = False) -> None:
-        """Keep the message, its reason and its delivery count in ``dead.<stream>``, then settle it for good.
+        """Store the message, its reason and its delivery count in ``dead.<stream>``, then settle it for good.
 
-        ``kept``: the data pool has it already; else an orchestrator puts it there.
+        ``kept``: the data pool has it already; otherwise an orchestrator stores it there.
         """

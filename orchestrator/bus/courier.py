@@ -3,11 +3,11 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | a durable entry per `send` | the journal's fsync | the disk |
-| a publish per entry, again on reconnect, on a new stream and `clock.courier_resend_s` after it was found missing | the bus | NATS |
+| a publish per entry, again on reconnect, on a new stream and `timeouts.courier_resend_s` after it was found missing | the bus | NATS |
 | a settled entry | `confirm`: the data pool has the effect, or has refused it | the orchestrator's ingest |
-| nothing while the data pool is away: what the stream has is not sent again, what it refuses is kept | Postgres | its return |
+| nothing while the data pool is unreachable: messages in the stream are not sent again, refused messages are kept | Postgres | its return |
 
-A message that the bus can never take is not tried for ever: `unsendable` keeps it elsewhere, or says what to send instead.
+A message that the bus can never accept is not retried without end: `unsendable` keeps it elsewhere or returns a replacement.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -16,26 +16,32 @@ from functools import partial
 import anyio
 
 from orchestrator.bus.base import Bus, BusError, Outgoing, TooLarge
-from orchestrator.bus.journal import Entry, Journal, JournalFull
-from orchestrator.clock import clock
-from orchestrator.log import get
-from orchestrator.progress import Loop, current, pause, reporting, restartable
+from orchestrator.bus.journal import Journal, JournalEntry, JournalFull
+from orchestrator.runtime.liveness import (
+    Loop,
+    current,
+    pause,
+    reporting,
+    restartable,
+)
+from orchestrator.runtime.log import get
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
-PAGE = 256  # entries that are published, or asked for, at a time
+PAGE = 256  # entries published or confirmed at a time
 REFUSED_AGAIN_S = 0.5
 
-Confirm = Callable[[Sequence[Entry]], Awaitable[Collection[int]]]
-Unsendable = Callable[[Entry, str], Awaitable[Outgoing | None]]
-"""Told an entry that is too large for the bus, and why; returns what to send instead, or None once it is kept elsewhere."""
+Confirm = Callable[[Sequence[JournalEntry]], Awaitable[Collection[int]]]
+Unsendable = Callable[[JournalEntry, str], Awaitable[Outgoing | None]]
+"""Called with an entry that is too large for the bus, and the reason. Returns a replacement, or None once the entry is kept elsewhere."""
 
 
 class Courier:
     """Sends messages that must not be lost. `run` must be running for anything to arrive.
 
-    What was sent within `linger_s` seconds is published together. `confirm(entries)` returns the numbers of the entries that need not be
-    kept any longer; it may raise ServiceError-like exceptions of its own, which `run` lets through: the caller wraps it with its retry rule.
+    Messages sent within `linger_s` seconds are published together. `confirm(entries)` returns the numbers of the entries that need not be
+    kept any longer. It may raise exceptions like ServiceError; `run` lets them through, and the caller wraps it with its retry rule.
     """
 
     def __init__(
@@ -54,11 +60,11 @@ class Courier:
         self._unsendable = unsendable
         self._confirm_every_s = confirm_every_s
         self._linger_s = linger_s
-        self._settled = False  # anything since the last look
-        self._sent: set[int] = set()  # entries that the stream has taken
+        self._settled = False  # whether anything was settled since the last report
+        self._sent: set[int] = set()  # entries that the stream has accepted
         self._missing: dict[
             int, float
-        ] = {}  # sent ones that the data pool does not have → since when that is known
+        ] = {}  # sent entries that the data pool does not have → the time when that was first known
         self._wake = anyio.Event()
         bus.on_reconnect(self._resend_all)
         bus.on_stream_new(self._resend_stream)
@@ -69,7 +75,7 @@ class Courier:
         self._wake.set()
 
     async def run(self) -> None:
-        """Publish and confirm until cancelled; what was sent just before is still published then, if the bus is there."""
+        """Publish and confirm until cancelled. Then publish the last unsent messages, if the bus is reachable."""
         with reporting("journal") as line:
             try:
                 async with anyio.create_task_group() as tasks:
@@ -77,11 +83,11 @@ class Courier:
                     tasks.start_soon(restartable, "courier.confirm", partial(self._confirm_loop, line))
             finally:
                 if page := self._unsent()[:PAGE]:
-                    with anyio.move_on_after(clock().parting_s, shield=True):
+                    with anyio.move_on_after(timeouts().republish_window_s, shield=True):
                         await self._publish(page)
 
     async def room(self) -> None:
-        """Wait while the journal keeps as much as it should."""
+        """Wait while the journal is full."""
         if self._journal.full:
             log.warning("courier.full", bytes=self._journal.held_bytes, consequence="new work waits")
             await self._journal.room()
@@ -108,19 +114,19 @@ class Courier:
                 # The stream is full: back-pressure until the orchestrator has caught up.
                 await anyio.sleep(REFUSED_AGAIN_S)
             elif len(unsent) <= PAGE:
-                current().rests("messages")
+                current().idle("messages")
                 with anyio.move_on_after(1.0):
                     await self._wake.wait()
-                current().works("its turn")
-                # Nobody waits for a publish. Messages that come together cost one transaction in the data pool, not one each, and what
-                # their sender has to do meanwhile (a reply) is not held up.
+                current().busy("its turn")
+                # No task waits for a publish. Messages that are sent together cost one transaction in the data pool instead of one
+                # each, and their sender's own work (a reply) is not delayed.
                 await anyio.sleep(self._linger_s)
 
-    def _unsent(self) -> list[Entry]:
+    def _unsent(self) -> list[JournalEntry]:
         return [entry for entry in self._journal.pending() if entry.n not in self._sent]
 
-    async def _publish(self, page: Sequence[Entry]) -> bool:
-        """Whether the stream took all of them."""
+    async def _publish(self, page: Sequence[JournalEntry]) -> bool:
+        """Return whether the stream accepted all of them."""
         results = await self._bus.publish_many([entry.message for entry in page])
         refused = 0
         for entry, result in zip(page, results, strict=True):
@@ -128,9 +134,9 @@ class Courier:
                 log.error("courier.unsendable", msg_id=entry.message.msg_id, error=str(result))
                 try:
                     await self._replace(entry, await self._unsendable(entry, str(result)))
-                except JournalFull as full:  # the entry stays, and is tried again
+                except JournalFull as journal_full:  # the entry stays and is retried
                     refused += 1
-                    error = str(full)
+                    error = str(journal_full)
             elif isinstance(result, BusError):
                 refused += 1
                 error = str(result)
@@ -140,20 +146,20 @@ class Courier:
             log.warning("courier.refused", entries=refused, error=error)
         return not refused
 
-    async def _replace(self, entry: Entry, instead: Outgoing | None) -> None:
+    async def _replace(self, entry: JournalEntry, instead: Outgoing | None) -> None:
         if instead is not None:
             await self._journal.append(instead)
             self._wake.set()
         await self._journal.settle([entry.n])
 
     def _tell(self, line: Loop) -> None:
-        """The oldest message, for as long as nothing is settled."""
+        """Report the oldest message while nothing is settled."""
         oldest = next(iter(self._journal.pending()), None)
         if oldest is None:
-            line.rests("messages")
+            line.idle("messages")
             return
         if line.resting or self._settled:
-            line.works()
+            line.busy()
         self._settled = False
         line.item = oldest.message.msg_id
         line.on = "the orchestrator's ingest" if oldest.n in self._sent else "nats"
@@ -166,7 +172,7 @@ class Courier:
             for start in range(0, len(sent), PAGE):
                 await self._confirm_page(sent[start : start + PAGE])
 
-    async def _confirm_page(self, page: Sequence[Entry]) -> None:
+    async def _confirm_page(self, page: Sequence[JournalEntry]) -> None:
         settled = set(await self._confirm(page))
         self._settled = self._settled or bool(settled)
         await self._journal.settle(settled)
@@ -175,10 +181,10 @@ class Courier:
             if entry.n in settled:
                 self._sent.discard(entry.n)
                 self._missing.pop(entry.n, None)
-            # Counted from an answer of the data pool: while that was away nobody could have ingested it.
+            # Counted from an answer of the data pool: while it was unreachable, no process could have ingested the entry.
             elif (
                 entry.n in self._sent
-                and now - self._missing.setdefault(entry.n, now) >= clock().courier_resend_s
+                and now - self._missing.setdefault(entry.n, now) >= timeouts().courier_resend_s
             ):
                 self._sent.discard(entry.n)
                 del self._missing[entry.n]

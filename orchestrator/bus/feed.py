@@ -1,7 +1,7 @@
-"""What stands between an adapter that fetches and the tasks that take: one small buffer, filled on demand only.
+"""The small buffer between an adapter that fetches and the tasks that take. It is filled on demand only.
 
-Nothing is fetched while nobody waits, because a message that lies in a buffer uses up its ack wait and is work that
-another runner could do. Both adapters use this object, so both have the same manners.
+Nothing is fetched while no task waits, because a buffered message uses up its ack wait and is work that
+another runner could do. Both adapters use this object, so both behave the same.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ class Feed:
         self._arrival = anyio.Event()
 
     async def take(self, limit: int) -> list[Delivery]:
-        """Wait for at least one delivery, then return what has arrived, at most ``limit``."""
+        """Wait for at least one delivery, then return those that have arrived, at most ``limit``."""
         assert limit >= 1
         while not self._ready:
             self._takers += 1
@@ -45,7 +45,7 @@ class Feed:
         return (await self.take(1))[0]
 
     async def wanted(self) -> None:
-        """Wait until somebody waits and nothing is there for them."""
+        """Wait until a task waits and the buffer is empty."""
         while self._ready or not self._takers:
             self._demand = anyio.Event()
             await self._demand.wait()
@@ -57,18 +57,18 @@ class Feed:
         self._arrival = anyio.Event()
 
     def leftover(self) -> list[Delivery]:
-        """Take back what nobody took, at the end."""
-        left = list(self._ready)
+        """Take back the deliveries that no task took, at the end."""
+        unread = list(self._ready)
         self._ready.clear()
-        return left
+        return unread
 
 
 @asynccontextmanager
-async def beside(background: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+async def in_background(background: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Run ``background`` while the body runs, and cancel it at the end.
 
-    An error of the body leaves as it is (a plain task group would wrap it); an error of ``background`` cancels the
-    body and leaves as an exception group.
+    An error of the body is raised unchanged (a plain task group would wrap it). An error of ``background`` cancels the
+    body and is raised as an exception group.
     """
     failed: Exception | None = None
     async with anyio.create_task_group() as group:

@@ -1,15 +1,16 @@
-"""The journal: messages towards Postgres, kept by their sender until Postgres has them.
+"""The journal: messages on their way to Postgres. Their sender keeps them until Postgres has them.
 
-A message is durable when `append` returns; concurrent appends share one fsync. It is dropped once `settle` was told that the data pool
-has it, or has refused it. Format (fixed): segment files `NNNNNNNN.journal` of frames (bus.frames).
+A message is durable when `append` returns; concurrent appends share one fsync. `settle` drops it once the data pool has
+stored or refused it. Format (fixed): segment files `NNNNNNNN.journal` of frames (bus.frames).
 
-What a kill cut off at the end of the last segment was never acknowledged, and is cut. Any other damage is an alarm (`journal.damaged`, metric
-`penstock_journal_damaged_bytes_total`): the file is kept beside itself as `NAME.corrupt` for a person, and every whole frame of it is used.
+A kill may cut off the end of the last segment. That tail was never acknowledged, and the journal cuts it. Any other damage is an alarm
+(`journal.damaged`, metric `penstock_journal_damaged_bytes_total`): a copy of the file is kept as `NAME.corrupt` for a person, and every whole
+frame of it is used.
 
-While the data pool is away the journal grows, on the disk and, with the bodies that are to be sent, in memory. Who can ask its own clients to
-wait does so before it makes more (`room`), so both stay within `limit_bytes` and what was under way when that was reached.
+While the data pool is unreachable the journal grows on disk and, with the bodies to send, in memory. A process that can make its own clients
+wait does so before it produces more (`room`). Both then stay within `limit_bytes` plus the work already in progress when the limit was reached.
 
-What the journal is *not*: a queue. Order is kept, but a settled entry may come back after a crash; its message id makes that harmless.
+The journal is *not* a queue. Order is kept, but a settled entry may return after a crash; its message id makes that harmless.
 """
 
 import fcntl
@@ -26,10 +27,10 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.bus.base import BusError, Outgoing
-from orchestrator.bus.frames import MAGIC, Content, Put, Settled, frame, read
-from orchestrator.failpoints import boundary_sync
-from orchestrator.log import get
-from orchestrator.watchdog import on_watch
+from orchestrator.bus.frames import MAGIC, Put, SegmentContent, Settled, frame, read
+from orchestrator.runtime.failpoints import boundary_sync
+from orchestrator.runtime.log import get
+from orchestrator.runtime.watchdog import on_watch
 
 log = get(__name__)
 
@@ -38,11 +39,11 @@ LIMIT_BYTES = 512 * 1024 * 1024
 
 
 class JournalFull(BusError):
-    """The disk refuses the journal (full, read-only): nothing was accepted. Back-pressure, not loss."""
+    """The disk refuses the journal (full, read-only): nothing was accepted. This is back-pressure, not loss."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One kept message; `n` grows by one per entry and is never used twice in a journal."""
 
     n: int
@@ -56,10 +57,10 @@ class _Segment:
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
-    """Write all of `data`, however little the kernel takes at a time."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+    """Write all of `data`, even if the kernel accepts little at a time."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 class Journal:
@@ -68,28 +69,28 @@ class Journal:
     def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
-        self._roomy = anyio.Event()  # set, and replaced, when entries were dropped
-        self.held_bytes = 0  # bodies of the entries that are kept
+        self._roomy = anyio.Event()  # set and replaced when entries are dropped
+        self.held_bytes = 0  # bodies of the kept entries
         self._segments: list[_Segment] = []
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, JournalEntry] = {}
         self._next = 1
-        self._file: io.FileIO  # unbuffered: what the disk refused must not be written later
-        self._size = 0  # of what is durable in it
+        self._file: io.FileIO  # unbuffered: data that the disk refused must not be written later
+        self._size = 0  # durable bytes of the file
         self._stillborn: Path | None = (
-            None  # the segment that was refused last: there or not, it holds no entry
+            None  # the segment that was refused last: whether the file exists or not, it holds no entry
         )
-        self._tail_known = True  # nothing lies behind `_size` in the file
-        self._buffer: list[tuple[Entry | None, bytes]] = []  # frames for the next flush; None: settled
+        self._tail_known = True  # the file has nothing behind `_size`
+        self._buffer: list[tuple[JournalEntry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
         self._flush = anyio.Lock(fast_acquire=True)
-        self.torn_bytes = 0  # what the last open had to cut off
-        self.damaged_bytes = 0  # and what it found that belongs to no frame
+        self.torn_bytes = 0  # bytes that the last open cut off
+        self.damaged_bytes = 0  # bytes that the last open found outside every frame
 
     @classmethod
     @asynccontextmanager
     async def open(cls, directory: Path, limit_bytes: int = LIMIT_BYTES) -> AsyncIterator["Journal"]:
-        """Read what is left, cut a torn tail, and begin a new segment. Raises BusError when another process holds it, or when the
-        disk takes no new segment."""
+        """Read the existing entries, cut a torn tail, and start a new segment. Raises BusError if another process holds the journal or
+        the disk accepts no new segment."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (directory / "lock").open("w") as lock:
             try:
@@ -109,17 +110,17 @@ class Journal:
             finally:
                 journal._file.close()
 
-    def pending(self) -> Sequence[Entry]:
+    def pending(self) -> Sequence[JournalEntry]:
         """Every durable entry that is not settled, oldest first."""
         return list(self._entries.values())
 
     @property
     def full(self) -> bool:
-        """Whether as much is kept as should be: see `room`."""
+        """Whether the journal has reached its limit: see `room`."""
         return self.held_bytes >= self._limit_bytes
 
     async def room(self) -> None:
-        """Wait while as much is kept as should be. Back-pressure for whoever is about to make more; `append` itself takes what there is."""
+        """Wait while the journal is at its limit. Back-pressure for a process about to produce more; `append` itself accepts everything."""
         while self.full:
             await self._roomy.wait()
 
@@ -127,14 +128,20 @@ class Journal:
         """Whether entry `n` is still unsettled."""
         return n in self._entries
 
-    async def append(self, message: Outgoing) -> Entry:
-        """Keep `message`; durable on return. Raises JournalFull, and then nothing was kept."""
-        entry = Entry(self._next, message)
+    async def append(self, message: Outgoing) -> JournalEntry:
+        """Keep `message`; durable on return. If it raises JournalFull, nothing was kept."""
+        entry = JournalEntry(self._next, message)
         self._next += 1
-        put = Put(entry.n, message.subject, message.msg_id, message.schema, msgspec.Raw(message.body))
+        put = Put(
+            n=entry.n,
+            subject=message.subject,
+            msg_id=message.msg_id,
+            schema=message.schema,
+            body=msgspec.Raw(message.body),
+        )
         self._buffer.append((entry, frame(put)))
         async with self._flush:
-            # Whoever gets the lock first writes for all that wait behind it.
+            # The first task with the lock writes for all tasks that wait behind it.
             if self._buffer:
                 await self._write()
         if (refusal := self._refused.pop(entry.n, None)) is not None:
@@ -142,21 +149,21 @@ class Journal:
         return entry
 
     async def settle(self, ns: Iterable[int]) -> None:
-        """Drop entries that the data pool has or has refused; old segments without open entries are deleted."""
-        known = [n for n in ns if n in self._entries]
-        if not known:
+        """Drop entries that the data pool has stored or refused. Delete old segments without open entries."""
+        pending = [n for n in ns if n in self._entries]
+        if not pending:
             return
-        for n in known:
+        for n in pending:
             self._forget(n)
         self._roomy.set()
         self._roomy = anyio.Event()
         self._buffer.append(
-            (None, frame(Settled(known)))
+            (None, frame(Settled(pending)))
         )  # goes with the next flush: losing it only repeats a no-op
         while len(self._segments) > 1 and not self._segments[0].open_entries:
             self._segments.pop(0).path.unlink()
 
-    def _keep(self, entry: Entry, segment: _Segment) -> None:
+    def _keep(self, entry: JournalEntry, segment: _Segment) -> None:
         self._entries[entry.n] = entry
         self.held_bytes += len(entry.message.body)
         segment.open_entries.add(entry.n)
@@ -175,30 +182,34 @@ class Journal:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._write_durably, data)
         except OSError as error:
-            # Every entry of the batch is refused, whatever comes of taking back the part that came through.
+            # Every entry of the batch is refused, whether or not the part that was written can be cut again.
             refusal = self._full(error)
             self._refused |= {entry.n: refusal for entry, _ in batch if entry is not None}
             try:
                 self._cut()
-            except OSError as worse:
-                log.error("journal.tail_unknown", file=str(self._segments[-1].path), error=worse.strerror)
+            except OSError as second_error:
+                log.error(
+                    "journal.tail_unknown", file=str(self._segments[-1].path), error=second_error.strerror
+                )
             return
         for entry, _ in batch:
-            if entry is not None:  # from now on it may be sent: nobody sees what the disk may still refuse
+            if (
+                entry is not None
+            ):  # only now may it be sent: no reader sees data that the disk may still refuse
                 self._keep(entry, self._segments[-1])
         self._size += len(data)
         if self._size >= SEGMENT_BYTES:
             full = self._file
             try:
                 self._begin_segment()
-            except OSError as error:  # the old segment goes on; every entry of it is durable
+            except OSError as error:  # the old segment stays in use; every entry of it is durable
                 log.warning("journal.no_new_segment", directory=str(self._directory), error=error.strerror)
             else:
                 full.close()
 
     def _cut(self) -> None:
-        """End the file behind what is durable. Raises OSError, and then nothing may be written before this came through: behind a tail that
-        nobody knows an entry might not be found again."""
+        """End the file behind its durable part. If this raises OSError, nothing may be written until a later call succeeds: behind an
+        unknown tail an entry might not be found again."""
         self._tail_known = False
         self._file.truncate(self._size)
         self._file.seek(self._size)
@@ -228,7 +239,7 @@ class Journal:
         except OSError:
             file.close()
             self._stillborn = path
-            with suppress(OSError):  # it stays, and holds nothing
+            with suppress(OSError):  # the file stays and holds no entry
                 path.unlink()
             raise
         self._file, self._size = file, len(MAGIC)
@@ -243,7 +254,7 @@ class Journal:
                 self._alarm(path, content)
             elif content.torn:
                 self.torn_bytes += content.torn
-                if not content.end:  # killed while it was begun
+                if not content.end:  # killed while it was being created
                     path.unlink()
                     break
                 os.truncate(path, content.end)
@@ -256,8 +267,13 @@ class Journal:
                             self._forget(n)
                     self._next = max([self._next, *(n + 1 for n in record.ns)])
                 else:
-                    message = Outgoing(record.subject, record.msg_id, record.schema, bytes(record.body))
-                    self._keep(Entry(record.n, message), segment)
+                    message = Outgoing(
+                        subject=record.subject,
+                        msg_id=record.msg_id,
+                        schema=record.schema,
+                        body=bytes(record.body),
+                    )
+                    self._keep(JournalEntry(record.n, message), segment)
                     self._next = max(self._next, record.n + 1)
         while self._segments and not self._segments[0].open_entries:
             last = self._segments.pop(0)
@@ -266,20 +282,20 @@ class Journal:
                 break
             last.path.unlink()
 
-    def _alarm(self, path: Path, content: Content) -> None:
-        """Acknowledged entries may be missing: say so, and keep the file, which is deleted once its other entries are settled."""
+    def _alarm(self, path: Path, content: SegmentContent) -> None:
+        """Acknowledged entries may be missing: log it and keep a copy, because the file is deleted once its other entries are settled."""
         damaged, copy = content.damaged + content.torn, path.with_name(f"{path.name}.corrupt")
         self.damaged_bytes += damaged
-        kept = str(copy)
-        if not copy.exists():  # else it was found damaged before
+        copied_to = str(copy)
+        if not copy.exists():  # otherwise an earlier open found the damage
             try:
                 shutil.copyfile(path, copy)
             except OSError as error:
                 copy.unlink(missing_ok=True)
-                kept = f"nowhere: {error.strerror}"
+                copied_to = f"nowhere: {error.strerror}"
         log.error(
-            "journal.damaged", file=str(path), bytes=damaged, frames=len(content.records), kept=kept,
+            "journal.damaged", file=str(path), bytes=damaged, frames=len(content.records), kept=copied_to,
             consequence="entries in these bytes are lost; the others are sent",
         )  # fmt: skip
-        if (dog := on_watch()) is not None:
-            dog.damaged(damaged)
+        if (watchdog := on_watch()) is not None:
+            watchdog.damaged(damaged)

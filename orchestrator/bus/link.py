@@ -1,10 +1,10 @@
-"""The connection to NATS: dialled, watched, dialled again for ever with jitter.
+"""The connection to NATS: dialled, watched, and dialled again without limit, with jitter.
 
-The client's own reconnection is switched off. After some errors it gives up for good, and its subscriptions may
-outlive a reconnection without ever receiving again; here every connection is a new client with new subscriptions,
+The client's own reconnection is switched off. It stops for good after some errors, and its subscriptions may
+survive a reconnection without ever receiving again. Here every connection is a new client with new subscriptions,
 and work on a lost connection is cancelled at once instead of waiting for its time-out.
 
-Of several servers of one cluster (`urls_of`) any will do: each dial tries the next one, the first a random one.
+Any server of a cluster (`urls_of`) can serve: each dial tries the next server, and the first dial a random server.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -25,27 +25,29 @@ from nats.js.errors import ServiceUnavailableError
 
 from orchestrator.bus.base import BusUnavailable, UnfitServer
 from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
-from orchestrator.clock import clock
-from orchestrator.metrics import BusMetrics, measured
-from orchestrator.progress import looping
+from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.backoff import backoff
+from orchestrator.runtime.liveness import track_loop
+from orchestrator.runtime.metrics import BusMetrics, measured
+from orchestrator.settings.timeouts import timeouts
 
 log = structlog.get_logger(__name__)
 
-OLDEST_SERVER = (2, 10)  # older ones silently ignore parts of the configuration
+OLDEST_SERVER = (2, 10)  # older servers silently ignore parts of the configuration
 FIRST_WAIT_S = 0.05
-LEADERLESS_S = 0.25  # a cluster that has lost a leader answers nothing until it has another
+LEADERLESS_S = 0.25  # a cluster that has lost a leader answers nothing until it elects another
 _LOOK_AT_CLIENT_S = 0.2
 
 
 class LinkLost(Exception):
-    """The connection broke while it was in use: wait for the next one and do the work again."""
+    """The connection broke while it was in use: wait for the next connection and repeat the work."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Connection:
     """One connected client, until it is lost."""
 
-    client: Any  # nats.NATS
+    client: Any  # _Client
     js: JetStreamContext
     max_payload: int
     lost: anyio.Event = field(default_factory=anyio.Event)
@@ -57,7 +59,7 @@ class Connection:
             scope.cancel()
 
     async def until_lost(self) -> None:
-        """Wait for the end. The client does not always announce its own (a failing last write keeps it from that)."""
+        """Wait for the end. The client does not always announce its end (a failing last write prevents it)."""
         while not self.lost.is_set():
             with anyio.move_on_after(_LOOK_AT_CLIENT_S):
                 await self.lost.wait()
@@ -65,8 +67,21 @@ class Connection:
                 self.lose()
 
 
+class _Client(nats.NATS):  # type: ignore[misc]  # untyped
+    """The client, without its last write to a connection that has failed.
+
+    nats-py flushes pending data when it closes after an error. On a closed transport the write raises, and the client's reading task
+    ends with a traceback instead of the closed callback.
+    """
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self._pending: list[bytes] = []
+        self._pending_data_size = 0
+        await super()._process_op_err(e)
+
+
 class Link:
-    """Keeps one connection. `run` must be running beside the users (see `NatsBus.connect`)."""
+    """Keeps one connection. `run` must run while the link is used (see `NatsBus.connect`)."""
 
     def __init__(self, url: str, name: str, on_up: Callable[[], None]) -> None:
         urls = urls_of(url)
@@ -77,7 +92,7 @@ class Link:
         self._on_up = on_up  # called after each reconnection, not after the first connection
         self._current: Connection | None = None
         self._up = anyio.Event()
-        self.max_payload = MIN_MAX_PAYLOAD_BYTES  # of the server last connected
+        self.max_payload = MIN_MAX_PAYLOAD_BYTES  # of the latest server
 
     @property
     def current(self) -> Connection | None:
@@ -100,17 +115,17 @@ class Link:
                 f"the NATS server at {self._places} runs without JetStream: start it with -js and a store directory"
             )
         raise BusUnavailable(
-            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): start it there, or set another nats.url"
+            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): start it there, or check NATS_URL"
         )
 
     async def run(self) -> None:
         """Dial again whenever the connection is lost."""
-        with looping("bus.link") as loop:
+        with track_loop("bus.link") as loop:
             while True:
                 assert self._current is not None
-                loop.rests("the end of the connection")
+                loop.idle("the end of the connection")
                 await self._current.until_lost()
-                loop.works("a connection", on="nats")
+                loop.busy("a connection", on="nats")
                 self._current, self._up = None, anyio.Event()
                 measured(BusMetrics).connected.set(0)
                 log.warning("nats_lost", server=self._places)
@@ -126,7 +141,7 @@ class Link:
                 self._on_up()
 
     async def close(self) -> None:
-        """Close the connection. Bounded: what cannot be said in two seconds is not said."""
+        """Close the connection. Unsent data is dropped after two seconds."""
         connection = self._current
         if connection is not None:
             with anyio.move_on_after(2, shield=True):
@@ -137,7 +152,7 @@ class Link:
         """Wait for a connection and use it; LinkLost if it breaks before the body is done."""
         while (connection := self._current) is None or connection.lost.is_set():
             await self._up.wait()
-            await anyio.lowlevel.checkpoint()  # lost a moment ago: let `run` notice
+            await anyio.lowlevel.checkpoint()  # just lost: let `run` notice
         with anyio.CancelScope() as scope:
             connection.users.add(scope)
             try:
@@ -148,18 +163,20 @@ class Link:
             raise LinkLost
 
     async def _dial_any(self) -> None:
-        """Try every server once. Raises as the last one did."""
-        for left in reversed(range(self._servers)):
+        """Try every server once. Raises the error of the last server."""
+        for attempts_left in reversed(range(self._servers)):
             try:
                 return await self._dial(next(self._url))
             except (OSError, nats.errors.Error) as error:
-                if not left:
+                if not attempts_left:
                     raise
                 log.debug("nats_refused", error=repr(error))
 
     async def _dial(self, url: str) -> None:
-        client = nats.NATS()
-        connection = Connection(client, client.jetstream(timeout=clock().bus_request_s), 0)
+        client = _Client()
+        connection = Connection(
+            client=client, js=client.jetstream(timeout=timeouts().bus_request_s), max_payload=0
+        )
 
         async def closed() -> None:
             connection.lose()
@@ -170,16 +187,21 @@ class Link:
         try:
             await client.connect(
                 url,
+                **login_of(url),
                 name=self._name,
                 allow_reconnect=False,
-                max_reconnect_attempts=1,  # of one call; the waiting in between is ours
+                max_reconnect_attempts=1,  # per call; we wait between calls
                 reconnect_time_wait=0,
-                connect_timeout=clock().bus_connect_s,
-                ping_interval=clock().bus_ping_s,
+                connect_timeout=timeouts().bus_connect_s,
+                ping_interval=timeouts().bus_ping_s,
                 closed_cb=closed,
                 error_cb=failed,
             )
             connection.max_payload = self.max_payload = client.max_payload
+            if url.startswith("tls://") and not client._server_info.get("tls_required"):
+                raise UnfitServer(
+                    f"the NATS server at {_place(url)} does not speak TLS, which tls:// asks for: switch it on there, or name it by nats://"
+                )
             await _check_fit(connection, _place(url), alone=self._servers == 1)
         except BaseException:
             with anyio.move_on_after(2, shield=True):
@@ -192,14 +214,12 @@ class Link:
 
 
 def delays() -> Iterator[float]:
-    """Seconds to wait before the next attempt: doubling up to `clock.bus_redial_s`, each with jitter, for ever."""
-    longest_s = clock().bus_redial_s
-    for attempt in itertools.count():
-        yield min(longest_s, FIRST_WAIT_S * 2 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
+    """Seconds to wait before each next attempt, without end: see `backoff`."""
+    return backoff(FIRST_WAIT_S, timeouts().bus_redial_s)
 
 
 async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None:
-    """Refuse with one sentence a server that would lose or cut messages. One of a cluster (not `alone`) need not know who leads it."""
+    """Refuse with one sentence a server that would lose or cut messages. A server in a cluster (not `alone`) may not know its leader yet."""
     version = connection.client.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         raise UnfitServer(
@@ -215,9 +235,46 @@ async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None
         await connection.js.account_info()  # raises ServiceUnavailableError without JetStream
 
 
+SCHEMES = ("nats", "tls", "ws", "wss")
+
+
 def urls_of(named: str) -> list[str]:
-    """The servers of one cluster as people name them: URLs with commas between them."""
-    return [url.strip() for url in named.split(",") if url.strip()]
+    """The servers of one cluster, written as comma-separated URLs. An invalid URL raises UnfitServer with one sentence that contains
+    no login."""
+    urls = [url.strip() for url in named.split(",") if url.strip()]
+    for url in urls:
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            fits = (parts.scheme or "nats") in SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # an invalid port, an unclosed bracket
+            fits = False
+        if not fits:
+            raise UnfitServer(
+                f"NATS_URL is not a URL of NATS (it begins with {quoted(url.partition(':')[0], 20)}): use nats://host:4222, tls://, ws:// or wss://, "
+                "with user:password@ or token@ before the host, where / : and @ are written %2F, %3A and %40"
+            )
+        if parts.query or parts.fragment or parts.path.strip("/"):
+            raise UnfitServer(
+                f"the NATS URL of {_place(url)} has something behind its port, which would be ignored: take it out"
+            )
+    if len({urlsplit(url if "//" in url else f"//{url}").scheme in ("ws", "wss") for url in urls}) > 1:
+        raise UnfitServer("NATS_URL mixes ws:// with other servers: name one kind")
+    return urls
+
+
+def places_of(named: str) -> str:
+    """host:port of each server, for messages."""
+    return " or ".join(map(_place, urls_of(named)))
+
+
+def login_of(url: str) -> dict[str, str]:
+    """The login in a URL, decoded, as arguments of the client (the client does not decode it)."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if parts.username is None:
+        return {}
+    if parts.password is None:
+        return {"token": unquote(parts.username)}
+    return {"user": unquote(parts.username), "password": unquote(parts.password)}
 
 
 def _place(url: str) -> str:

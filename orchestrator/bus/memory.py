@@ -1,6 +1,6 @@
 """The bus in memory: the same contract without a server, for unit and stateful tests only.
 
-Time comes from a clock, so that a test may move it: `ManualClock` stands still until told. Everything happens in one
+Time comes from a clock that a test can move: `ManualClock` moves only by `advance`. Everything happens in one
 event loop; nothing survives the object.
 """
 
@@ -25,8 +25,8 @@ from orchestrator.bus.base import (
     StreamFull,
     Subscription,
 )
-from orchestrator.bus.feed import Feed, beside
-from orchestrator.bus.letters import conflict, dead_letter, undeliverable
+from orchestrator.bus.dead_letters import conflict, dead_letter, undeliverable
+from orchestrator.bus.feed import Feed, in_background
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
@@ -40,7 +40,7 @@ class ManualClock:
         self._watchers: list[Callable[[], None]] = []
 
     def advance(self, seconds: float) -> None:
-        """Move on; what falls due is delivered."""
+        """Move forward; messages that fall due are delivered."""
         self.now += seconds
         for watcher in self._watchers:
             watcher()
@@ -49,7 +49,7 @@ class ManualClock:
         self._watchers.append(watcher)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Stored:
     seq: int
     subject: str
@@ -59,7 +59,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Progress:
-    """One consumer's dealings with one message: how often delivered, and when it may be delivered again."""
+    """The state of one message for one consumer: its number of deliveries, and the time from which it may be delivered again."""
 
     deliveries: int = 0
     due: float = 0.0
@@ -72,7 +72,7 @@ class _Consumer:
     progress: dict[int, _Progress] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Stream:
     spec: Stream
     created: str
@@ -174,21 +174,21 @@ class MemoryBus:
         streams: Sequence[Stream] = subjects.STREAMS,
         max_payload: int = 8 * 1024 * 1024,
     ) -> AsyncIterator["MemoryBus"]:
-        """A bus whose callbacks run while the context is open."""
+        """A bus that runs its callbacks while the context is open."""
         bus = cls(clock=clock, streams=streams, max_payload=max_payload)
-        async with beside(bus._watch.run):
+        async with in_background(bus._watch.run):
             yield bus
 
     def now(self) -> float:
         return anyio.current_time() if self._clock is None else self._clock.now
 
     def changed(self) -> None:
-        """Wake those who wait for a message or for a moment."""
+        """Wake the tasks that wait for a message or for a moment."""
         self._change.set()
         self._change = anyio.Event()
 
     def wipe(self) -> None:
-        """Lose every stream, consumer and message, as a server does whose store was deleted."""
+        """Lose every stream, consumer and message, like a server after its store was deleted."""
         self._streams.clear()
         self._watch.ask()
         self.changed()
@@ -225,7 +225,7 @@ class MemoryBus:
             return False
         self._make_room(stream, message)
         stream.last_seq += 1
-        stored = _Stored(stream.last_seq, message.subject, headers, message.body)
+        stored = _Stored(seq=stream.last_seq, subject=message.subject, headers=headers, body=message.body)
         stream.messages[stored.seq] = stored
         stream.ids[message.msg_id] = self.now()
         self.changed()
@@ -272,7 +272,7 @@ class MemoryBus:
                         feed.put(delivery)
 
         try:
-            async with beside(pump):
+            async with in_background(pump):
                 yield feed
         finally:
             for delivery in feed.leftover():
@@ -291,26 +291,26 @@ class MemoryBus:
         await anyio.lowlevel.checkpoint()
         sightings = {}
         for spec in self._specs:
-            made = spec.name not in self._streams
-            if made:
-                self._streams[spec.name] = _Stream(spec, created=str(next(self._births)))
+            created = spec.name not in self._streams
+            if created:
+                self._streams[spec.name] = _Stream(spec=spec, created=str(next(self._births)))
             stream = self._streams[spec.name]
-            sightings[spec.name] = Sighting(stream.created, stream.last_seq, made)
+            sightings[spec.name] = Sighting(stream.created, stream.last_seq, created)
         return sightings
 
     def _make_room(self, stream: _Stream, message: Outgoing) -> None:
         """Apply the stream's limits before one more message; StreamFull if it refuses."""
-        spec, kept = stream.spec, stream.messages
+        spec, stored = stream.spec, stream.messages
         if spec.retention is Retention.LAST_PER_SUBJECT:
-            for seq in [old.seq for old in kept.values() if old.subject == message.subject]:
-                del kept[seq]
-        while kept and (
-            len(kept) >= spec.max_msgs
-            or sum(len(old.body) for old in kept.values()) + len(message.body) > spec.max_bytes
+            for seq in [old.seq for old in stored.values() if old.subject == message.subject]:
+                del stored[seq]
+        while stored and (
+            len(stored) >= spec.max_msgs
+            or sum(len(old.body) for old in stored.values()) + len(message.body) > spec.max_bytes
         ):
             if spec.discard_new:
-                raise StreamFull(f"the stream {spec.name} is full: {len(kept)} messages of {spec.max_msgs}")
-            del kept[next(iter(kept))]
+                raise StreamFull(f"the stream {spec.name} is full: {len(stored)} messages of {spec.max_msgs}")
+            del stored[next(iter(stored))]
 
     async def _fetch(self, spec: Consumer, name: str, batch: int) -> list[MemoryDelivery]:
         """Wait until at least one message may be delivered, and count the deliveries."""
@@ -339,15 +339,15 @@ class MemoryBus:
             if found:
                 return found
             change = self._change
-            until_due = min(waiting) - now if waiting and self._clock is None else None
-            with anyio.move_on_after(until_due):
+            timeout_s = min(waiting) - now if waiting and self._clock is None else None
+            with anyio.move_on_after(timeout_s):
                 await change.wait()
 
     def _consumer(self, stream: _Stream, spec: Consumer, name: str) -> _Consumer:
         if name not in stream.consumers:
             if stream.spec.retention is Retention.WORK_QUEUE:
-                for other in stream.consumers.values():
-                    if subjects.overlap(other.spec.filter, spec.filter):
+                for existing in stream.consumers.values():
+                    if subjects.overlap(existing.spec.filter, spec.filter):
                         raise ConsumerConflict(conflict(spec))
             stream.consumers[name] = _Consumer(spec)
         stream.consumers[name].spec = spec

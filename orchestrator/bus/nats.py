@@ -1,8 +1,8 @@
 """The bus over NATS JetStream.
 
-Who does what: `Link` keeps a connection · `Puller` consumes · `StreamWatch` notices wiped streams · this file creates
+The parts: `Link` keeps a connection · `Puller` consumes · `StreamWatch` notices wiped streams · this file creates
 the streams, publishes, and puts the three together. The names on the wire carry an optional prefix, so that tests (or
-two installations) share a server without meeting.
+two installations) can share a server without conflict.
 """
 
 import time
@@ -28,31 +28,31 @@ from orchestrator.bus.base import (
     StreamFull,
     Subscription,
 )
-from orchestrator.bus.feed import Feed, beside
-from orchestrator.bus.letters import dead_letter
+from orchestrator.bus.dead_letters import dead_letter
+from orchestrator.bus.feed import Feed, in_background
 from orchestrator.bus.link import LEADERLESS_S, Connection, Link, LinkLost, delays, urls_of
 from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
-from orchestrator.clock import clock
-from orchestrator.failpoints import boundary
-from orchestrator.metrics import BusMetrics, measured
-from orchestrator.progress import waiting_for
+from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.liveness import waiting_for
+from orchestrator.runtime.metrics import BusMetrics, measured
+from orchestrator.settings.timeouts import timeouts
 
 log = structlog.get_logger(__name__)
 
 _FULL_ERRORS = (10023, 10028, 10047, 10077)  # no resources, memory, storage; store failed (limits, disk)
-_NAME_IN_USE = 10058  # somebody created the stream a moment ago
-_PUBLISH_WINDOW = 64  # concurrent publishes of one `publish_many`; with a task for each of 256 the same takes a third more CPU time
+_NAME_IN_USE = 10058  # another process has just created the stream
+_PUBLISH_WINDOW = 64  # concurrent publishes of one `publish_many`; 256 tasks take a third more CPU time
 _NOTICE_BUFFER = 4096
-_GLANCES = 40  # a publish that finds no stream takes no longer look than LEADERLESS_S, so often
+_GLANCES = 40  # the first 40 attempts of a publish that finds no stream limit the check to LEADERLESS_S each
 REPLICAS = 3
-"""Of each stream in a cluster: what is acknowledged outlives one server."""
+"""Replicas of each stream in a cluster: an acknowledged message survives the loss of one server."""
 
 
 class NatsBus:
-    """See `Bus`. Made by `connect`."""
+    """See `Bus`. Created by `connect`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class NatsBus:
         self._specs = streams
         self._replicas = REPLICAS if len(urls_of(url)) >= REPLICAS else 1
         self._adjusted = False
-        self._watch = StreamWatch(self._look, timing.look_s)
+        self._watch = StreamWatch(self._look, timing.poll_interval_s)
         self._link = Link(url, name, on_up=self._watch.reconnected)
 
     @classmethod
@@ -84,18 +84,18 @@ class NatsBus:
         patience_s: float = 10.0,
         streams: Sequence[Stream] = subjects.STREAMS,
     ) -> AsyncIterator["NatsBus"]:
-        """Connect, keep connected while the context is open, and close. ``url`` names one server, or with commas those of one cluster:
-        from three on, new streams have three replicas, and old ones get them.
+        """Connect, keep connected while the context is open, and close. ``url`` names one server, or the servers of one cluster with commas
+        between them. With three or more servers, new and existing streams get three replicas.
 
-        ``name`` is shown by the server's monitoring. Raises BusUnavailable if nobody answers for ``patience_s``
-        seconds, UnfitServer if the server is older than 2.10, has no JetStream or takes too small messages.
+        ``name`` appears in the server's monitoring. Raises BusUnavailable if no server answers for ``patience_s``
+        seconds, UnfitServer if the server is older than 2.10, has no JetStream or accepts too small messages.
         """
         if prefix:
             subjects.check_name("prefix", prefix)
-        bus = cls(url, name=name, prefix=prefix, timing=timing or Timing.of(clock()), streams=streams)
+        bus = cls(url, name=name, prefix=prefix, timing=timing or Timing.of(timeouts()), streams=streams)
         await bus._link.open(patience_s)
         try:
-            async with beside(bus._run):
+            async with in_background(bus._run):
                 yield bus
         finally:
             await bus._link.close()
@@ -124,7 +124,7 @@ class NatsBus:
         stream = subjects.stream_of(message.subject).name
         headers = wire_headers(message)
         metrics, kind = measured(BusMetrics), subjects.kind_of(message.subject)
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             check_size(message, headers, self._link.max_payload)
             with waiting_for("nats"):
@@ -132,7 +132,7 @@ class NatsBus:
         except BusError:
             metrics.refused.labels(kind).inc()
             raise
-        metrics.publish_s.labels(kind).observe(time.perf_counter() - began)
+        metrics.publish_s.labels(kind).observe(time.perf_counter() - started)
         return stored
 
     async def _until_stored(self, stream: str, message: Outgoing, headers: Mapping[str, str]) -> bool:
@@ -148,11 +148,11 @@ class NatsBus:
                 return not ack.duplicate
             except LinkLost:
                 continue
-            except NoStreamResponseError:  # it is gone, or its replicas are about to choose a leader, who is there before all can be looked at
-                soon = attempt < _GLANCES
-                with anyio.move_on_after(LEADERLESS_S if soon else None):
+            except NoStreamResponseError:  # the stream is gone, or its replicas elect a leader, which is ready before all streams are checked
+                early = attempt < _GLANCES
+                with anyio.move_on_after(LEADERLESS_S if early else None):
                     await self._watch.check()
-                delay = min(delay, LEADERLESS_S) if soon else delay
+                delay = min(delay, LEADERLESS_S) if early else delay
             except APIError as error:
                 if error.err_code in _FULL_ERRORS:
                     raise StreamFull(
@@ -200,7 +200,7 @@ class NatsBus:
     @asynccontextmanager
     async def listen(self, subject: str) -> AsyncIterator[AsyncIterator[Notice]]:
         send, receive = anyio.create_memory_object_stream[Notice](_NOTICE_BUFFER)
-        hearing = anyio.Event()
+        subscribed = anyio.Event()
 
         async def hand_over(message: Any) -> None:
             try:
@@ -208,19 +208,19 @@ class NatsBus:
             except anyio.WouldBlock:
                 log.debug("notice_dropped", subject=subject)
 
-        async def hear() -> None:
+        async def receive_notices() -> None:
             for delay in delays():
                 try:
                     async with self._link.session() as connection:
-                        heard = await connection.client.subscribe(
+                        subscription = await connection.client.subscribe(
                             self._subject_prefix + subject, cb=hand_over
                         )
                         try:
                             await connection.client.flush()
-                            hearing.set()
+                            subscribed.set()
                             await anyio.sleep_forever()
                         finally:
-                            await _unsubscribe(connection, heard)
+                            await _unsubscribe(connection, subscription)
                 except LinkLost:
                     continue
                 except (OSError, nats.errors.Error) as error:
@@ -228,8 +228,8 @@ class NatsBus:
                 await anyio.sleep(delay)
 
         with send, receive:
-            async with beside(hear):
-                await hearing.wait()
+            async with in_background(receive_notices):
+                await subscribed.wait()
                 yield receive
 
     @asynccontextmanager
@@ -247,7 +247,7 @@ class NatsBus:
             bury=self.dead_letter,
         )
         try:
-            async with beside(puller.run):
+            async with in_background(puller.run):
                 yield feed
         finally:
             with anyio.move_on_after(1, shield=True):
@@ -268,7 +268,7 @@ class NatsBus:
             group.start_soon(self._watch.run)
 
     async def _look(self) -> dict[str, Sighting]:
-        """Look at every stream, and create those that are missing. Blocks while the server is away."""
+        """Check every stream and create missing streams. Blocks while the server is unreachable."""
         for delay in delays():
             try:
                 async with self._link.session() as connection:
@@ -285,31 +285,31 @@ class NatsBus:
         raise AssertionError("delays never end")
 
     async def _look_at(self, connection: Connection, spec: Stream) -> Sighting:
-        name, made = self._stream_prefix + spec.name, False
+        name, created = self._stream_prefix + spec.name, False
         try:
             info = await connection.js.stream_info(name)
         except NotFoundError:
             try:
                 info = await connection.js.add_stream(self._config(spec, first_seq=time.time_ns() // 1000))
-                made = True
+                created = True
             except BadRequestError as error:
                 if error.err_code != _NAME_IN_USE:
                     raise
                 info = await connection.js.stream_info(name)
-        if not self._adjusted and not made:
-            wanted = self._config(spec, first_seq=info.config.first_seq)
-            # Who knows one server of a cluster takes no replicas away.
-            wanted.num_replicas = max(self._replicas, info.config.num_replicas or 1)
-            if _differs(info.config, wanted):
+        if not self._adjusted and not created:
+            desired = self._config(spec, first_seq=info.config.first_seq)
+            # A process that knows only one server of a cluster must not remove replicas.
+            desired.num_replicas = max(self._replicas, info.config.num_replicas or 1)
+            if _differs(info.config, desired):
                 log.info("stream_changed", stream=name)
-                info = await connection.js.update_stream(wanted)
-        return Sighting(str(info.created), info.state.last_seq, made)
+                info = await connection.js.update_stream(desired)
+        return Sighting(str(info.created), info.state.last_seq, created)
 
     def _config(self, spec: Stream, first_seq: int | None) -> api.StreamConfig:
         """The server's form of a stream.
 
-        A new stream counts from the microsecond of its creation, so that no sequence number of a wiped stream comes
-        again: an acknowledgement that was on its way during the wipe can never settle a message of the new one.
+        A new stream counts from the microsecond of its creation, so that no sequence number of a wiped stream is used
+        again: an acknowledgement in flight during the wipe can never settle a message of the new stream.
         """
         by_retention = {
             Retention.WORK_QUEUE: api.RetentionPolicy.WORK_QUEUE,
@@ -333,7 +333,7 @@ class NatsBus:
 
 
 def _differs(have: Any, wanted: Any) -> bool:
-    """Whether what we set differs; what the server adds does not count."""
+    """Whether a value that we set differs. Values that the server adds do not count."""
     fields = (
         "subjects",
         "discard",

@@ -2,8 +2,8 @@
 
 The pull protocol is spoken directly (a request to ``$JS.API.CONSUMER.MSG.NEXT…`` whose answers arrive in an inbox),
 because every answer matters here: a message, an idle heartbeat (status 100), the end of a request (404, 408), or the
-news that consumer or stream are gone (409, 503). An inbox that stays silent for longer than two heartbeats is thrown
-away and a new one made: pull subscriptions can hang without an error.
+loss of the consumer or stream (409, 503). An inbox that is silent for longer than two heartbeats is
+replaced: pull subscriptions can hang without an error.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,39 +21,39 @@ from nats.js.errors import APIError, NotFoundError
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import ConsumerConflict, Delivery
+from orchestrator.bus.dead_letters import conflict, undeliverable
 from orchestrator.bus.feed import Feed
-from orchestrator.bus.letters import conflict, undeliverable
 from orchestrator.bus.link import Connection, Link, LinkLost, delays
 from orchestrator.bus.subjects import Consumer
 from orchestrator.bus.watch import StreamWatch
-from orchestrator.clock import Clock
-from orchestrator.failpoints import boundary
+from orchestrator.runtime.failpoints import boundary
+from orchestrator.settings.timeouts import Timeouts
 
 log = structlog.get_logger(__name__)
 
 _OVERLAP_ERRORS = (10099, 10100)  # work queue: consumer must be filtered / not unique
-_PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer whose reader is away
+_PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer without a reader
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. A request is asked for anew when it expires; two heartbeats missed and the inbox is given up."""
+    """Seconds. A request is repeated when it expires. An inbox is abandoned after two missed heartbeats."""
 
     expires_s: float
     heartbeat_s: float
-    look_s: float  # how often to look whether a stream is new
+    poll_interval_s: float  # between two checks for new streams
 
     @classmethod
-    def of(cls, settings: Clock) -> "Timing":
-        return cls(settings.bus_fetch_s, settings.bus_heartbeat_s, settings.bus_look_s)
+    def of(cls, settings: Timeouts) -> "Timing":
+        return cls(settings.bus_fetch_s, settings.bus_heartbeat_s, settings.bus_poll_interval_s)
 
 
 class Lapsed(Exception):
-    """This inbox or consumer brings nothing more; the text says why."""
+    """This inbox or consumer delivers nothing more; the text gives the reason."""
 
 
 class NatsDelivery:
-    """See `Delivery`. Settled over whatever connection there is at that moment: the reply subject outlives one."""
+    """See `Delivery`. Settled over the current connection: the reply subject outlives a connection."""
 
     __slots__ = ("_done", "_link", "_message", "deliveries", "stream", "subject")
 
@@ -132,10 +132,10 @@ class Puller:
         self._stream = stream  # its name at the server
         self._subject_prefix = subject_prefix
         self._bury = bury
-        self._name = consumer.durable  # a private one is named by the server
+        self._name = consumer.durable  # the server names a private consumer
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConsumerConflict."""
+        """Run until cancelled. Raises ConsumerConflict."""
         pauses = delays()
         while True:
             try:
@@ -156,7 +156,7 @@ class Puller:
             await anyio.sleep(next(pauses))
 
     async def remove(self) -> None:
-        """Forget a private consumer, so that the server need not keep it."""
+        """Delete a private consumer, so that the server need not keep it."""
         connection = self._link.current
         if self._consumer.durable is None and self._name is not None and connection is not None:
             try:
@@ -165,7 +165,7 @@ class Puller:
                 log.debug("private_consumer_left", consumer=self._name, error=repr(error))
 
     async def _ensure(self, connection: Connection) -> None:
-        """Create the consumer, or bring an existing one to these limits."""
+        """Create the consumer, or update an existing consumer to these limits."""
         spec = self._consumer
         if spec.durable is None and self._name is not None:
             try:
@@ -193,12 +193,12 @@ class Puller:
 
     async def _serve(self, connection: Connection) -> None:
         """Pull into a fresh inbox until it lapses."""
-        arrive, arrived = anyio.create_memory_object_stream[Any](float("inf"))  # bounded by the requests
+        deliver, arrived = anyio.create_memory_object_stream[Any](float("inf"))  # bounded by the requests
 
         async def hand_over(message: Any) -> None:
-            arrive.send_nowait(message)
+            deliver.send_nowait(message)
 
-        with arrive, arrived:
+        with deliver, arrived:
             inbox = connection.client.new_inbox()
             subscription = await connection.client.subscribe(inbox, cb=hand_over)
             try:
@@ -218,9 +218,9 @@ class Puller:
                     await self._abandon(connection, subscription, arrived)
 
     async def _receive(self, arrived: MemoryObjectReceiveStream[Any]) -> None:
-        """Hand on what one request brings; return when it is over."""
-        left = self._batch
-        while left:
+        """Pass on the messages of one request. Return when the request has ended."""
+        remaining = self._batch
+        while remaining:
             try:
                 message = arrived.receive_nowait()  # no trip through the event loop while there is more
             except anyio.WouldBlock:
@@ -231,7 +231,7 @@ class Puller:
                     raise Lapsed("silent for more than two heartbeats") from None
             match (message.headers or {}).get("Status"):
                 case None:
-                    left -= 1
+                    remaining -= 1
                     await self._deliver(message)
                 case "100":  # idle heartbeat
                     pass
@@ -252,7 +252,7 @@ class Puller:
     async def _abandon(
         self, connection: Connection, subscription: Any, arrived: MemoryObjectReceiveStream[Any]
     ) -> None:
-        """Leave the inbox, and hand back what lies in it."""
+        """Leave the inbox and return its messages to the stream."""
         while arrived.statistics().current_buffer_used:
             message = arrived.receive_nowait()
             if (message.headers or {}).get("Status") is None:

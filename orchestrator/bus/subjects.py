@@ -1,8 +1,9 @@
-"""Every subject, stream, consumer and limit of the bus: the only place where these strings are written.
+"""Every subject, stream, consumer and limit of the bus. These strings are written only here.
 
 ::
 
     tasks.<run>.<domain>                              TASKS    work queue, discard new   users -> orchestrator
+    blobs.<sha256>                                    BLOBS    work queue, discard new   users -> orchestrator
     work.rollout.<run>.<pool>, work.verify.<run>.<pool>
                                                       WORK     work queue, discard new   orchestrator -> runners
     steps.<run>.<rollout>                             STEPS    work queue, discard new   gateway -> orchestrator
@@ -10,18 +11,21 @@
     policy.<run>                                      POLICY   last per subject          trainer -> gateway, orchestrator
     dead.<stream>                                     DEAD     limits                    anyone -> orchestrator, operators
     accepted.<run>.<submission>                       (core NATS, not stored)            orchestrator -> users
+    blobs_wanted.<id>, blobs_missing.<id>             (core NATS, not stored)            users <-> orchestrator
 
-Invariants. Consumers of one work-queue stream never overlap: one durable per run, kind and pool; TASKS has one
-durable for all runs, so that a task for an unknown run is dead-lettered instead of lying unread, and so has DEAD. TASKS takes every
-subject below ``tasks.``, so that a malformed one is refused with a reason instead of vanishing. Strings here carry no
+Invariants. Consumers of one work-queue stream never overlap: there is one durable per run, kind and pool. TASKS, BLOBS and DEAD have
+one durable for all runs, so that a task for an unknown run is dead-lettered instead of staying unread. TASKS takes every
+subject below ``tasks.``, so that a malformed subject is refused with a reason instead of vanishing. Strings here carry no
 stream prefix: an adapter adds its own on the wire and removes it again.
 """
 
+import json
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.clock import clock
+from orchestrator.contracts.quote import quoted
+from orchestrator.settings.timeouts import timeouts
 
 POOL_DEFAULT = "default"
 POOL_EVAL = "eval"  # reserved for evaluation, which runs a pinned policy version
@@ -31,16 +35,16 @@ HEADER_SCHEMA = "Penstock-Schema"  # "<schema name>/<version>", for example "Ste
 HEADER_DEAD_REASON = "Penstock-Dead-Reason"
 HEADER_DEAD_SUBJECT = "Penstock-Dead-Subject"
 HEADER_DEAD_DELIVERIES = "Penstock-Dead-Deliveries"
-HEADER_DEAD_BODY_BYTES = "Penstock-Dead-Body-Bytes"  # length of the original body; longer than the body: cut
+HEADER_DEAD_BODY_BYTES = "Penstock-Dead-Body-Bytes"  # original length; if longer than the body, it was cut
 HEADER_DEAD_MSG_ID = "Penstock-Dead-Msg-Id"
 HEADER_DEAD_KEPT = (
-    "Penstock-Dead-Kept"  # "yes": who found it has it in the data pool; "no": the orchestrator puts it there
+    "Penstock-Dead-Kept"  # "yes": the data pool has it already; "no": the orchestrator stores it there
 )
 
 INLINE_LIMIT_BYTES = 512 * 1024  # above this a payload travels as `blob: sha256`, never inline
-MIN_MAX_PAYLOAD_BYTES = 1024 * 1024  # what a server must accept at least
+MIN_MAX_PAYLOAD_BYTES = 1024 * 1024  # the smallest max_payload that a server may have
 DEDUP_WINDOW_S = 120.0  # a convenience: correctness rests on unique keys in the data pool
-MAX_DELIVER = 20  # deliveries without an ack before a message is dead-lettered by its consumer
+MAX_DELIVER = 20  # deliveries without an ack before the consumer dead-letters a message
 
 _MIB = 1024 * 1024
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
@@ -49,18 +53,18 @@ _SUBMISSION = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-
 
 
 class Retention(StrEnum):
-    """What a stream keeps: a message until it is acknowledged, the newest per subject, or all within its limits."""
+    """The messages that a stream keeps: unacknowledged ones, the newest per subject, or all within its limits."""
 
     WORK_QUEUE = "work_queue"
     LAST_PER_SUBJECT = "last_per_subject"
     LIMITS = "limits"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """One JetStream stream. ``discard_new``: a full stream refuses (back-pressure) instead of dropping old messages.
 
-    ``max_bytes`` is reserved by the server when the stream is created, so the sum must fit its store.
+    The server reserves ``max_bytes`` when the stream is created, so the sum must fit its store.
     """
 
     name: str
@@ -72,41 +76,88 @@ class Stream:
     max_age_s: float = 0.0  # 0: no limit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """One pull consumer. ``durable=None`` is private to its subscriber and starts with all that the stream still has.
+    """One pull consumer. ``durable=None`` is private to its subscriber and starts with everything that the stream still has.
 
-    ``max_deliver`` is our own rule, not the server's: a message that was delivered more often than this is moved to
-    ``dead.<stream>`` by the adapter. (A limit set in the server would leave it unread in the work queue for ever.)
+    ``max_deliver`` is our own rule, not the server's: the adapter moves a message that was delivered more often than this to
+    ``dead.<stream>``. (A limit set in the server would leave it unread in the work queue indefinitely.)
     """
 
     stream: str
     durable: str | None
     filter: str
     max_ack_pending: int
-    ack_wait_s: float = field(default_factory=lambda: clock().bus_ack_wait_s)
+    ack_wait_s: float = field(default_factory=lambda: timeouts().bus_ack_wait_s)
     max_deliver: int = MAX_DELIVER
 
 
-TASKS = Stream("TASKS", ("tasks.>",), Retention.WORK_QUEUE, True, 100_000, 512 * _MIB)
+TASKS = Stream(
+    name="TASKS",
+    subjects=("tasks.>",),
+    retention=Retention.WORK_QUEUE,
+    discard_new=True,
+    max_msgs=100_000,
+    max_bytes=512 * _MIB,
+)
+BLOBS = Stream(
+    name="BLOBS",
+    subjects=("blobs.*",),
+    retention=Retention.WORK_QUEUE,
+    discard_new=True,
+    max_msgs=100_000,
+    max_bytes=256 * _MIB,
+)
 WORK = Stream(
-    "WORK", ("work.rollout.*.*", "work.verify.*.*"), Retention.WORK_QUEUE, True, 1_000_000, 256 * _MIB
+    name="WORK",
+    subjects=("work.rollout.*.*", "work.verify.*.*"),
+    retention=Retention.WORK_QUEUE,
+    discard_new=True,
+    max_msgs=1_000_000,
+    max_bytes=256 * _MIB,
 )
-STEPS = Stream("STEPS", ("steps.*.*",), Retention.WORK_QUEUE, True, 1_000_000, 1024 * _MIB)
+STEPS = Stream(
+    name="STEPS",
+    subjects=("steps.*.*",),
+    retention=Retention.WORK_QUEUE,
+    discard_new=True,
+    max_msgs=1_000_000,
+    max_bytes=1024 * _MIB,
+)
 RESULTS = Stream(
-    "RESULTS", ("results.rollout.*", "results.verdict.*"), Retention.WORK_QUEUE, True, 1_000_000, 256 * _MIB
+    name="RESULTS",
+    subjects=("results.rollout.*", "results.verdict.*"),
+    retention=Retention.WORK_QUEUE,
+    discard_new=True,
+    max_msgs=1_000_000,
+    max_bytes=256 * _MIB,
 )
-POLICY = Stream("POLICY", ("policy.*",), Retention.LAST_PER_SUBJECT, False, 100_000, 16 * _MIB)
-DEAD = Stream("DEAD", ("dead.*",), Retention.LIMITS, False, 100_000, 256 * _MIB, max_age_s=30 * 24 * 3600.0)
-STREAMS = (TASKS, WORK, STEPS, RESULTS, POLICY, DEAD)
+POLICY = Stream(
+    name="POLICY",
+    subjects=("policy.*",),
+    retention=Retention.LAST_PER_SUBJECT,
+    discard_new=False,
+    max_msgs=100_000,
+    max_bytes=16 * _MIB,
+)
+DEAD = Stream(
+    name="DEAD",
+    subjects=("dead.*",),
+    retention=Retention.LIMITS,
+    discard_new=False,
+    max_msgs=100_000,
+    max_bytes=256 * _MIB,
+    max_age_s=30 * 24 * 3600.0,
+)
+STREAMS = (TASKS, BLOBS, WORK, STEPS, RESULTS, POLICY, DEAD)
 _BY_ROOT = {pattern.split(".", 1)[0]: stream for stream in STREAMS for pattern in stream.subjects}
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return ``name`` if it may name a run, pool or domain; raise ValueError with one sentence otherwise."""
+    """Return ``name`` if it is valid for a run, pool or domain; otherwise raise ValueError with one sentence."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"the {kind} name {name!r} cannot be used: write 1 to 32 of the characters a-z, 0-9, '_' and '-'"
+            f"the {kind} name {quoted(name)} cannot be used: write 1 to 32 of the characters a-z, 0-9, '_' and '-'"
         )
     return name
 
@@ -114,19 +165,27 @@ def check_name(kind: str, name: str) -> str:
 def _check_id(kind: str, value: str) -> str:
     if not _ID.fullmatch(value):
         raise ValueError(
-            f"the {kind} id {value!r} cannot be used: write 1 to 128 letters, digits, '_' or '-'"
+            f"the {kind} id {quoted(value)} cannot be used: write 1 to 128 letters, digits, '_' or '-'"
         )
     return value
 
 
 def check_submission(submission: str) -> str:
-    """Return ``submission`` if it can stand in a subject; raise ValueError with one sentence otherwise."""
+    """Return ``submission`` if it is valid in a subject; otherwise raise ValueError with one sentence."""
     if not _SUBMISSION.fullmatch(submission):
         raise ValueError(
-            f"the submission id {submission!r} cannot be used: write 1 to 128 letters, digits or '_:@+=/-', "
+            f"the submission id {quoted(submission)} cannot be used: write 1 to 128 letters, digits or '_:@+=/-', "
             "with single dots inside if you like"
         )
     return submission
+
+
+def submission_named(body: bytes) -> str | None:
+    """The id in a submission, even if the rest is invalid. None: it has no id to which an answer could be sent."""
+    try:
+        return check_submission(json.loads(body)["submission"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 # --- subjects -------------------------------------------------------------------------------------------------
@@ -135,6 +194,26 @@ def check_submission(submission: str) -> str:
 def tasks(run: str, domain: str) -> str:
     """TaskSubmitted, from users."""
     return f"tasks.{check_name('run', run)}.{check_name('domain', domain)}"
+
+
+def blob(sha: str) -> str:
+    """Up to 900,000 bytes of a task's file, or a directory of it, from users; `sha` is the hex sha256 of the body."""
+    return f"blobs.{_check_id('blob', sha)}"
+
+
+def blobs_wanted(question: str) -> str:
+    """A publisher's question which blobs are missing. Core NATS."""
+    return f"blobs_wanted.{_check_id('question', question)}"
+
+
+def blobs_missing(question: str) -> str:
+    """The answer to a question. Core NATS."""
+    return f"blobs_missing.{_check_id('question', question)}"
+
+
+def every_blobs_wanted() -> str:
+    """The pattern of all questions."""
+    return "blobs_wanted.*"
 
 
 def work_rollout(run: str, pool: str = POOL_DEFAULT) -> str:
@@ -173,7 +252,7 @@ def dead(stream: str) -> str:
 
 
 def accepted(run: str, submission: str) -> str:
-    """The notice that a submission was accepted or rejected; core NATS, so only who listens hears it."""
+    """The notice that a submission was accepted or rejected. Core NATS: it reaches only current listeners."""
     return f"accepted.{check_name('run', run)}.{check_submission(submission)}"
 
 
@@ -190,7 +269,7 @@ def parse_tasks(subject: str) -> tuple[str, str]:
     match subject.split("."):
         case ["tasks", run, domain]:
             return check_name("run", run), check_name("domain", domain)
-    raise ValueError(f"the subject {subject!r} is not tasks.<run>.<domain>")
+    raise ValueError(f"the subject {quoted(subject)} is not tasks.<run>.<domain>")
 
 
 def parse_steps(subject: str) -> tuple[str, str]:
@@ -198,11 +277,11 @@ def parse_steps(subject: str) -> tuple[str, str]:
     match subject.split("."):
         case ["steps", run, rollout_id]:
             return check_name("run", run), _check_id("rollout", rollout_id)
-    raise ValueError(f"the subject {subject!r} is not steps.<run>.<rollout>")
+    raise ValueError(f"the subject {quoted(subject)} is not steps.<run>.<rollout>")
 
 
 def run_of(subject: str) -> str:
-    """The run that a subject of ours names; ValueError for ``dead.*`` and for foreign subjects."""
+    """The run in one of our subjects; ValueError for ``dead.*`` and for foreign subjects."""
     match subject.split("."):
         case (
             [("tasks" | "steps" | "accepted"), run, _, *_]
@@ -210,7 +289,7 @@ def run_of(subject: str) -> str:
             | ["policy", run]
         ):
             return check_name("run", run)
-    raise ValueError(f"the subject {subject!r} names no run")
+    raise ValueError(f"the subject {quoted(subject)} names no run")
 
 
 def stream_of(subject: str) -> Stream:
@@ -218,82 +297,104 @@ def stream_of(subject: str) -> Stream:
     stream = _BY_ROOT.get(subject.split(".", 1)[0])
     if stream is not None and any(matches(pattern, subject) for pattern in stream.subjects):
         return stream
-    raise ValueError(f"no stream stores the subject {subject!r}")
+    raise ValueError(f"no stream stores the subject {quoted(subject)}")
 
 
 def kind_of(subject: str) -> str:
-    """What sort of message a subject carries: ``tasks``, ``work.rollout``, ``work.verify``, ``steps``, ``results.rollout``,
+    """The kind of message that a subject carries: ``tasks``, ``blobs``, ``work.rollout``, ``work.verify``, ``steps``, ``results.rollout``,
     ``results.verdict``, ``policy`` or ``dead``."""
     root, _, rest = subject.partition(".")
     return f"{root}.{rest.partition('.')[0]}" if root in ("work", "results") else root
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """NATS subject matching: ``*`` is one token, a final ``>`` one or more tokens."""
-    wanted, got = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(got) <= len(wanted):
+    """NATS subject matching: ``*`` is one token, a final ``>`` is one or more tokens."""
+    pattern_tokens, subject_tokens = pattern.split("."), subject.split(".")
+    if pattern_tokens[-1] == ">":
+        pattern_tokens.pop()
+        if len(subject_tokens) <= len(pattern_tokens):
             return False
-        got = got[: len(wanted)]
-    return len(wanted) == len(got) and all(w in ("*", g) for w, g in zip(wanted, got, strict=True))
+        subject_tokens = subject_tokens[: len(pattern_tokens)]
+    return len(pattern_tokens) == len(subject_tokens) and all(
+        w in ("*", g) for w, g in zip(pattern_tokens, subject_tokens, strict=True)
+    )
 
 
 def overlap(one: str, other: str) -> bool:
     """Whether some subject matches both patterns."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
+    tokens, other_tokens = one.split("."), other.split(".")
+    for a, b in zip(tokens, other_tokens, strict=False):
         if ">" in (a, b):
             return True
         if a != b and "*" not in (a, b):
             return False
-    return len(left) == len(right)
+    return len(tokens) == len(other_tokens)
 
 
 # --- consumers ------------------------------------------------------------------------------------------------
-# Names are joined with ':', which no run or pool contains, so that ("a-b", "c") and ("a", "b-c") stay apart.
+# ':' joins names, because no run or pool contains it: ("a-b", "c") and ("a", "b-c") stay distinct.
 
 
 def consume_tasks() -> Consumer:
-    """The one durable of TASKS, for all runs."""
-    return Consumer("TASKS", "tasks", "tasks.>", max_ack_pending=1024)
+    """The single durable of TASKS, for all runs."""
+    return Consumer(stream="TASKS", durable="tasks", filter="tasks.>", max_ack_pending=1024)
+
+
+def consume_blobs() -> Consumer:
+    """The single durable of BLOBS, for all runs."""
+    return Consumer(stream="BLOBS", durable="blobs", filter="blobs.*", max_ack_pending=256)
 
 
 def consume_work_rollout(run: str, pool: str = POOL_DEFAULT) -> Consumer:
     """Shared by the runners of a pool."""
-    return Consumer("WORK", f"rollout:{run}:{pool}", work_rollout(run, pool), max_ack_pending=4096)
+    return Consumer(
+        stream="WORK", durable=f"rollout:{run}:{pool}", filter=work_rollout(run, pool), max_ack_pending=4096
+    )
 
 
 def consume_work_verify(run: str, pool: str = POOL_DEFAULT) -> Consumer:
     """Shared by the verifier runners of a pool."""
-    return Consumer("WORK", f"verify:{run}:{pool}", work_verify(run, pool), max_ack_pending=4096)
+    return Consumer(
+        stream="WORK", durable=f"verify:{run}:{pool}", filter=work_verify(run, pool), max_ack_pending=4096
+    )
 
 
 def consume_steps(run: str) -> Consumer:
     """Shared by the orchestrators of a run."""
-    return Consumer("STEPS", f"steps:{run}", f"steps.{check_name('run', run)}.*", max_ack_pending=8192)
+    return Consumer(
+        stream="STEPS",
+        durable=f"steps:{run}",
+        filter=f"steps.{check_name('run', run)}.*",
+        max_ack_pending=8192,
+    )
 
 
 def consume_results_rollout(run: str) -> Consumer:
     """Shared by the orchestrators of a run."""
-    return Consumer("RESULTS", f"rollout:{run}", results_rollout(run), max_ack_pending=1024)
+    return Consumer(
+        stream="RESULTS", durable=f"rollout:{run}", filter=results_rollout(run), max_ack_pending=1024
+    )
 
 
 def consume_results_verdict(run: str) -> Consumer:
     """Shared by the orchestrators of a run."""
-    return Consumer("RESULTS", f"verdict:{run}", results_verdict(run), max_ack_pending=1024)
+    return Consumer(
+        stream="RESULTS", durable=f"verdict:{run}", filter=results_verdict(run), max_ack_pending=1024
+    )
 
 
 def consume_policy(run: str) -> Consumer:
     """Private: every reader sees every newest version, and a late reader starts with the last one."""
-    return Consumer("POLICY", None, policy(run), max_ack_pending=64)
+    return Consumer(stream="POLICY", durable=None, filter=policy(run), max_ack_pending=64)
 
 
-def consume_letters() -> Consumer:
-    """The one durable of DEAD, for all runs. However often one comes, there is no letter about a letter."""
-    return Consumer("DEAD", "letters", "dead.*", max_ack_pending=256, max_deliver=2**31)
+def consume_dead_letters() -> Consumer:
+    """The single durable of DEAD, for all runs. A dead letter is never dead-lettered, however often it is delivered."""
+    # NATS keeps the durable under this name, and DEAD keeps its messages after their acknowledgement. A durable with another name would start at the
+    # first of them: those that were dropped, sent again or pruned would come back as new dead letters.
+    return Consumer(stream="DEAD", durable="letters", filter="dead.*", max_ack_pending=256, max_deliver=2**31)
 
 
 def consume_dead(stream: str) -> Consumer:
-    """Private: an operator's view of the dead letters of one stream (those kept, then new ones)."""
-    return Consumer("DEAD", None, dead(stream), max_ack_pending=1024)
+    """Private: an operator's view of the dead letters of one stream (stored letters first, then new ones)."""
+    return Consumer(stream="DEAD", durable=None, filter=dead(stream), max_ack_pending=1024)

@@ -1,8 +1,8 @@
-"""Notices that a stream is missing, new, or lost its tail, and tells those who can publish its content again.
+"""Detects streams that are missing, new, or without their tail, and calls the callbacks that can publish the content again.
 
-One mechanism for every way in which a transport loses messages. It looks when asked (a publish found no stream, a
+One mechanism covers every way in which a transport loses messages. It checks on request (a publish found no stream, a
 consumer vanished, the connection came back) and every ``period_s`` seconds, so that a process which only publishes
-rarely notices as well.
+rarely also notices.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,31 +12,31 @@ import anyio
 import structlog
 
 from orchestrator.bus.base import ReconnectCallback, StreamCallback
-from orchestrator.progress import looping
+from orchestrator.runtime.liveness import track_loop
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a look at one stream found. ``created`` is an identity: it differs for each new stream of that name."""
+    """The result of checking one stream. ``created`` is an identity: it differs for each new stream of that name."""
 
     created: str
     last_seq: int
-    made: bool  # it was missing and this look created it
+    made: bool  # it was missing and this check created it
 
 
 class StreamWatch:
-    """Compares sightings with what was seen before. ``look`` creates what is missing and may block while away."""
+    """Compares sightings with earlier ones. ``look`` creates missing streams and may block while the server is unreachable."""
 
     def __init__(self, look: Callable[[], Awaitable[dict[str, Sighting]]], period_s: float | None) -> None:
         self._look = look
         self._period_s = period_s
         self._created: dict[str, str] = {}
-        self._highest: dict[str, int] = {}  # the highest sequence known to be stored, per stream
+        self._highest: dict[str, int] = {}  # the highest stored sequence known per stream
         self._unreported: dict[str, None] = {}  # names in the order found, for the callbacks
         self._reconnected = False
-        self._asked = anyio.Event()
+        self._check_requested = anyio.Event()
         self._looking = anyio.Lock()
         self._stream_callbacks: list[StreamCallback] = []
         self._reconnect_callbacks: list[ReconnectCallback] = []
@@ -48,57 +48,65 @@ class StreamWatch:
         self._reconnect_callbacks.append(callback)
 
     def stored(self, stream: str, seq: int) -> None:
-        """Remember that the server confirmed message ``seq``: a stream that ends before it has lost something."""
+        """Record that the server confirmed message ``seq``: a stream that ends before it has lost messages."""
         if seq > self._highest.get(stream, 0):
             self._highest[stream] = seq
 
     def ask(self) -> None:
-        """Look soon."""
-        self._asked.set()
+        """Check soon."""
+        self._check_requested.set()
 
     def reconnected(self) -> None:
-        """Look now, then tell the reconnect callbacks."""
+        """Check now, then call the reconnect callbacks."""
         self._reconnected = True
-        self._asked.set()
+        self._check_requested.set()
 
     async def check(self) -> list[str]:
-        """Look; return the streams that are missing (created by this look), new, or shorter than known."""
+        """Check the streams. Return those that are missing (created by this check), new, or shorter than known."""
         async with self._looking:
-            highest = dict(self._highest)  # before the look: what is stored meanwhile must not count as lost
-            fresh = []
-            for name, seen in (await self._look()).items():
-                replaced = self._created.get(name, seen.created) != seen.created
-                shorter = seen.last_seq < highest.get(name, 0)
-                if seen.made or replaced or shorter:
-                    log.warning("stream_new", stream=name, made=seen.made, replaced=replaced, shorter=shorter)
-                    fresh.append(name)
-                    self._highest[name] = seen.last_seq
+            highest = dict(self._highest)  # before the check: later messages must not count as lost
+            new_streams = []
+            for name, sighting in (await self._look()).items():
+                replaced = self._created.get(name, sighting.created) != sighting.created
+                shorter = sighting.last_seq < highest.get(name, 0)
+                if sighting.made or replaced or shorter:
+                    # The first check of a process creates missing streams: this is how every run starts.
+                    log_event = (
+                        log.info
+                        if sighting.made and name not in self._created and not shorter
+                        else log.warning
+                    )
+                    log_event(
+                        "stream_new", stream=name, made=sighting.made, replaced=replaced, shorter=shorter
+                    )
+                    new_streams.append(name)
+                    self._highest[name] = sighting.last_seq
                 else:
-                    self.stored(name, seen.last_seq)
-                self._created[name] = seen.created
-            if fresh:
-                self._unreported.update(dict.fromkeys(fresh))
-                self._asked.set()
-            return fresh
+                    self.stored(name, sighting.last_seq)
+                self._created[name] = sighting.created
+            if new_streams:
+                self._unreported.update(dict.fromkeys(new_streams))
+                self._check_requested.set()
+            return new_streams
 
     async def run(self) -> None:
-        """Look and report, for ever. The only place where callbacks run, so they may publish and may block."""
-        with looping("bus.streams") as loop:
+        """Check and report, without end. Callbacks run only here, so they may publish and may block."""
+        with track_loop("bus.streams") as loop:
             while True:
-                loop.rests("time")
+                loop.idle("time")
                 with anyio.move_on_after(self._period_s):
-                    await self._asked.wait()
-                self._asked = anyio.Event()
+                    await self._check_requested.wait()
+                self._check_requested = anyio.Event()
                 reconnected, self._reconnected = self._reconnected, False
-                loop.works("a look at the streams", on="nats")
+                loop.busy("a look at the streams", on="nats")
                 await self.check()
                 while self._unreported:
                     name = next(iter(self._unreported))
                     del self._unreported[name]
                     for stream_callback in self._stream_callbacks:
-                        loop.works(f"what stream {name} lost")
+                        loop.busy(f"what stream {name} lost")
                         await stream_callback(name)
                 if reconnected:
                     for reconnect_callback in self._reconnect_callbacks:
-                        loop.works("what is sent again on a new connection")
+                        loop.busy("what is sent again on a new connection")
                         await reconnect_callback()

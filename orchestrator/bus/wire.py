@@ -1,11 +1,11 @@
-"""How an `Outgoing` looks on the wire: headers, and what fits."""
+"""The wire form of an `Outgoing`: its headers and its size limit."""
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing, TooLarge
 
 
 def wire_headers(message: Outgoing) -> dict[str, str]:
-    """All headers; ours win over the sender's."""
+    """All headers; ours override the sender's."""
     headers = dict(message.headers)
     headers[subjects.HEADER_MSG_ID] = message.msg_id
     if message.schema:
@@ -14,7 +14,7 @@ def wire_headers(message: Outgoing) -> dict[str, str]:
 
 
 def check_size(message: Outgoing, headers: dict[str, str], max_payload: int) -> None:
-    """Raise TooLarge for what the server would refuse by closing the connection: it counts headers and body."""
+    """Raise TooLarge for a message that the server would refuse by closing the connection. The server counts headers and body."""
     size = len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
     if size > max_payload:
         raise TooLarge(

@@ -1,4 +1,4 @@
-"""`penstock audit`: the invariants, checked on a run that lives or has ended."""
+"""`penstock audit`: check the invariants of a live or ended run."""
 
 import json
 from pathlib import Path
@@ -14,23 +14,24 @@ from orchestrator.cli import tables, terminal
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.contracts.numbers import INT4
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.audit import Report
 
-SETTLED_S = 10.0  # a process that has just started has not taken back yet what others left
+SETTLED_S = 10.0  # a process that has just started has not cleaned up after its predecessors yet
 
 
 async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: Path | None) -> "Report":
     from orchestrator.audit import audit as check
-    from orchestrator.embedded.supervisor import read_status
+    from orchestrator.deploy.embedded.supervisor import read_status
     from orchestrator.pool.engine import Role, open_engine
     from sandboxes.reap import default_root
 
     config = home.connected()
     status = read_status(home.layout)
-    # None: nothing was ever started here, so it runs elsewhere, or nowhere.
+    # None: nothing was ever started here; the run is on other machines, or stopped.
     alive = None if status is None else status.ready(SETTLED_S)
     with progress("audit") as tick:
         async with open_engine(
@@ -46,6 +47,7 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: P
                 workers=home.workers,
                 sample=sample,
                 witness=witness,
+                own=config,
                 tick=tick,
             )
 
@@ -53,22 +55,27 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: P
 def audit(
     config: ConfigOption = HERE,
     ledger: Annotated[
-        Path | None, typer.Option(help="A file with one submission id per line, kept by whoever submitted.")
+        Path | None, typer.Option(help="A file with one submission id per line, written by the submitter.")
     ] = None,
     as_json: JsonOption = False,
     sample: Annotated[
-        int, typer.Option(help="Recompute the bytes of so many rollouts, chosen at random (0: of all).")
+        int,
+        typer.Option(
+            min=0, max=INT4, help="Recompute the bytes of this many rollouts, chosen at random (0: all)."
+        ),
     ] = 0,
     witness: Annotated[
         Path | None,
-        typer.Option(help="A directory with answers.jsonl and generations.jsonl, written by others."),
+        typer.Option(help="A directory with answers.jsonl and generations.jsonl, written outside Penstock."),
     ] = None,
 ) -> None:
-    """Check that nothing was lost, changed or trained twice; exit status 1 names what was: penstock audit -c runs/first"""
+    """Check that nothing was lost, changed or trained twice; exit status 1 if something was: penstock audit -c runs/first"""
     if ledger is not None and not ledger.is_file():
-        raise ConfigurationError(f"there is no ledger {ledger}: it is a file with one submission id per line")
+        raise ConfigurationError(
+            f"ledger {ledger} does not exist: name a file with one submission id per line"
+        )
     if witness is not None and not witness.is_dir():
-        raise ConfigurationError(f"there is no directory {witness} of a witness")
+        raise ConfigurationError(f"the witness's directory {witness} does not exist")
     report = anyio.run(_audit, Home.at(config), ledger, sample or None, witness)
     if as_json:
         typer.echo(json.dumps(report.to_json()))

@@ -7,7 +7,7 @@ import anyio
 import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
-from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.errors import ConfigurationError, PenstockError
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -25,13 +25,13 @@ def render(
     target: TargetOption,
     out: Annotated[Path, typer.Option("--out", "-o", help="The directory to write.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Write over files that were not rendered, or were changed since.")
+        bool, typer.Option("--force", help="Overwrite files that were not rendered or were changed since.")
     ] = False,
 ) -> None:
-    """Write the files that start a topology elsewhere: penstock cluster render topology.toml --target kubernetes --out cluster"""
-    from orchestrator.cluster.reading import load
-    from orchestrator.cluster.render import render as rendered
-    from orchestrator.cluster.write import write
+    """Write the files that start a topology on other machines: penstock cluster render topology.toml --target kubernetes --out cluster"""
+    from orchestrator.deploy.cluster.reading import load
+    from orchestrator.deploy.cluster.render import render as rendered
+    from orchestrator.deploy.cluster.write import write
 
     files = rendered(load(topology), target)
     written = write(files, out, force=force)
@@ -46,15 +46,19 @@ def check(
     kubernetes: Annotated[
         list[str] | None,
         typer.Option(
-            help="Version whose API server must take the objects. Repeatable; default: three of them."
+            help="Version whose API server must accept the objects. Repeatable; default: three of them."
         ),
     ] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="Print what the rules are as well.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Also print the rules.")] = False,
 ) -> None:
-    """Hold a topology to what can be, or objects to Kubernetes's schemas and our rules: penstock cluster check cluster"""
+    """Check a topology, or objects against Kubernetes's schemas and our rules: penstock cluster check cluster"""
     if what.suffix == ".toml":
-        from orchestrator.cluster.placement import placed
-        from orchestrator.cluster.reading import load
+        if kubernetes or rules:
+            raise ConfigurationError(
+                f"{what} is a topology: --kubernetes and --rules belong to a directory of Kubernetes objects"
+            )
+        from orchestrator.deploy.cluster.placement import placed
+        from orchestrator.deploy.cluster.reading import load
 
         found = load(what)
         processes = placed(found)
@@ -63,16 +67,16 @@ def check(
             f"{what}: {len(processes)} processes on {len(hosts)} host{'s' if len(hosts) > 1 else ''} hold together"
         )
         return
-    from orchestrator.cluster.policy import RULES, broken, sentence
-    from orchestrator.cluster.read_objects import read_objects
-    from orchestrator.cluster.validate import VERSIONS, unfit
+    from orchestrator.deploy.cluster.policy import RULES, broken, sentence
+    from orchestrator.deploy.cluster.read_objects import read_objects
+    from orchestrator.deploy.cluster.validate import VERSIONS, unfit
 
     objects = read_objects(what)
     if rules:
         for name in RULES:
             typer.echo(f"{name}: {sentence(name)}")
     versions = [version if version.count(".") == 2 else f"{version}.0" for version in kubernetes or VERSIONS]
-    findings = unfit(objects, versions) or broken(objects)  # rules read what has the right form
+    findings = unfit(objects, versions) or broken(objects)  # the rules need objects of the right form
     for finding in findings:
         typer.echo(finding)
     if findings:
@@ -87,14 +91,16 @@ def wait(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Also for the run, which the first orchestrator makes.")
+        bool, typer.Option("--run", help="Also wait for the run, which the first orchestrator creates.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds, then exit status 1 and why.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Fail with exit status 1 after this many seconds.")
+    ] = 600.0,
 ) -> None:
-    """Return once the data pool has this code's schema: before a process starts elsewhere. penstock cluster wait -c . --run"""
-    from orchestrator.cluster.wait import wait as waited
-    from orchestrator.home import Home
-    from orchestrator.pool.engine import OldCode
+    """Wait until the data pool has this code's schema, before a process starts on another machine: penstock cluster wait -c . --run"""
+    from orchestrator.deploy.cluster.wait import wait as waited
+    from orchestrator.deploy.home import Home
+    from orchestrator.pool.engine import NO_WAITING_HELPS
 
     resolved = Home.at(config, tuple(overrides or ())).reading()
 
@@ -103,7 +109,7 @@ def wait(
 
     try:
         anyio.run(work, backend_options={"use_uvloop": True})
-    except OldCode:
+    except NO_WAITING_HELPS:
         raise
     except PenstockError as error:
         raise PenstockError(f"waited {timeout:g} s, and {error}") from None

@@ -1,4 +1,4 @@
-"""Names that the shell completes: what lies in the run's directory is read, a service is never asked."""
+"""Shell completion of names: it reads the run's directory and never queries a service."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import typer
 
 from orchestrator.cli.options import HERE
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
 
 
 def _home(context: typer.Context) -> Home | None:

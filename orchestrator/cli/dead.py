@@ -1,4 +1,4 @@
-"""penstock dead: list, show, retry, drop. `m7` is a message that could not be used, `g7` a group whose attempts are used up."""
+"""penstock dead: list, show, retry, drop. `m7` is an unusable message, `g7` a group whose attempts are used up."""
 
 import getpass
 import json
@@ -14,13 +14,14 @@ from rich.table import Table
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import cell
-from orchestrator.config import Config
-from orchestrator.home import Home
+from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from orchestrator.pool.dead import DeadGroup, DeadMessage
+    from orchestrator.pool.dead_letters import DeadGroup, DeadMessage
 
 app = typer.Typer(no_args_is_help=True)
 T = TypeVar("T")
@@ -38,18 +39,18 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]")
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
 
-    async def asked(connection: "AsyncConnection") -> T:
+    async def transaction(connection: "AsyncConnection") -> T:
         return await work(connection, (await get_run(connection, config.run.name)).run_id)
 
     async def run() -> T:
         async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
-            return await once(engine, asked, at="person.commit")
+            return await once(engine, transaction, at="person.commit")
 
     return anyio.run(run)
 
 
-def whoever() -> str:
-    """Who is at the keyboard, as far as this machine knows."""
+def current_user() -> str:
+    """The person at the keyboard, as far as this machine knows."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -61,26 +62,33 @@ def _parse(identifier: str) -> tuple[str, int]:
     kind, number = identifier[:1], identifier[1:]
     if kind not in ("m", "g") or not number.isascii() or not number.isdigit() or len(number) > 18:
         raise ValueError(
-            f"{identifier!r} is no dead letter: give m and the number of a message, or g and that of a group"
+            f"{quoted(identifier)} is not a dead letter: give m and the number of a message, or g and the number of a group"
         )
     return kind, int(number)
 
 
 async def _find(connection: "AsyncConnection", run_id: int, identifier: str) -> "DeadMessage | DeadGroup":
-    from orchestrator.pool.dead import dead_groups, dead_messages
+    from orchestrator.pool.dead_letters import dead_groups, dead_messages
 
     kind, number = _parse(identifier)
     found: list[Any] = await (dead_messages if kind == "m" else dead_groups)(connection, run_id, number)
     if not found:
-        raise ValueError(f"there is no dead letter {identifier}: `penstock dead list` shows what there is")
-    one: DeadMessage | DeadGroup = found[0]
-    return one
+        raise ValueError(
+            f"dead letter {identifier} does not exist: `penstock dead list` shows the existing ones"
+        )
+    letter: DeadMessage | DeadGroup = found[0]
+    return letter
 
 
 @app.command("list")
 def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Show what could not be used, with the reason."""
-    from orchestrator.pool.dead import DeadGroup, DeadMessage, dead_groups, dead_messages
+    """List messages and groups that could not be used, with the reason."""
+    from orchestrator.pool.dead_letters import (
+        DeadGroup,
+        DeadMessage,
+        dead_groups,
+        dead_messages,
+    )
 
     async def work(connection: "AsyncConnection", run_id: int) -> tuple[list[DeadMessage], list[DeadGroup]]:
         return await dead_messages(connection, run_id), await dead_groups(connection, run_id)
@@ -113,10 +121,12 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
-    """Show one whole, as JSON: a message's body, or a group's attempts with their logs."""
+    """Show one in full, as JSON: a message's body, or a group's attempts with their logs."""
     from dataclasses import asdict
 
-    from orchestrator.pool.dead import DeadMessage, attempts_of
+    from orchestrator.pool.dead_letters import DeadMessage, attempts_of
+
+    _parse(identifier)
 
     async def work(connection: "AsyncConnection", run_id: int) -> dict[str, Any]:
         found = await _find(connection, run_id, identifier)
@@ -132,36 +142,39 @@ def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
 
 @app.command()
 def retry(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOption = NO_REASON) -> None:
-    """Try again: publish the message once more, or submit the group's task anew under a name of its own."""
-    from orchestrator.pool.dead import DeadGroup, DeadMessage, next_retry
+    """Try again: publish the message again, or submit the group's task again under a new name."""
+    from orchestrator.pool.dead_letters import DeadGroup, DeadMessage, next_retry
 
+    _parse(identifier)
     resolved = Home.at(config).connected()
 
     async def work(connection: "AsyncConnection", run_id: int) -> tuple["DeadMessage | DeadGroup", str, int]:
         found = await _find(connection, run_id, identifier)
-        again = await next_retry(connection, run_id, found.submission) if isinstance(found, DeadGroup) else ""
-        return found, again, run_id
+        next_submission = (
+            await next_retry(connection, run_id, found.submission) if isinstance(found, DeadGroup) else ""
+        )
+        return found, next_submission, run_id
 
-    found, again, run_id = _ask(resolved, work)
+    found, next_submission, run_id = _ask(resolved, work)
     if isinstance(found, DeadMessage):
         typer.echo(anyio.run(_publish_again, resolved, found, run_id, reason))
     else:
-        typer.echo(anyio.run(_submit_again, resolved, found, again, run_id, reason))
+        typer.echo(anyio.run(_submit_again, resolved, found, next_submission, run_id, reason))
 
 
 @app.command()
 def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOption = NO_REASON) -> None:
-    """Forget a message for good; that it was there, who dropped it and why stays in the history (`transitions`). A group stays: it is what
-    became of its submission."""
+    """Delete a message for good; the history (`transitions`) keeps who dropped it and why. A group stays: it is the outcome of its
+    submission."""
     from orchestrator.pool.steer import drop as drop_message
 
     kind, number = _parse(identifier)
     if kind == "g":
-        raise ValueError(f"{identifier} is the record of what became of a submission, and stays")
+        raise ValueError(f"{identifier} is the record of a submission's outcome and cannot be dropped")
 
     async def work(connection: "AsyncConnection", run_id: int) -> None:
         await _find(connection, run_id, identifier)
-        await drop_message(connection, run_id, number, whoever(), reason)
+        await drop_message(connection, run_id, number, current_user(), reason)
 
     _ask(Home.at(config).connected(), work)
     typer.echo(f"{identifier} is dropped")
@@ -184,7 +197,7 @@ async def _publish_again(config: Config, message: "DeadMessage", run_id: int, re
         await publish_again(bus, message)
         await once(
             engine,
-            lambda connection: retried(connection, run_id, message.number, whoever(), reason),
+            lambda connection: retried(connection, run_id, message.number, current_user(), reason),
             at="person.commit",
         )
     return f"m{message.number} is published again to {message.subject}"
@@ -202,14 +215,16 @@ async def _submit_again(config: Config, group: "DeadGroup", submission: str, run
     async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
         await once(
             engine,
-            lambda connection: resubmitted(connection, run_id, group.group_id, submission, whoever(), reason),
+            lambda connection: resubmitted(
+                connection, run_id, group.group_id, submission, current_user(), reason
+            ),
             at="person.commit",
         )
     return f"g{group.group_id} is submitted again as {submission}"
 
 
 def _readable(body: bytes) -> Any:
-    """A body as JSON where it is JSON, else as text."""
+    """A JSON body as JSON, any other body as text."""
     try:
         return json.loads(body)
     except ValueError:

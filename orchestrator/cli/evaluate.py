@@ -1,4 +1,4 @@
-"""penstock eval: held-out tasks on a policy version, beside training; what was found, over versions."""
+"""penstock eval: held-out tasks on a policy version, during training; results over versions."""
 
 import json
 import shlex
@@ -16,11 +16,14 @@ from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import cell, plain
-from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import FilterReason
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
-    from orchestrator.look.evaluations import Evaluation, Point
+    from orchestrator.queries.evaluations import Evaluation, EvaluationPoint, Unscored
 
 app = typer.Typer(no_args_is_help=True)
 NEWEST = "newest"
@@ -37,18 +40,20 @@ def evaluate(
     ] = None,
     policy: PolicyOption = NEWEST,
     label: Annotated[
-        str, typer.Option(help="Name of the suite in the results (default: its folder's).")
-    ] = "",
-    rollouts: Annotated[int, typer.Option(min=1, help="Tries per task.")] = 1,
+        str | None, typer.Option(help="Name of the suite in the results (default: its folder's).")
+    ] = None,
+    rollouts: Annotated[int, typer.Option(min=1, max=INT2, help="Tries per task.")] = 1,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0 instead of the run's.")] = False,
-    scaffold: Annotated[str, typer.Option(help="Scaffold for all tasks (default: the run's shares).")] = "",
+    scaffold: Annotated[
+        str | None, typer.Option(help="Scaffold for all tasks (default: the run's shares).")
+    ] = None,
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate a policy version on held-out tasks: penstock eval --suite suite/heldout --policy 7 -c runs/first
 
-    It trains nothing and takes no place in the training queue. The same command with the same version goes on with what was
-    interrupted (where --policy is newest, the version and that command are printed first); once it is done, it prints the result.
+    It trains nothing and takes no place in the training queue. The same command with the same version continues an interrupted
+    evaluation (with --policy newest, the version and that command are printed first); when it is complete, it prints the result.
     Exit status 1: some groups gave no result. See also: penstock eval list, penstock eval show NAME.
     """
     if context.invoked_subcommand is not None:
@@ -57,70 +62,88 @@ def evaluate(
         raise ConfigurationError(
             "--suite names no held-out tasks: penstock eval --suite suite/heldout --policy 7"
         )
-    from orchestrator.cli.tasks import read
-    from orchestrator.evaluation import Asked
-    from orchestrator.tasks.admit import check_admissible
+    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.evaluation import EvaluationRequest
+    from orchestrator.tasks.bundle import BundleLimits
+    from orchestrator.tasks.sources import admissible, each, together
 
     home = Home.at(config)
-    asked = Asked(label or suite.resolve().stem, _version(policy), rollouts, greedy, scaffold)
-    tasks = list(read([suite]))
-    section = home.config().sandbox
-    for task in tasks:
-        check_admissible(task, section)
+    request = EvaluationRequest(
+        suite=suite.resolve().stem if label is None else label,
+        version=_version(policy),
+        rollouts=rollouts,
+        greedy=greedy,
+        scaffold=scaffold or None,
+    )
+    file_config = home.connected()
+    run = recorded(file_config)
+    counts = run.config(file_config)
+    found_at = list(each([suite], BundleLimits.of(counts.tasks)))
+    if run.unknown is not None:
+        raise PenstockError(run.unknown)
+    print_notes(run.notes(file_config, "sandbox"))
+    tasks, problems = admissible(found_at, counts.sandbox)
+    if problems:
+        raise ValueError(together(problems, "nothing is evaluated"))
 
     def resolved(version: int) -> None:
         if policy != NEWEST:
             return
-        words = ["penstock", "eval", "--suite", str(suite), "--policy", str(version)]
-        words += ["--label", label] * bool(label) + ["--rollouts", str(rollouts)] * (rollouts != 1)
-        words += ["--greedy"] * greedy + ["--scaffold", scaffold] * bool(scaffold) + ["-c", str(config)]
-        told = f"the newest policy version is {version}; if this is interrupted, it goes on with: {shlex.join(words)}"
-        typer.echo(plain(told), err=True)
+        arguments = ["penstock", "eval", "--suite", str(suite), "--policy", str(version)]
+        arguments += ["--label", label] if label is not None else []
+        arguments += ["--rollouts", str(rollouts)] * (rollouts != 1) + ["--greedy"] * greedy
+        arguments += ["--scaffold", scaffold] if scaffold is not None else []
+        arguments += ["-c", str(config)]
+        notice = f"the newest policy version is {version}; if this is interrupted, it goes on with: {shlex.join(arguments)}"
+        typer.echo(plain(notice), err=True)
 
-    with progress(f"eval {plain(asked.suite)}") as tick:
-        found = anyio.run(partial(_evaluate, home, tasks, asked, tick, resolved))
+    with progress(f"eval {plain(request.suite)}") as tick:
+        found, reasons = anyio.run(partial(_evaluate, home, tasks, request, tick, resolved))
     if as_json:
-        typer.echo(json.dumps(_plain(found)))
+        typer.echo(json.dumps({**_plain(found), "reasons": _counted(reasons)}))
     else:
-        _show(found)
+        _show(found, reasons)
     if found.unscored:
         raise typer.Exit(1)
 
 
 @app.command("list")
 def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Every suite and version that was evaluated: penstock eval list -c runs/first"""
-    found = anyio.run(partial(_read, Home.at(config), None, None))
+    """List every suite and version that was evaluated: penstock eval list -c runs/first"""
+    found, _ = anyio.run(partial(_read, Home.at(config), None, None))
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in found]))
         return
     table = Table("suite", "version", "groups", "scored", "no result", "open", "success")
     for each in found:
-        whole = next((point for point in each.points if point.domain == "all"), None)
+        overall = next((point for point in each.points if point.domain == "all"), None)
         table.add_row(
             cell(each.suite), str(each.version), str(each.groups), str(each.scored), str(each.unscored), str(each.open),
-            _percent(whole) if whole else "-",
+            _percent(overall) if overall else "-",
         )  # fmt: skip
     tables.print_table(table)
 
 
 @app.command()
 def show(
-    suite: Annotated[str, typer.Argument(help="Name of the suite, as `penstock eval list` has it.")],
+    suite: Annotated[str, typer.Argument(help="Name of the suite, as in `penstock eval list`.")],
     policy: Annotated[str, typer.Option("--policy", help="Only this policy version.")] = "",
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
 ) -> None:
-    """Success per domain over policy versions: penstock eval show heldout -c runs/first"""
-    found = anyio.run(partial(_read, Home.at(config), suite, _version(policy) if policy else None))
+    """Show success per domain over policy versions: penstock eval show heldout -c runs/first"""
+    found, reasons = anyio.run(partial(_read, Home.at(config), suite, _version(policy) if policy else None))
     if not found:
-        of = f" of version {policy}" if policy else ""
-        raise ConfigurationError(f"no evaluation {suite!r}{of} is there: see penstock eval list")
+        of_version = f" of version {policy}" if policy else ""
+        raise ConfigurationError(
+            f"no evaluation {quoted(suite)}{of_version} is there: see penstock eval list"
+        )
     if as_json:
-        typer.echo(json.dumps([_plain(each) for each in found]))
+        shown = [{**_plain(each), "reasons": _counted(reasons[each.version])} for each in found]
+        typer.echo(json.dumps(shown))
         return
     for each in found:
-        _show(each)
+        _show(each, reasons[each.version])
     if len(found) > 1:
         _curves(found)
 
@@ -128,23 +151,27 @@ def show(
 async def _evaluate(
     home: Home,
     tasks: Sequence[Any],
-    asked: Any,
+    request: Any,
     tick: Callable[[int, int], None],
     resolved: Callable[[int], None],
-) -> "Evaluation":
+) -> "tuple[Evaluation, list[Unscored]]":
     from orchestrator.evaluation import connected
 
     def waits(sentence: str) -> None:
         typer.echo(plain(sentence), err=True)
 
     async with connected(home) as bench:
-        return await bench.evaluate(tasks, asked, tick, resolved, waits)
+        found = await bench.evaluate(tasks, request, tick, resolved, waits)
+        return found, await bench.unscored(found)
 
 
-async def _read(home: Home, suite: str | None, version: int | None) -> "list[Evaluation]":
-    from orchestrator.look.evaluations import evaluations
+async def _read(
+    home: Home, suite: str | None, version: int | None
+) -> "tuple[list[Evaluation], dict[int, list[Unscored]]]":
+    """The evaluations, and for one suite by version why groups have no result."""
     from orchestrator.pool.engine import Role, check_revision, open_engine
     from orchestrator.pool.runs import get_run
+    from orchestrator.queries.evaluations import evaluations, unscored
 
     config = home.reading()
     async with (
@@ -153,29 +180,36 @@ async def _read(home: Home, suite: str | None, version: int | None) -> "list[Eva
     ):
         await check_revision(connection)
         run = await get_run(connection, config.run.name)
-        return await evaluations(connection, run.run_id, suite=suite, version=version)
+        found = await evaluations(connection, run.run_id, suite=suite, version=version)
+        if suite is None:
+            return found, {}
+        return found, {
+            each.version: await unscored(connection, run.run_id, suite, each.version) for each in found
+        }
 
 
 def _version(given: str) -> int | None:
     if given == NEWEST:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 9:
-        raise ConfigurationError(f"--policy {given!r} is no policy version: write a number, or newest")
+        raise ConfigurationError(
+            f"--policy {quoted(given)} is not a policy version: write a number, or newest"
+        )
     return int(given)
 
 
 def _plain(found: "Evaluation") -> dict[str, Any]:
-    said = asdict(found)
+    fields = asdict(found)
     for name in ("first", "last"):
-        said[name] = said[name].isoformat() if said[name] is not None else None
-    return said
+        fields[name] = fields[name].isoformat() if fields[name] is not None else None
+    return fields
 
 
-def _percent(point: "Point") -> str:
+def _percent(point: "EvaluationPoint") -> str:
     return f"{point.successes}/{point.n} = {100 * point.success:.1f} % [{100 * point.low:.1f}, {100 * point.high:.1f}]"
 
 
-def _show(found: "Evaluation") -> None:
+def _show(found: "Evaluation", why: "Sequence[Unscored]" = ()) -> None:
     table = Table("domain", "success, 95 % interval", "mean performance", title_justify="left")
     table.title = cell(f"{found.suite} on policy version {found.version}")
     for point in found.points:
@@ -186,9 +220,21 @@ def _show(found: "Evaluation") -> None:
     if found.open:
         typer.echo(f"{found.open} of {found.groups} groups are open")
     if found.unscored:
-        typer.echo(
-            f"{found.unscored} of {found.groups} groups gave no result; `penstock sql` says why: groups.reason"
-        )
+        typer.echo(f"{found.unscored} of {found.groups} groups gave no result: {_reasons(why)}")
+        if any(each.reason == FilterReason.WRONG_VERSION for each in why):
+            typer.echo(
+                f"wrong_version: training published a version during the evaluation, and the servers left version {found.version}; "
+                "servers.evaluation = 1 reserves one for evaluations (ops/guides/evaluations.md)"
+            )
+
+
+def _counted(why: "Sequence[Unscored]") -> dict[str, int]:
+    return {each.reason: each.groups for each in why}
+
+
+def _reasons(why: "Sequence[Unscored]") -> str:
+    """How often each reason occurred, as one line."""
+    return ", ".join(plain(f"{each.groups} {each.reason}") for each in why)
 
 
 def _curves(found: "Sequence[Evaluation]") -> None:
@@ -198,7 +244,7 @@ def _curves(found: "Sequence[Evaluation]") -> None:
     )
     table = Table("domain", f"success over versions {found[0].version} to {found[-1].version}", "")
     for domain in domains:
-        of = [point.success for each in found for point in each.points if point.domain == domain]
-        line = "".join(BARS[round(8 * share)] for share in of)
-        table.add_row(cell(domain), line, " ".join(f"{share:.2f}" for share in of))
+        successes = [point.success for each in found for point in each.points if point.domain == domain]
+        line = "".join(BARS[round(8 * share)] for share in successes)
+        table.add_row(cell(domain), line, " ".join(f"{share:.2f}" for share in successes))
     tables.print_table(table)

@@ -1,4 +1,4 @@
-"""What `--help` shows at the end of each command: lines to begin with. A test parses every one against the real options."""
+"""Examples at the end of each command's `--help`. A test parses every one against the real options."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,12 @@ import typer
 
 EXAMPLES: dict[str, Sequence[str]] = {
     "init": ["penstock init runs/first --model models/qwen3 --name first"],
-    "config": ["penstock config -c runs/first --set queue.capacity=40"],
+    "config": [
+        "penstock config -c runs/first --set queue.capacity=40",
+        "penstock config --explain",
+        "penstock config trainer.lr queue -c runs/first",
+        "penstock config --explain -c runs/first --json",
+    ],
     "env": ['eval "$(penstock env -c runs/first)"; psql "$DATABASE_URL"'],
     "up": [
         "penstock up -c runs/first",
@@ -22,6 +27,14 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ],
     "reconcile": ["penstock reconcile -c runs/first"],
     "status": ["penstock status -c runs/first", "penstock status -c runs/first --json"],
+    "run pause": ['penstock run pause -c runs/first --reason "the disk is full"'],
+    "run resume": ["penstock run resume -c runs/first"],
+    "run cancel": ['penstock run cancel 201 -c runs/first --reason "its test is wrong"'],
+    "run mix": [
+        "penstock run mix -c runs/first",
+        "penstock run mix coding=2 general=1 -c runs/first",
+        "penstock run mix --configured -c runs/first --json",
+    ],
     "run end": ['penstock run end -c runs/first --reason "good enough"'],
     "orchestrator": ["penstock orchestrator -c runs/first"],
     "gateway": ["penstock gateway -c runs/first --server http://127.0.0.1:30000"],
@@ -46,6 +59,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "penstock tail -c runs/first --rollout 301 --lines 100 --no-follow",
     ],
     "top": ["penstock top -c runs/first", "penstock top -c runs/first --once --json"],
+    "compare": [
+        "penstock compare -c runs/first -c runs/second",
+        "penstock compare -c runs/first -c runs/second --key loss --json",
+    ],
     "show rollout": [
         "penstock show rollout 301 -c runs/first",
         "penstock show rollout 301 -c runs/first --attempt 1 --full",
@@ -72,11 +89,26 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ],
     "rewind": ['penstock rewind -c runs/first --to-batch 7 --reason "reward hacking since batch 8"'],
     "rescore": [
-        'penstock rescore -c runs/first --tests suite/mended --reason "test_3 failed on every answer"'
+        'penstock rescore -c runs/first --tests suite/corrected --reason "test_3 failed on every answer"'
     ],
     "prune": [
         "penstock prune -c runs/first --dry-run",
         "penstock prune -c runs/first --run first --dead-letters 30",
+    ],
+    "images bootstrap": [
+        "penstock images bootstrap debian:12 -c runs/first",
+        "penstock images bootstrap debian:12 --include python3 --include git --name python:3.11 -c runs/first",
+    ],
+    "images build": [
+        "penstock images build suite/train/a-task -c runs/first",
+        "penstock images build images/tools --name tools:1 -c runs/first --verbose",
+    ],
+    "images import": ["penstock images import python.tar --name python:3.11 -c runs/first"],
+    "images export": ["penstock images export python:3.11 python.tar -c runs/first"],
+    "images list": ["penstock images list -c runs/first", "penstock images list -c runs/first --json"],
+    "images prune": [
+        "penstock images prune -c runs/first",
+        "penstock images prune tools:1 --cache -c runs/first",
     ],
     "tasks publish": [
         "penstock tasks publish suite/train -c runs/first",
@@ -85,6 +117,21 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "tasks check": [
         "penstock tasks check suite/train suite/heldout",
         "penstock tasks check mine.jsonl -c runs/first",
+        "penstock tasks check mine --build -c runs/first",
+    ],
+    "tasks vet": [
+        "penstock tasks vet suite/train --html vetted.html",
+        "penstock tasks vet mine -c runs/first --until controls-hold --json",
+    ],
+    "tasks import harbor": [
+        "penstock tasks import harbor downloaded/set --to tasks",
+        "penstock tasks import harbor https://example.org/tasks.git --revision v1.0 --to tasks",
+        "penstock tasks import harbor registry.json --dataset mine@1.0 --to tasks --json",
+    ],
+    "tasks import terminal-bench": ["penstock tasks import terminal-bench downloaded/tasks --to tasks"],
+    "tasks import swe": [
+        "penstock tasks import swe rows.jsonl --to tasks -c runs/first",
+        "penstock tasks import swe rows.jsonl --to tasks --repositories clones --base python:3.11",
     ],
     "tasks generate": ["penstock tasks generate suite --train 400 --heldout 100 --seed 1"],
     "scaffold new": ["penstock scaffold new my-agent --kind manifest"],
@@ -130,7 +177,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
 
 
 def named(app: typer.Typer, above: str = "") -> Iterator[tuple[str, object]]:
-    """Every command, as it is called, with what Typer knows of it."""
+    """Every command by its full name, with Typer's object for it."""
     for command in app.registered_commands:
         name = command.name or getattr(command.callback, "__name__", "").replace("_", "-")
         yield f"{above}{name}", command

@@ -1,4 +1,4 @@
-"""penstock export: attempts and curves in the formats of other tools. The filters of every format are the same and are written once, here."""
+"""penstock export: attempts and curves in the formats of other tools. The filters are the same for every format and are written once, here."""
 
 import inspect
 import json
@@ -15,18 +15,21 @@ from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.export.drive import Format
-    from orchestrator.export.filters import Filters
     from orchestrator.export.scalars import Drawer
+    from orchestrator.queries.attempt_filters import AttemptFilters
 
 app = typer.Typer(no_args_is_help=True)
 
 OutOption = Annotated[
     Path,
-    typer.Option("--out", "-o", help="Directory to write: new, empty, or of the same export, which goes on."),
+    typer.Option(
+        "--out", "-o", help="Directory to write: new, empty, or of the same export, which continues."
+    ),
 ]
 
 
@@ -38,9 +41,11 @@ def _filters(
         list[int] | None, typer.Option(parser=ID, metavar="ID", help="Only this group. Repeatable.")
     ] = None,
     purpose: Annotated[str | None, typer.Option(help="Only train, eval or record.")] = None,
-    label: Annotated[str | None, typer.Option(help="Only what was submitted under this label.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Only tasks that were submitted under this label.")
+    ] = None,
     domain: Annotated[str | None, typer.Option(help="Only this domain.")] = None,
-    scaffold: Annotated[str | None, typer.Option(help="Only groups that asked for this scaffold.")] = None,
+    scaffold: Annotated[str | None, typer.Option(help="Only groups that requested this scaffold.")] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -48,36 +53,50 @@ def _filters(
         ),
     ] = None,
     versions: Annotated[
-        str | None, typer.Option(help="Only with tokens of these policy versions: 7, 3..9, 3.. or ..9.")
+        str | None,
+        typer.Option(help="Only attempts with tokens of these policy versions: 7, 3..9, 3.. or ..9."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Only what ended since: a time (2026-01-31T12:00) or an age (90m, 12h, 2d)."),
+        typer.Option(
+            help="Only attempts that ended since a time (2026-01-31T12:00) or an age (90m, 12h, 2d)."
+        ),
     ] = None,
     every_attempt: Annotated[
-        bool, typer.Option("--every-attempt", help="Also attempts that were given up for another one.")
+        bool, typer.Option("--every-attempt", help="Also attempts that were replaced by another one.")
     ] = False,
-) -> "Filters":
-    from orchestrator.export.filters import Filters
+) -> "AttemptFilters":
+    from orchestrator.queries.attempt_filters import AttemptFilters
 
-    return Filters(
-        tuple(sorted(set(rollout or ()))), tuple(sorted(set(group or ()))), purpose, label, domain, scaffold, state, versions,
-        since, every_attempt,
-    )  # fmt: skip
+    return AttemptFilters(
+        rollouts=tuple(sorted(set(rollout or ()))),
+        groups=tuple(sorted(set(group or ()))),
+        purpose=purpose,
+        label=label,
+        domain=domain,
+        scaffold=scaffold,
+        state=state,
+        versions=versions,
+        since=since,
+        every_attempt=every_attempt,
+    )
 
 
 def _filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(wanted, …)` as a command with the options of `_filters` in front of its own."""
-    asked = inspect.signature(_filters).parameters
-    own = inspect.signature(command).parameters
+    """`command(wanted, …)` as a command with the options of `_filters` before its own."""
+    filter_parameters = inspect.signature(_filters).parameters
+    command_parameters = inspect.signature(command).parameters
 
     def run(**given: Any) -> None:
-        command(_filters(**{name: given.pop(name) for name in asked}), **given)
+        command(_filters(**{name: given.pop(name) for name in filter_parameters}), **given)
 
-    first = [parameter for name, parameter in own.items() if name != "wanted"]
-    kept = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*asked.values(), *first]]
-    run.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
+    first = [parameter for name, parameter in command_parameters.items() if name != "wanted"]
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in [*filter_parameters.values(), *first]
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
 
@@ -85,16 +104,16 @@ def _filtered(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_filtered
 def atif(
-    wanted: "Filters",
+    wanted: "AttemptFilters",
     out: OutOption,
     config: ConfigOption = HERE,
     prompt_ids: Annotated[
         bool,
-        typer.Option(help="The ids of each step's whole context, too: exact, and quadratic in the turns."),
+        typer.Option(help="Also the ids of each step's whole context: exact, and quadratic in the turns."),
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """One ATIF trajectory (Harbor's JSON) per attempt: penstock export atif -c runs/first --out atif --purpose eval"""
+    """Write one ATIF trajectory (Harbor's JSON) per attempt: penstock export atif -c runs/first --out atif --purpose eval"""
     from orchestrator.export.atif import Atif
 
     _export(Home.at(config), Atif(prompt_ids), wanted, out, as_json)
@@ -103,9 +122,9 @@ def atif(
 @app.command("inspect")
 @_filtered
 def inspect_logs(
-    wanted: "Filters", out: OutOption, config: ConfigOption = HERE, as_json: JsonOption = False
+    wanted: "AttemptFilters", out: OutOption, config: ConfigOption = HERE, as_json: JsonOption = False
 ) -> None:
-    """Logs for Inspect View: penstock export inspect -c runs/first --out logs --purpose eval; then: inspect view --log-dir logs"""
+    """Write logs for Inspect View: penstock export inspect -c runs/first --out logs --purpose eval; then: inspect view --log-dir logs"""
     from orchestrator.export.inspect_log import Inspect
 
     _export(Home.at(config), Inspect(), wanted, out, as_json)
@@ -114,18 +133,18 @@ def inspect_logs(
 @app.command()
 @_filtered
 def parquet(
-    wanted: "Filters",
+    wanted: "AttemptFilters",
     out: OutOption,
     config: ConfigOption = HERE,
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="Each step's whole context, too, as ids and as messages: quadratic in the turns."
+            "--full", help="Also each step's whole context, as ids and as messages: quadratic in the turns."
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Steps and trajectories for HF datasets: penstock export parquet -c runs/first --out data --state trained"""
+    """Write steps and trajectories for HF datasets: penstock export parquet -c runs/first --out data --state trained"""
     from orchestrator.export.parquet import Parquet
 
     _export(Home.at(config), Parquet(full), wanted, out, as_json)
@@ -134,7 +153,7 @@ def parquet(
 @app.command()
 @_filtered
 def otlp(
-    wanted: "Filters",
+    wanted: "AttemptFilters",
     out: OutOption,
     config: ConfigOption = HERE,
     endpoint: Annotated[
@@ -147,24 +166,29 @@ def otlp(
         list[str] | None,
         typer.Option(help="Header of each request, such as Authorization=Bearer… Repeatable."),
     ] = None,
-    content: Annotated[bool, typer.Option(help="Messages, arguments and results of tools.")] = True,
+    content: Annotated[bool, typer.Option(help="Also messages, and arguments and results of tools.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Traces of the GenAI conventions: penstock export otlp -c runs/first --out sent --endpoint http://127.0.0.1:4318 --since 1h"""
+    """Write or send traces of the GenAI conventions: penstock export otlp -c runs/first --out sent --endpoint http://127.0.0.1:4318 --since 1h"""
     from orchestrator.export.otlp import Otlp
+    from orchestrator.export.post import check_endpoint
 
+    if endpoint is not None:
+        check_endpoint(endpoint)
+    elif header:
+        raise ConfigurationError("--header is of requests to a collector: name it with --endpoint")
     headers = {}
     for each in header or ():
         name, separator, value = each.partition("=")
         if not separator:
-            raise ConfigurationError(f"--header {each!r} is not of the form name=value")
+            raise ConfigurationError(f"--header {quoted(each)} is not of the form name=value")
         headers[name] = value
     _export(Home.at(config), Otlp(endpoint, headers=headers, content=content), wanted, out, as_json)
 
 
 @app.command()
 def tensorboard(out: OutOption, config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Curves of train steps and evaluations: penstock export tensorboard -c runs/first --out board; then: tensorboard --logdir board"""
+    """Write curves of train steps and evaluations: penstock export tensorboard -c runs/first --out board; then: tensorboard --logdir board"""
     from orchestrator.export.tensorboard import TensorBoard
 
     _draw(Home.at(config), TensorBoard(), out, as_json)
@@ -172,13 +196,13 @@ def tensorboard(out: OutOption, config: ConfigOption = HERE, as_json: JsonOption
 
 @app.command()
 def wandb(out: OutOption, config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """The same curves as an offline run of W&B: penstock export wandb -c runs/first --out board; then: wandb sync board/wandb/offline-run-*"""
+    """Write the same curves as an offline run of W&B: penstock export wandb -c runs/first --out board; then: wandb sync board/wandb/offline-run-*"""
     from orchestrator.export.wandb import Wandb
 
     _draw(Home.at(config), Wandb(), out, as_json)
 
 
-def _export(home: Home, form: "Format", wanted: "Filters", out: Path, as_json: bool) -> None:
+def _export(home: Home, form: "Format", wanted: "AttemptFilters", out: Path, as_json: bool) -> None:
     from orchestrator.export.drive import export
 
     with progress(f"export {form.name}") as tick:
@@ -188,12 +212,12 @@ def _export(home: Home, form: "Format", wanted: "Filters", out: Path, as_json: b
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    already = " (it was complete before)" if done.already else ""
+    note = " (it was complete before)" if done.already else ""
     if not done.attempts:
-        already += ": no attempt that has ended fits what was asked for"
+        note += ": no attempt that has ended matches the filters"
     typer.echo(
         f"{tables.counted(done.attempts, 'attempt')} with {tables.counted(done.steps, 'step')} of run {done.run!r}"
-        f" in {tables.counted(done.parts, 'part')} in {out}{already}"
+        f" in {tables.counted(done.parts, 'part')} in {out}{note}"
     )
 
 
@@ -207,9 +231,9 @@ def _draw(home: Home, drawer: "Drawer", out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    already = " (it was complete before)" if done.already else ""
+    note = " (it was complete before)" if done.already else ""
     typer.echo(
-        f"{tables.counted(done.rows, 'row')} of {tables.counted(done.curves, 'curve')} of run {done.run!r} in {out}{already}"
+        f"{tables.counted(done.rows, 'row')} of {tables.counted(done.curves, 'curve')} of run {done.run!r} in {out}{note}"
     )
 
 

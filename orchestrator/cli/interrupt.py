@@ -1,4 +1,4 @@
-"""Ctrl-C for commands that go on until it comes."""
+"""Ctrl-C for commands that run until it comes."""
 
 import asyncio
 import signal
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 def heed() -> None:
-    """SIGINT raises KeyboardInterrupt from now on, also where the command was started with it ignored, as a script without job control starts what
-    ends with `&`: it would go on when the script is long interrupted, and `kill -INT` would not end it."""
+    """From now on SIGINT raises KeyboardInterrupt, even if the command was started with SIGINT ignored. A script without job control starts
+    commands with `&` that way: they would outlive the interrupted script, and `kill -INT` would not end them."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
-    """As `anyio.run(work)`, but SIGINT cannot be lost. KeyboardInterrupt once `work` has ended and cleaned up; at once when a second one comes.
+    """As `anyio.run(work)`, but SIGINT cannot be lost. Raises KeyboardInterrupt once `work` has ended and cleaned up; at once on a second SIGINT.
 
-    asyncio asks the task to end once. Where a connection breaks at that moment, its driver raises that instead of the cancellation, and who is
-    patient with outages takes it for one and goes on. A cancel scope asks until the task has ended.
+    asyncio cancels the task once. If a connection breaks at that moment, its driver raises that error instead of the cancellation, and code that
+    waits out outages retries. A cancel scope cancels until the task has ended.
     """
     heed()
     done: list[T] = []
@@ -40,8 +40,8 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
 
 @contextmanager
 def _cancelled_by_sigint(scope: anyio.CancelScope) -> Iterator[None]:
-    """The first SIGINT cancels the scope; the next one does what it does elsewhere."""
-    if threading.current_thread() is not threading.main_thread():  # signals come to no other
+    """The first SIGINT cancels the scope; the next one has its usual effect."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     loop = asyncio.get_running_loop()

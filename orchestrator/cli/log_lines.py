@@ -1,6 +1,6 @@
 """Lines of the logs of a run's processes: read, filtered, merged by their time, followed as they grow.
 
-Our processes write JSON lines, NATS and PostgreSQL text in forms of their own; what has neither (a traceback) belongs to the line before it.
+Our processes write JSON lines, NATS and PostgreSQL text in their own formats; a line in none of these (a traceback) belongs to the line before it.
 """
 
 import heapq
@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from orchestrator.contracts.quote import quoted
+
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _BLOCK = 1 << 16
 _LONGEST = 1 << 20  # bytes of one line that are kept
@@ -26,9 +28,15 @@ _NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+_IN_ORDER = re.compile(
+    r"FATAL:\s+(the database system is (starting up|shutting down)|terminating connection due to administrator command)"
+)
+"""Messages about a connection that PostgreSQL logs as fatal at every start or stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line. `at`: seconds since 1970; `fields`: all of a JSON line, and of another one its text as `event`."""
+    """One line. `at`: seconds since 1970; `fields`: all fields of a JSON line; for another line, its text as `event`."""
 
     at: float
     process: str
@@ -36,9 +44,9 @@ class Line:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which lines. Empty: all."""
+    """Filter of lines. Empty: all lines."""
 
     processes: frozenset[str] = frozenset()
     level: str = LEVELS[0]
@@ -49,8 +57,8 @@ class Wanted:
 
     @property
     def all(self) -> bool:
-        """Whether nothing of a process is left out, so that the ends of its files are enough."""
-        return self == Wanted(self.processes)
+        """Whether every line of a process matches, so that the ends of its files are enough."""
+        return self == Wanted(processes=self.processes)
 
     def __call__(self, line: Line) -> bool:
         return (
@@ -73,7 +81,7 @@ def about(fields: Mapping[str, Any], kind: str, number: int) -> bool:
 
 
 def read(process: str, raw: bytes, before: Line | None = None) -> Line:
-    """One line as it stands in the log of `process`; `before` lends its time to a line that tells none.
+    """Parse one line of the log of `process`; a line without a time gets the time of `before`.
 
     >>> read("nats", b"[7] 2026/01/02 03:04:05.600000 [ERR] no space").level
     'error'
@@ -84,49 +92,54 @@ def read(process: str, raw: bytes, before: Line | None = None) -> Line:
         if isinstance(fields, dict):
             level = str(fields.get("level", "info"))
             at = datetime.fromisoformat(str(fields["timestamp"])).timestamp()
-            return Line(at, process, level if level in LEVELS else "info", fields)
+            return Line(at=at, process=process, level=level if level in LEVELS else "info", fields=fields)
     except (ValueError, KeyError, RecursionError):
         pass
     for form, pattern in (("%Y-%m-%d %H:%M:%S.%f", _POSTGRES), ("%Y/%m/%d %H:%M:%S.%f", _NATS)):
         if found := pattern.match(text):
-            when = datetime.strptime(found[1], form).replace(tzinfo=UTC).timestamp()
-            name = found[2].lower()
-            return Line(when, process, name if name in LEVELS else _NAMES.get(name, "info"), {"event": text})
-    # Of one of ours: what is no JSON was not meant to be written, a traceback for example.
+            timestamp = datetime.strptime(found[1], form).replace(tzinfo=UTC).timestamp()
+            name = "log" if _IN_ORDER.search(text) else found[2].lower()
+            return Line(
+                at=timestamp,
+                process=process,
+                level=name if name in LEVELS else _NAMES.get(name, "info"),
+                fields={"event": text},
+            )
+    # A line of our own that is not JSON was not meant to be written, a traceback for example.
     return Line(
-        before.at if before else 0.0,
-        process,
-        before.level if before and before.fields.keys() == {"event"} else "error",
-        {"event": text},
+        at=before.at if before else 0.0,
+        process=process,
+        level=before.level if before and before.fields.keys() == {"event"} else "error",
+        fields={"event": text},
     )
 
 
 def files(directory: Path, wanted: Wanted) -> dict[str, Path]:
-    """The log files by process. ValueError for a process that has none."""
+    """The log files by process. Raises ValueError for a process without one."""
     found = {path.stem: path for path in sorted(directory.glob("*.log"))}
     if unknown := wanted.processes - found.keys():
         known = ", ".join(found) or "none: nothing was started here yet"
-        raise ValueError(f"there is no log of {sorted(unknown)[0]!r} in {directory}; known: {known}")
+        raise ValueError(f"{directory} has no log of {quoted(sorted(unknown)[0])}; known: {known}")
     return {name: path for name, path in found.items() if not wanted.processes or name in wanted.processes}
 
 
 def newest(paths: dict[str, Path], wanted: Wanted, lines: int) -> list[Line]:
-    """The newest `lines` that are wanted (0: all), of all files, oldest first."""
-    whole = lines == 0 or not wanted.all
+    """The newest `lines` that match (0: all), of all files, oldest first."""
+    read_all = lines == 0 or not wanted.all
     merged = heapq.merge(
-        *(_lines(name, _all(path) if whole else _end(path, lines)) for name, path in paths.items()),
+        *(_lines(name, _all(path) if read_all else _end(path, lines)) for name, path in paths.items()),
         key=lambda line: line.at,
     )
     return list(deque((line for line in merged if wanted(line)), maxlen=lines or None))
 
 
 def _lines(process: str, raws: Iterable[bytes]) -> Iterator[Line]:
-    """In the order of the file: a line that is out of time (written late by a thread) gets the time of the one before it."""
+    """In file order: a line whose time is out of order (written late by a thread) gets the time of the line before it."""
     before: Line | None = None
     for raw in raws:
         line = read(process, raw, before)
         if before is not None and line.at < before.at:
-            line = Line(before.at, process, line.level, line.fields)
+            line = Line(at=before.at, process=process, level=line.level, fields=line.fields)
         before = line
         yield line
 
@@ -149,9 +162,9 @@ def _end(path: Path, lines: int) -> list[bytes]:
     return read_back.splitlines(keepends=True)[-lines:]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Grown:
-    """One file that is followed."""
+    """One followed file."""
 
     path: Path
     at: int
@@ -159,7 +172,7 @@ class _Grown:
     before: Line | None = None
 
     def more(self, process: str) -> list[Line]:
-        """The lines that were written since, complete ones only; from the beginning where the file was begun anew."""
+        """The complete lines written since the last call; from the start of the file if it was truncated."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self.at:
@@ -175,13 +188,13 @@ class _Grown:
         file.seek(self.at)
         written = self.torn + file.read()
         self.at = file.tell()
-        whole, newline, self.torn = written.rpartition(b"\n")
-        return (whole + newline).splitlines(keepends=True)
+        complete, newline, self.torn = written.rpartition(b"\n")
+        return (complete + newline).splitlines(keepends=True)
 
 
 @dataclass(slots=True)
 class Following:
-    """What is written to the logs from now on, also to those of processes that start later."""
+    """New lines in the logs from now on, including those of processes that start later."""
 
     directory: Path
     wanted: Wanted
@@ -189,13 +202,13 @@ class Following:
 
     def __post_init__(self) -> None:
         for name, path in files(self.directory, self.wanted).items():
-            self._grown[name] = _Grown(path, path.stat().st_size)
+            self._grown[name] = _Grown(path=path, at=path.stat().st_size)
 
     def more(self) -> list[Line]:
         """The lines since the last call, by time."""
         for name, path in files(self.directory, Wanted()).items():
             if not self.wanted.processes or name in self.wanted.processes:
-                self._grown.setdefault(name, _Grown(path, 0))
+                self._grown.setdefault(name, _Grown(path=path, at=0))
         found = [
             line for name, grown in self._grown.items() for line in grown.more(name) if self.wanted(line)
         ]
@@ -203,7 +216,7 @@ class Following:
 
 
 def since(given: str, now: float) -> float:
-    """`90s`, `15m`, `2h`, `1d` before `now`, or a time as ISO 8601 has it (UTC unless it says otherwise), in seconds since 1970.
+    """`90s`, `15m`, `2h`, `1d` before `now`, or an ISO 8601 time (UTC by default), in seconds since 1970.
 
     >>> since("2m", 1000.0), since("1970-01-01T00:10", 0.0)
     (880.0, 600.0)
@@ -211,25 +224,25 @@ def since(given: str, now: float) -> float:
     if found := re.fullmatch(r"(\d+(?:.\d+)?)([smhd])", given):
         return now - float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
     try:
-        when = datetime.fromisoformat(given)
+        moment = datetime.fromisoformat(given)
     except ValueError:
         raise ValueError(
-            f"{given!r} is no time: give 90s, 15m, 2h, 1d, or a time as 2026-01-31T08:30"
+            f"{quoted(given)} is not a time: give 90s, 15m, 2h, 1d, or a time such as 2026-01-31T08:30"
         ) from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def told(
+def formatted(
     line: Line, hidden: Iterable[str] = ("event", "level", "timestamp", "process", "component", "run")
 ) -> str:
-    """The event, then its other fields, as people read them."""
+    """The event, then its other fields, in readable form."""
     rest = (
         (key, value) for key, value in line.fields.items() if key not in set(hidden) and key != "exception"
     )
     pairs = " ".join(f"{key}={_value(value)}" for key, value in islice(rest, 40))
-    said = f"{line.fields.get('event', '')} {pairs}".rstrip()
-    thrown = line.fields.get("exception")
-    return said if thrown is None else f"{said}\n{thrown}"
+    text = f"{line.fields.get('event', '')} {pairs}".rstrip()
+    exception = line.fields.get("exception")
+    return text if exception is None else f"{text}\n{exception}"
 
 
 def _value(value: Any) -> str:

@@ -1,12 +1,12 @@
-"""penstock metrics: where Prometheus finds the processes of a run."""
+"""penstock metrics: the Prometheus targets of a run's processes."""
 
 import json
 
 import typer
 
 from orchestrator.cli.options import HERE, ConfigOption
-from orchestrator.home import Home
-from orchestrator.metrics import entry, targets
+from orchestrator.deploy.home import Home
+from orchestrator.runtime.metrics import entry, targets
 
 app = typer.Typer()
 
@@ -18,9 +18,9 @@ def metrics() -> None:
 
 @app.command("targets")
 def show(config: ConfigOption = HERE) -> None:
-    """Print where each process of this machine answers Prometheus, as file_sd reads it: penstock metrics targets -c runs/first > targets.json
+    """Print where each process of this machine serves metrics, in the format of file_sd: penstock metrics targets -c runs/first > targets.json
 
-    Rollout servers that the configuration names are in it, too: SGLang answers when it was started with --enable-metrics.
+    Rollout servers that the configuration names are included: SGLang answers if it was started with --enable-metrics.
     """
     home = Home.at(config)
     found = targets(home.layout.run)

@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Options shared by many commands."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from orchestrator.contracts.numbers import INT2, INT4, INT8, whole
 
 
 def _number(most: int, least: int = 0) -> Callable[[object], int]:
-    """How an option or an argument that the data pool is asked for is read: `typer.Option(parser=…)`."""
+    """Parser of a number of the data pool, for an option or an argument: `typer.Option(parser=…)`."""
 
     def read(given: object) -> int:
         try:
@@ -22,12 +22,24 @@ def _number(most: int, least: int = 0) -> Callable[[object], int]:
 
 
 ID = _number(INT8)
-"""Of a rollout or a group."""
+"""The number of a rollout or a group."""
 COUNTER = _number(INT4)
-"""Of a batch, a step or a policy version."""
+"""The number of a batch, a step or a policy version."""
 ATTEMPT = _number(INT2, 1)
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="penstock.toml, or its directory.")]
+
+def path(given: object) -> Path:
+    """Parser of a path. It refuses `""`, the value of an unset shell variable, which would mean the working directory."""
+    if given == "":
+        raise typer.BadParameter(
+            "it is empty: give a path (`.` is this directory); is a variable of your shell unset?"
+        )
+    return Path(str(given))
+
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", help="penstock.toml, or its directory.", parser=path)
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override one key: section.key=value. Repeatable.")
 ]

@@ -1,6 +1,5 @@
 """One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier, web (and trainer.py)."""
 
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,60 +9,64 @@ import anyio
 import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, SetOption
-from orchestrator.clock import ticking
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
-from orchestrator.log import configure
-from orchestrator.metrics import measuring, served
-from orchestrator.watchdog import WatchdogSettings, watching
+from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.home import Home
+from orchestrator.runtime.log import configure
+from orchestrator.runtime.metrics import measuring, served
+from orchestrator.runtime.streams import ending_signals
+from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from orchestrator.settings.config import Config
+from orchestrator.settings.timeouts import use
 
 if TYPE_CHECKING:
-    from orchestrator.flow.worker import WorkerSettings
+    from orchestrator.runner.worker import WorkerSettings
 
 
 def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> None:
-    """Run under a watchdog until SIGTERM or SIGINT, then end cleanly."""
+    """Run under a watchdog until SIGTERM, SIGINT or SIGHUP, then end cleanly."""
     configure(process)
     config = home.config()
     section, target = config.watchdog, home.target(process, config)
     watchdog = WatchdogSettings(section.no_progress_s, section.lag_s, home.metrics(process))
 
-    async def until_told() -> None:
+    async def until_signalled() -> None:
         async with anyio.create_task_group() as tasks:
 
-            async def obey() -> None:
-                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async def cancel_on_signal() -> None:
+                with anyio.open_signal_receiver(*ending_signals()) as signals:
                     async for _ in signals:
                         tasks.cancel_scope.cancel()
                         return
 
-            tasks.start_soon(obey)
-            with measuring() as own, watching(process, watchdog) as dog:
-                own.registry.register(dog.registry)
-                with served(own.registry, target):
+            tasks.start_soon(cancel_on_signal)
+            with measuring() as process_metrics, watching(process, watchdog) as process_watch:
+                process_metrics.registry.register(process_watch.registry)
+                with served(process_metrics.registry, target):
                     await work()
             tasks.cancel_scope.cancel()
 
-    anyio.run(until_told, backend_options={"use_uvloop": True})
+    anyio.run(until_signalled, backend_options={"use_uvloop": True})
 
 
 def _by_clock(home: Home, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """`work`, by the configured clock."""
+    """`work` under the configured clock."""
 
     async def timed() -> None:
-        with ticking(home.config().clock):
+        with use(home.config().timeouts):
             await work()
 
     return timed
 
 
 def _of_kind(kind: str) -> Callable[[str], str]:
-    """How `--name` is read: what a process is follows from how its name begins."""
+    """Parser of `--name`: the prefix of a name gives the kind of the process."""
 
     def read(name: str) -> str:
         if name.partition("-")[0] != kind:
-            raise typer.BadParameter(f"{name!r} is no name of a process of this kind: {kind}, or {kind}-2")
+            raise typer.BadParameter(
+                f"{quoted(name)} is not a name for a process of this kind: use {kind}, or {kind}-2"
+            )
         return name
 
     return read
@@ -79,7 +82,7 @@ def orchestrator(
         ),
     ] = "orchestrator",
 ) -> None:
-    """The orchestrator: intake, admission, ingest, rewards, relay, reaper."""
+    """Run the orchestrator: intake, admission, ingest, rewards, relay, reaper."""
     from orchestrator.app import orchestrate
 
     home = Home.at(config, tuple(overrides or ()))
@@ -90,12 +93,12 @@ def gateway(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     server: Annotated[list[str] | None, typer.Option(help="A rollout server's URL. Repeatable.")] = None,
-    port: Annotated[int, typer.Option(help="TCP port (default: gateway.port).")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port (default: gateway.port).")] = 0,
     name: Annotated[
         str, typer.Option(help="This gateway's name, unique per host and run.", parser=_of_kind("gateway"))
     ] = "gateway",
 ) -> None:
-    """The gateway: sessions, exact tokens, weight syncs."""
+    """Run a gateway: sessions, exact tokens, weight syncs."""
     from orchestrator.gateway.server import GatewaySettings, serve
 
     home = Home.at(config, tuple(overrides or ()))
@@ -123,35 +126,35 @@ def runner(
     gateway: Annotated[
         list[str] | None,
         typer.Option(
-            help="A gateway's URL (default: gateway.urls, else the one that runs here). Repeatable, for those of other hosts."
+            help="A gateway's URL (default: gateway.urls, else the gateway on this host). Repeatable, for gateways on other hosts."
         ),
     ] = None,
     gateway_socket: Annotated[
         Path | None,
         typer.Option(
-            help="The Unix socket that sandboxes see, of a gateway on this host (default: that of the one that runs here)."
+            help="The Unix socket of a gateway on this host, as sandboxes see it (default: that of the running one)."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="This runner's name, unique per host and run.")] = "runner",
 ) -> None:
-    """A runner: leases rollouts and runs scaffolds in sandboxes."""
-    from orchestrator.flow.rollout_runner import RunnerSettings, serve_rollouts
+    """Run a runner: it leases rollouts and runs scaffolds in sandboxes."""
+    from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
 
     home = Home.at(config, tuple(overrides or ()))
     named = tuple(gateway or home.config().gateway.urls)
     if home.gateway_url_file.exists() and named == (_read(home.gateway_url_file),):
-        named = ()  # the one beside us, by its name
+        named = ()  # the gateway of this directory, found by its name
     if gateway_socket is not None and len(named) > 1:
         raise ConfigurationError(
             f"--gateway-socket belongs to one gateway on this host, and {len(named)} are named: leave it out"
         )
-    first, *others = named or (_read(home.gateway_url_file),)
+    first, *other_gateways = named or (_read(home.gateway_url_file),)
     settings = RunnerSettings(
         worker=_worker(home, name, lambda resolved: resolved.rollout.slots),
         gateway_url=first,
         gateway_secret=home.gateway_secret,
         gateway_socket=gateway_socket if named else gateway_socket or home.gateway_socket,
-        others=tuple(others),
+        others=tuple(other_gateways),
     )
     _serve(name, home, _by_clock(home, lambda: serve_rollouts(settings)))
 
@@ -163,8 +166,8 @@ def verifier(
         str, typer.Option(help="This verifier runner's name, unique per host and run.")
     ] = "verifier",
 ) -> None:
-    """A verifier runner: grades finished rollouts in fresh sandboxes."""
-    from orchestrator.flow.verify_runner import serve_verifications
+    """Run a verifier runner: it grades finished rollouts in fresh sandboxes."""
+    from orchestrator.runner.verify_runner import serve_verifications
 
     home = Home.at(config, tuple(overrides or ()))
     settings = _worker(home, name, lambda resolved: resolved.rollout.verify_slots)
@@ -172,7 +175,7 @@ def verifier(
 
 
 def web(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
-    """The dashboard; prints the URL that lets you in: penstock web -c runs/first"""
+    """Run the dashboard and print its URL with the access token: penstock web -c runs/first"""
     from orchestrator.web.server import WebSettings, serve
 
     home = Home.at(config, tuple(overrides or ()))
@@ -188,13 +191,13 @@ def web(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
         port=section.port,
         hosts=section.hosts,
         layout=home.layout,
-        said=lambda url: typer.echo(f"dashboard: {url}", err=True) if sys.stderr.isatty() else None,
+        announce=lambda url: typer.echo(f"dashboard: {url}", err=True) if sys.stderr.isatty() else None,
     )
     _serve("web", home, _by_clock(home, lambda: serve(settings)))
 
 
 def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSettings":
-    from orchestrator.flow.worker import WorkerSettings
+    from orchestrator.runner.worker import WorkerSettings
 
     resolved = home.connected()
     return WorkerSettings(
@@ -205,6 +208,7 @@ def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSet
         provider=resolved.sandbox.provider,
         slots=slots(resolved),
         owner=f"{home.workers}{name}",
+        config=resolved,
     )
 
 

@@ -1,4 +1,4 @@
-"""How a command asks the data pool: as penstock_reader, within a time limit, patient where it follows a run."""
+"""How a command queries the data pool: as penstock_reader, within a time limit, with retries if it follows a run."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from orchestrator.config import Config
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from orchestrator.pool.runs import Run
+    from orchestrator.pool.runs import StoredRun
 
 T = TypeVar("T")
 STATEMENT_S = 30.0
@@ -22,41 +22,41 @@ AGAIN_S = 1.0
 
 @dataclass(frozen=True)
 class Reader:
-    """A run and the way to ask about it."""
+    """A run and an engine to query it."""
 
     engine: "AsyncEngine"
-    run: "Run"
+    run: "StoredRun"
 
     async def ask(self, work: "Callable[[AsyncConnection], Awaitable[T]]") -> T:
-        """What `work` finds. PenstockError, one sentence, when Postgres is away or refuses."""
+        """The result of `work`. Raises PenstockError, one sentence, if Postgres is away or refuses."""
         import asyncpg
-        from sqlalchemy import text
         from sqlalchemy.exc import DBAPIError
         from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+        from orchestrator.pool.engine import limit_statements
         from orchestrator.pool.transact import passing, sentence
 
         try:
             async with self.engine.connect() as connection:
-                await connection.execute(text(f"SET LOCAL statement_timeout = {round(STATEMENT_S * 1000)}"))
+                await limit_statements(connection, STATEMENT_S)
                 return await work(connection)
         except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if passing(error):
                 raise Away("PostgreSQL is away, or took too long") from error
             raise PenstockError(sentence(error) if isinstance(error, DBAPIError) else str(error)) from error
 
-    async def ask_until_told(
+    async def ask_until_answered(
         self, work: "Callable[[AsyncConnection], Awaitable[T]]", away: Callable[[str], None]
     ) -> T:
-        """As `ask`, again and again while Postgres is away; `away` is told once why nothing comes."""
-        told = False
+        """As `ask`, but retries while Postgres is away; `away` gets the reason once."""
+        reported = False
         while True:
             try:
                 return await self.ask(work)
             except Away as error:
-                if not told:
+                if not reported:
                     away(str(error))
-                told = True
+                reported = True
             await anyio.sleep(AGAIN_S)
 
 
@@ -66,7 +66,8 @@ class Away(PenstockError):
 
 @asynccontextmanager
 async def reading(config: Config, name: str) -> AsyncIterator[Reader]:
-    """A reader of the configured run, called `name` in pg_stat_activity. PenstockError when there is none, or the database is of another revision."""
+    """A reader of the configured run, named `name` in pg_stat_activity. PenstockError if the run is missing or the database has another
+    revision."""
     from orchestrator.pool.engine import Role, check_revision, open_engine
     from orchestrator.pool.runs import get_run
 

@@ -1,4 +1,4 @@
-"""`penstock rescore`: verdicts once more, for groups that no batch has."""
+"""`penstock rescore`: new verdicts for groups that are in no batch."""
 
 import getpass
 import json
@@ -13,16 +13,16 @@ import typer
 from orchestrator.cli import complete
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from orchestrator.config import Config
-    from orchestrator.flow.rescore import Rescored
     from orchestrator.pool.rescore import Chosen
+    from orchestrator.roles.rescore import Rescored
+    from orchestrator.settings.config import Config
     from orchestrator.tasks.harbor import Task
 
 
@@ -41,43 +41,49 @@ def rescore(
         list[Path] | None,
         typer.Option(
             "--tests",
-            help="A task directory, or a folder of them, whose tests were mended: only groups of these tasks, with these tests. Repeatable.",
+            help="A task directory, or a folder of them, whose tests were fixed: only groups of these tasks, with these tests. Repeatable.",
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Kept with each rollout.")] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Stored with each rollout.")] = "no reason given",
     as_json: JsonOption = False,
 ) -> None:
-    """Judge anew what no batch has yet: penstock rescore --domain coding --tests suite/mended -c runs/first"""
-    from orchestrator.cli.tasks import read
+    """Score again the rollouts that are in no batch yet: penstock rescore --domain coding --tests suite/corrected -c runs/first"""
+    from orchestrator.cli.recorded import recorded
     from orchestrator.pool.rescore import Chosen
+    from orchestrator.tasks.bundle import BundleLimits
+    from orchestrator.tasks.sources import read
 
     if tasks and tests:
-        raise ValueError("give --task or --tests: mended tests choose their tasks themselves")
-    mended = {task.name: task for task in read(tests or [])}
+        raise ValueError("give --task or --tests: corrected tests choose their tasks themselves")
+    resolved = Home.at(config).connected()
+    limits = BundleLimits.of(recorded(resolved).config(resolved).tasks)
+    repaired = {task.name: task for task in read(tests or [], limits)}
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
-    why = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
+    signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
     with busy("rescore"):
-        done = anyio.run(_rescore, Home.at(config).connected(), chosen, why, mended)
+        done = anyio.run(_rescore, resolved, chosen, signed_reason, repaired)
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
     left = ", ".join(f"{n} {state}" for state, n in done.left_alone.items())
     typer.echo(
-        f"{done.rollouts} rollouts of {done.groups} groups are judged anew; left alone: {left or 'none'}"
+        f"{done.rollouts} rollouts of {done.groups} groups are judged again; left alone: {left or 'none'}"
     )
 
 
-async def _rescore(config: "Config", chosen: "Chosen", why: str, mended: "Mapping[str, Task]") -> "Rescored":
-    from orchestrator.flow.rescore import rescore
+async def _rescore(
+    config: "Config", chosen: "Chosen", why: str, corrected: "Mapping[str, Task]"
+) -> "Rescored":
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
+    from orchestrator.roles.rescore import rescore
 
     async with open_engine(config.services.database_url, size=1, name="penstock-rescore") as engine:
 
         async def work(connection: "AsyncConnection") -> "Rescored":
             run = await get_run(connection, config.run.name)
-            return await rescore(connection, run, chosen, why, mended)
+            return await rescore(connection, run, chosen, why, corrected)
 
         return await once(engine, work, at="person.commit")
 

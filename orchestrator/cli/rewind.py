@@ -1,4 +1,4 @@
-"""`penstock rewind`: undo the batches after one, and go on from its weights."""
+"""`penstock rewind`: undo the batches after one, and continue from its weights."""
 
 import getpass
 import json
@@ -14,32 +14,39 @@ import typer
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.contracts.numbers import INT4
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from orchestrator.config import Config
     from orchestrator.pool.rewind import Rewound
+    from orchestrator.settings.config import Config
 
 
 def rewind(
     to_batch: Annotated[
-        int, typer.Option("--to-batch", help="The last batch to keep; -1 keeps none: the first weights.")
+        int,
+        typer.Option(
+            "--to-batch",
+            min=-1,
+            max=INT4,
+            help="The last batch to keep; -1 keeps none and restores the first weights.",
+        ),
     ],
     config: ConfigOption = HERE,
-    reason: Annotated[str, typer.Option(help="Kept with each batch that is undone.")] = "no reason given",
+    reason: Annotated[str, typer.Option(help="Stored with each batch that is undone.")] = "no reason given",
     as_json: JsonOption = False,
 ) -> None:
-    """Undo every later batch: its groups are ready again, its versions superseded: penstock rewind --to-batch 7 -c runs/first"""
-    why = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
+    """Undo every batch after one: its groups are ready again, its versions superseded: penstock rewind --to-batch 7 -c runs/first"""
+    signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
     with busy("rewind: the checkpoint is read and checked"):
-        done = anyio.run(_rewind, Home.at(config).connected(), to_batch, why)
+        done = anyio.run(_rewind, Home.at(config).connected(), to_batch, signed_reason)
     typer.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
 
 
 async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
-    from orchestrator.audit.versions import Published, faults_of
+    from orchestrator.audit.i6_versions import KnownCheckpoint, faults_of
     from orchestrator.bus import subjects
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.rewind import rewind, versions_by_batch
@@ -54,9 +61,9 @@ async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
         directory = Path(target.path) if target is not None else None
         if (
             target is not None and directory is not None and directory.is_dir()
-        ):  # else the rewind says why not
-            published = Published(target.manifest_sha, target.batch_no)
-            # Before the transaction: to read all of it takes long.
+        ):  # else the rewind reports the reason
+            published = KnownCheckpoint(manifest_sha=target.manifest_sha, batch_no=target.batch_no)
+            # Before the transaction: reading all files takes long.
             faults = await anyio.to_thread.run_sync(lambda: list(faults_of(directory, published)))
             if faults:
                 raise ConfigurationError(
@@ -72,13 +79,15 @@ async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
 
 
 def _sentence(done: "Rewound") -> str:
-    undone = ", ".join(map(str, done.batches))
-    said = f"undone: batch{'es' * (len(done.batches) > 1)} {undone}; {done.groups} groups are ready again"
+    numbers = ", ".join(map(str, done.batches))
+    sentence = (
+        f"undone: batch{'es' * (len(done.batches) > 1)} {numbers}; {done.groups} groups are ready again"
+    )
     if done.version is None:
-        return f"{said}; the weights stay what they are"
+        return f"{sentence}; the weights stay what they are"
     superseded = ", ".join(map(str, done.superseded))
     weights = "the first weights" if done.to_batch < 0 else f"the weights of batch {done.to_batch}"
-    return f"{said}; version {done.version} has {weights} and supersedes {superseded}"
+    return f"{sentence}; version {done.version} has {weights} and supersedes {superseded}"
 
 
 def register(app: typer.Typer) -> None:

@@ -10,12 +10,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli import tables
+from orchestrator.cli import steering, tables
 from orchestrator.cli.bar import busy
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
-from orchestrator.config import Config
-from orchestrator.embedded.process_spec import ProcessEvent
-from orchestrator.home import Home, write_template
+from orchestrator.cli.configuration import config as show_config
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
+from orchestrator.cli.terminal import plain
+from orchestrator.contracts.ids import NAME_RULE, is_name
+from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.embedded.process_spec import ProcessEvent
+from orchestrator.deploy.home import Home, write_template
+from orchestrator.settings.config import Config, describe_ignored
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -24,30 +28,28 @@ err = Console(stderr=True, soft_wrap=True)
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Where to write penstock.toml.")] = HERE,
+    directory: Annotated[Path, typer.Argument(help="Where to write penstock.toml.", parser=path)] = HERE,
     name: Annotated[str, typer.Option(help="The run's name (default: the directory's).")] = "",
     model: Annotated[str, typer.Option(help="Hugging Face directory of the first policy.")] = "",
 ) -> None:
     """Write a penstock.toml: penstock init runs/first --model models/qwen3"""
-    from orchestrator.preflight import check_model
+    from orchestrator.deploy.preflight import check_model
 
     if model:
         check_model(Path(model))
     file = write_template(directory, name, model)
     typer.echo(str(file))
+    directory_name = directory.resolve().name
+    if not name and not is_name(directory_name):
+        typer.echo(
+            plain(
+                f"the run is called 'default': {directory_name!r} cannot name a run ({NAME_RULE}); --name chooses another"
+            ),
+            err=True,
+        )
     at = "" if file.parent.resolve() == Path.cwd() else f" -c {shlex.quote(str(file.parent))}"
     first = "" if model else "name a policy in it (policy.model), then: "
     typer.echo(f"a run of {file.parent.resolve()}; next: {first}penstock up{at}", err=True)
-
-
-def config(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
-    """Print the resolved configuration as JSON."""
-    from orchestrator.plugins import names
-    from orchestrator.preflight import check_config
-
-    resolved = Home.at(config, tuple(overrides or ())).config()
-    check_config(resolved, names("scaffolds"))
-    typer.echo(json.dumps(resolved.to_json(), indent=2))
 
 
 def up(
@@ -55,18 +57,24 @@ def up(
     overrides: SetOption = None,
     only: Annotated[str, typer.Option(help="Comma-separated processes to start (default: all).")] = "",
 ) -> None:
-    """Start everything that is not configured elsewhere, and keep it alive: penstock up -c runs/first"""
-    from orchestrator.stack import PROCESSES, up
+    """Start everything that is not configured elsewhere and keep it running: penstock up -c runs/first"""
+    from orchestrator.deploy.embedded.service_sources import Source, Used, passed_over
+    from orchestrator.deploy.preflight import sandbox_shortages
+    from orchestrator.deploy.stack import PROCESSES, up
 
     home = Home.at(config, tuple(overrides or ()))
     wanted = tuple(part.strip() for part in only.split(",")) if only else PROCESSES
     unknown = [name for name in wanted if name not in PROCESSES]
     if unknown:
-        raise ValueError(f"unknown process {unknown[0]!r}; known: {', '.join(PROCESSES)}")
+        raise ValueError(f"unknown process {quoted(unknown[0])}; known: {', '.join(PROCESSES)}")
 
     def show(event: ProcessEvent) -> None:
         detail = f"  {event.detail}" if event.detail else ""
         err.print(f"[dim]{event.name}[/dim] {event.state}{detail}", highlight=False)
+
+    def began(resolved: Config) -> None:
+        for warning in sandbox_shortages(resolved, wanted):
+            err.print(f"warning: {warning}", highlight=False, markup=False)
 
     def started(resolved: Config) -> None:
         err.print(
@@ -76,18 +84,24 @@ def up(
             url = home.web_url_file.read_text(encoding="ascii").strip()
             err.print(f"dashboard: {url}", highlight=False, markup=False)
 
-    def kept(keys: list[str]) -> None:
-        err.print(
-            f"this run keeps the values that it began with of: {', '.join(keys)}; a new run.name begins a new run",
-            highlight=False,
-        )
+    def show_ignored(keys: list[str]) -> None:
+        err.print(describe_ignored(keys), highlight=False, markup=False)
 
-    anyio.run(lambda: up(home, only=wanted, on_event=show, started=started, kept=kept))
+    def uses(services: tuple[Used, Used]) -> None:
+        own_nats = services[1].source is Source.EMBEDDED
+        for line in (*map(str, services), *(passed_over() if own_nats else ())):
+            err.print(line, highlight=False, markup=False)
+
+    anyio.run(
+        lambda: up(
+            home, only=wanted, on_event=show, began=began, started=started, kept=show_ignored, uses=uses
+        )
+    )
 
 
 def down(config: ConfigOption = HERE) -> None:
     """Stop what `penstock up` started in this directory. The run can be continued."""
-    from orchestrator.embedded.supervisor import stop_running
+    from orchestrator.deploy.embedded.supervisor import stop_running
 
     stopped = anyio.run(stop_running, Home.at(config).layout)
     typer.echo("stopped" if stopped else "nothing was running")
@@ -100,18 +114,23 @@ def doctor(
     as_json: JsonOption = False,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Look at a run on several machines: its services, directory, reach."),
+        typer.Option(
+            "--cluster", help="Check a run on several machines: its services, shared directory and network."
+        ),
     ] = False,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Show the isolation that is really in force in a sandbox.")
+        bool, typer.Option("--sandbox", help="Show the isolation that is in force in a sandbox.")
     ] = False,
     provider: Annotated[
-        str, typer.Option(help="The sandbox provider to look at (default: bubblewrap, or that of --config).")
+        str, typer.Option(help="The sandbox provider to check (default: bubblewrap, or that of --config).")
     ] = "",
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", help="With --sandbox or --cluster: the run (default of --cluster: here)."
+            "--config",
+            "-c",
+            help="The run whose services, slots and sandboxes are checked (default: the services that the environment names; with --cluster: here).",
+            parser=path,
         ),
     ] = None,
     monitor: Annotated[
@@ -119,15 +138,17 @@ def doctor(
         typer.Option(help="With --cluster: a monitoring address of NATS, http://HOST:8222. Repeatable."),
     ] = None,
     write_probe: Annotated[
-        bool, typer.Option("--write-probe", help="With --cluster: only leave a file in the shared directory.")
+        bool, typer.Option("--write-probe", help="With --cluster: only write a file to the shared directory.")
     ] = False,
     read_probe: Annotated[
-        str, typer.Option(help="With --cluster: only look for the file that another host left.")
+        str, typer.Option(help="With --cluster: only look for the file that another host wrote.")
     ] = "",
 ) -> None:
-    """Check what Penstock needs on this machine; each problem with the command that mends it."""
+    """Check what Penstock needs on this machine; each problem comes with the command that fixes it."""
     from orchestrator.cli import doctor_cluster
-    from orchestrator.embedded.doctor import checks
+    from orchestrator.deploy.embedded.doctor import checks
+    from orchestrator.deploy.stack import services_of
+    from orchestrator.settings.timeouts import use
 
     if not cluster and (topology or monitor or write_probe or read_probe):
         raise ValueError("a topology, --monitor and the probes belong to penstock doctor --cluster")
@@ -140,13 +161,20 @@ def doctor(
     if sandbox:
         _isolation(provider, config, as_json)
         return
-    found = checks()
+    if config is None:
+        found = checks()
+    else:
+        home = Home.at(config)
+        with use(home.config().timeouts):
+            found = checks(home.layout.root, services_of(home))
+    warnings = [] if config is None else _shortages(config)
     if as_json:
-        typer.echo(
-            json.dumps(
-                [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": c.fix} for c in found], indent=2
-            )
-        )
+        listed = [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": c.fix} for c in found]
+        listed += [
+            {"name": "sandboxes", "ok": True, "detail": f"warning: {warning}", "fix": ""}
+            for warning in warnings
+        ]
+        typer.echo(json.dumps(listed, indent=2))
     else:
         table = Table("check", "", "detail", "fix")
         for check in found:
@@ -154,29 +182,52 @@ def doctor(
                 check.name, "ok" if check.ok else "MISSING", check.detail, "" if check.ok else check.fix or ""
             )
         tables.print_table(table)
+        for warning in warnings:
+            typer.echo(f"warning: {warning}")
     if not all(check.ok for check in found):
         raise typer.Exit(1)
 
 
+def _shortages(directory: Path) -> list[str]:
+    """Sandbox requirements of a run that this machine lacks, as sentences."""
+    from orchestrator.cli.recorded import recorded
+    from orchestrator.contracts.errors import ConfigurationError
+    from orchestrator.deploy.preflight import sandbox_shortages
+    from orchestrator.settings.timeouts import use
+
+    file_config = Home.at(directory).config()
+    try:
+        with use(file_config.timeouts):
+            return list(sandbox_shortages(recorded(file_config).config(file_config)))
+    except (
+        ConfigurationError
+    ) as error:  # the file and the run contradict each other: `penstock up` refuses that
+        return [str(error)]
+
+
 def _isolation(provider: str, config: Path | None, as_json: bool) -> None:
-    from orchestrator import plugins
-    from orchestrator.config import SandboxSection
-    from orchestrator.providers import tables
+    from orchestrator.runtime import plugins
+    from orchestrator.settings.providers import tables
+    from orchestrator.settings.sandbox import SandboxSection
     from sandboxes.base import SandboxError
+    from sandboxes.bubblewrap import BubblewrapProvider
     from sandboxes.effective import observe
+    from sandboxes.images.ability import abilities
 
     section = SandboxSection() if config is None else Home.at(config).config().sandbox
     provider = provider or section.provider
+    opened = plugins.provider(provider, tables(section))
     try:
-        found = anyio.run(observe, plugins.provider(provider, tables(section)))
+        found = anyio.run(observe, opened)
     except SandboxError as error:
         raise ValueError(f"the sandbox {provider} cannot be looked into: {error}") from error
+    sections = dict(found.sections)
+    if isinstance(opened, BubblewrapProvider):
+        sections["images"] = abilities(opened.images)
     if as_json:
-        typer.echo(
-            json.dumps({"provider": found.provider, **found.sections, "concerns": found.concerns}, indent=2)
-        )
+        typer.echo(json.dumps({"provider": found.provider, **sections, "concerns": found.concerns}, indent=2))
     else:
-        for title, rows in found.sections.items():
+        for title, rows in sections.items():
             typer.echo(title)
             for name, value in rows:
                 typer.echo(f"  {name:<28} {value}")
@@ -189,34 +240,38 @@ def _isolation(provider: str, config: Path | None, as_json: bool) -> None:
 
 
 def reconcile(config: ConfigOption = HERE) -> None:
-    """Publish again what the streams towards workers must hold. Harmless when nothing is missing."""
+    """Publish again the messages that the workers' streams must hold. Harmless if nothing is missing."""
     from orchestrator.app import open_flow
-    from orchestrator.flow.rebuild import REBUILT, rebuild
+    from orchestrator.roles.rebuild import REBUILT, rebuild
+    from orchestrator.settings.timeouts import use
+
+    resolved = Home.at(config).connected()
 
     async def work() -> dict[str, int]:
-        async with open_flow(Home.at(config).connected()) as flow:
+        async with open_flow(resolved) as flow:
             await flow.bus.ensure_streams()
             return {stream: await rebuild(flow, stream) for stream in REBUILT}
 
-    with busy("reconcile"):
-        owed = anyio.run(work)
-    for stream, messages in owed.items():
+    with busy("reconcile"), use(resolved.timeouts):
+        republished = anyio.run(work)
+    for stream, messages in republished.items():
         typer.echo(f"{stream}: {messages} messages owed")
 
 
 def env(config: ConfigOption = HERE) -> None:
     """Print the services of a run as shell exports: eval "$(penstock env -c runs/first)" """
+    from orchestrator.pool.address import address_of
+
     services = Home.at(config).connected().services
-    typer.echo(
-        f"export DATABASE_URL={shlex.quote(services.database_url)}\nexport NATS_URL={shlex.quote(services.nats_url)}"
-    )
+    url = address_of(services.database_url).url  # for psql and pg_dump too
+    typer.echo(f"export DATABASE_URL={shlex.quote(url)}\nexport NATS_URL={shlex.quote(services.nats_url)}")
 
 
 def end(
     config: ConfigOption = HERE,
-    reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "asked by a person",
+    reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "requested by a person",
 ) -> None:
-    """End the run: no more intake; what is not trained yet becomes filtered(run_ended). Stopping `penstock up` does not end it."""
+    """End the run: no more intake; groups that are not trained yet become filtered(run_ended). Stopping `penstock up` does not end it."""
     from orchestrator.pool.engine import open_engine
     from orchestrator.pool.runs import begin_end, get_run
     from orchestrator.pool.transact import once
@@ -224,20 +279,23 @@ def end(
     resolved = Home.at(config).connected()
 
     async def work() -> bool:
-        async def asked(connection: "AsyncConnection") -> bool:
+        async def transaction(connection: "AsyncConnection") -> bool:
             run = await get_run(connection, resolved.run.name)
             return await begin_end(connection, run.run_id, reason)
 
         async with open_engine(resolved.services.database_url, size=1) as engine:
-            return await once(engine, asked, at="person.commit")
+            return await once(engine, transaction, at="person.commit")
 
     typer.echo("the run is ending" if anyio.run(work) else "the run was ending already")
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the root."""
-    for command in (init, config, env, up, down, doctor, reconcile):
+    app.command()(init)
+    app.command("config")(show_config)
+    for command in (env, up, down, doctor, reconcile):
         app.command()(command)
-    run = typer.Typer(no_args_is_help=True, help="The run itself.")
+    run = typer.Typer(no_args_is_help=True, help="End, pause and steer the run.")
     run.command()(end)
+    steering.register(run)
     app.add_typer(run, name="run")

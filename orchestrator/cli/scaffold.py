@@ -16,7 +16,7 @@ from scaffolds.find import find, known
 from orchestrator.cli import complete, scaffold_new, tables
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import JsonOption
-from orchestrator.log import configure
+from orchestrator.runtime.log import configure
 
 app = typer.Typer(no_args_is_help=True)
 SILENCE_S, TIMEOUT_S = 12.0, 180.0  # a keep-alive comes at least every 10 s
@@ -29,7 +29,7 @@ def new(
         str, typer.Option(help=f"{', '.join(scaffold_new.KINDS)}: what to write.")
     ] = scaffold_new.KINDS[0],
 ) -> None:
-    """Write a scaffold that works, to begin with: penstock scaffold new my-agent --kind manifest"""
+    """Write a working scaffold to start from: penstock scaffold new my-agent --kind manifest"""
     for path in scaffold_new.write(directory, kind):
         typer.echo(str(path))
     typer.echo(f"try it with: penstock scaffold check {scaffold_new.reference(directory, kind)}", err=True)
@@ -86,7 +86,7 @@ def install(
         bool, typer.Option("--accept-licence", help="You have read and accept the program's own terms.")
     ] = False,
 ) -> None:
-    """Install the programs of scaffolds, pinned, apart from everything else: penstock scaffold install opencode codex"""
+    """Install the pinned programs of scaffolds, separate from everything else: penstock scaffold install opencode codex"""
     for name in names:
         program = find(name).manifest.program
         if program is None:
@@ -111,28 +111,32 @@ def check(
     ],
     only: Annotated[str, typer.Option(help="Comma-separated questions (default: all).")] = "",
     silence_s: Annotated[
-        float, typer.Option(min=0, help="How long the policy once keeps silent.")
+        float, typer.Option(min=0, help="How long the policy is silent once, in seconds.")
     ] = SILENCE_S,
     timeout_s: Annotated[float, typer.Option(min=1, help="The limit of one attempt.")] = TIMEOUT_S,
     provider: Annotated[str, typer.Option(help="The sandbox provider.")] = "bubblewrap",
     as_json: JsonOption = False,
 ) -> None:
-    """Drive a scaffold against a scripted policy, and against everything that goes wrong: penstock scaffold check opencode"""
+    """Check a scaffold against a scripted policy and against failures: penstock scaffold check opencode"""
+    from orchestrator.runtime import plugins
     from orchestrator.scaffold_check.run import check as run
     from orchestrator.scaffold_check.scenarios import Finding
 
-    configure("penstock", level="critical")  # what fails here fails on purpose
+    plugins.load("sandboxes", provider)  # before services start
+    configure("penstock", level="critical")  # failures here are deliberate
     found: list[Finding] = []
     err = Console(stderr=True)
 
-    def tell(finding: Finding) -> None:
+    def show_finding(finding: Finding) -> None:
         found.append(finding)
         if not as_json and err.is_terminal:
             err.print(f"[dim]{finding.verdict:5}[/dim] {finding.question}", highlight=False)
 
     async def work() -> bool:
         chosen = tuple(part.strip() for part in only.split(",")) if only else ()
-        return await run(name, tell, only=chosen, silence_s=silence_s, timeout_s=timeout_s, provider=provider)
+        return await run(
+            name, show_finding, only=chosen, silence_s=silence_s, timeout_s=timeout_s, provider=provider
+        )
 
     passed = anyio.run(work, backend_options={"use_uvloop": True})
     if as_json:

@@ -1,4 +1,4 @@
-"""What `penstock scaffold new` writes: the guide's own examples, under a name of yours."""
+"""Output of `penstock scaffold new`: the guide's own examples, under a given name."""
 
 import re
 from importlib.resources import files
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from scaffolds.declare import checked_name
+
+from orchestrator.contracts.quote import quoted
 
 KINDS: Final = ("manifest", "black-box", "white-box")
 _FILES: Final = {
@@ -17,9 +19,9 @@ _TEMPLATES: Final = "scaffolds.examples"
 
 
 def write(directory: Path, kind: str) -> list[Path]:
-    """Write a scaffold called as `directory` is. ValueError, one sentence; never over something that exists."""
+    """Write a scaffold with the name of `directory`. Raises ValueError, one sentence; never overwrites existing files."""
     if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind {quoted(kind)}; known: {', '.join(KINDS)}")
     name = checked_name(directory.resolve().name)
     if directory.exists() and any(directory.iterdir()):
         raise ValueError(f"{directory} is not empty; choose another directory")
@@ -34,7 +36,7 @@ def write(directory: Path, kind: str) -> list[Path]:
 
 
 def reference(directory: Path, kind: str) -> str:
-    """How commands name what was written."""
+    """The reference to the written scaffold, for use in commands."""
     if kind == "manifest":
         return str(directory) if "/" in str(directory) else f"./{directory}"
     module = _module(directory.resolve().name)

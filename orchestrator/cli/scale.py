@@ -1,4 +1,4 @@
-"""penstock scale: another number of runners, gateways or rollout servers, for a run on more than one machine."""
+"""penstock scale: change the number of runners, gateways or rollout servers of a run on more than one machine."""
 
 import json
 import tomllib
@@ -11,11 +11,11 @@ import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
-    from orchestrator.cluster.commands.step import Step
-    from orchestrator.cluster.scale import Change
+    from orchestrator.deploy.cluster.commands.step import CommandStep
+    from orchestrator.deploy.cluster.scale import Change
 
 ON_KUBERNETES = ("kubernetes", "helm")
 
@@ -37,7 +37,7 @@ def scale(
     target: Annotated[
         str,
         typer.Option(
-            "--target", "-t", help="kubernetes, helm, slurm, systemd or compose: how it is done there."
+            "--target", "-t", help="kubernetes, helm, slurm, systemd or compose: how the run is deployed."
         ),
     ] = "",
     out: Annotated[
@@ -47,20 +47,22 @@ def scale(
         bool,
         typer.Option(
             "--write",
-            help="Write the counts into the topology. Without, nothing is changed, and the script refuses to run.",
+            help="Write the counts into the topology. Without this option nothing is changed, and the script refuses to run.",
         ),
     ] = False,
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
 ) -> None:
-    """What other counts change, and the commands that do it: whoever goes is drained first. All that is printed is one shell script; what
-    cannot be is refused before anything is written."""
-    from orchestrator.cluster.commands import steps
-    from orchestrator.cluster.commands.kubernetes import runner_pools
-    from orchestrator.cluster.commands.step import Site, scripted
-    from orchestrator.cluster.edit import edited
-    from orchestrator.cluster.scale import change, numbers
+    """Show what other counts change and the commands that make the change. A removed process is drained first. The output is one shell script.
+    Impossible counts are refused before anything is written."""
+    from orchestrator.deploy.cluster.commands import steps
+    from orchestrator.deploy.cluster.commands.kubernetes import runner_pools
+    from orchestrator.deploy.cluster.commands.step import CommandPaths, scripted
+    from orchestrator.deploy.cluster.edit import edited
+    from orchestrator.deploy.cluster.scale import change, numbers
 
+    if config != HERE:
+        Home.at(config).config()  # the printed script names it
     try:
         text = topology.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
@@ -71,12 +73,16 @@ def scale(
     changed = change(raw, counts, str(topology))
     if target in ON_KUBERNETES:
         changed = changed.apart()
-    written = edited(text, numbers(changed.counts), str(topology))
-    found: list[Step] = []
+    written = edited(text, numbers(changed.counts))
+    found: list[CommandStep] = []
     if target:
         pools = runner_pools(changed) if target in ON_KUBERNETES else []
-        living = anyio.run(_living, Home.at(config), pools) if pools else {}
-        found = steps(changed, target, Site(str(topology), str(out), str(config), living))
+        hosts = anyio.run(_living, Home.at(config), pools) if pools else {}
+        found = steps(
+            changed,
+            target,
+            CommandPaths(topology=str(topology), out=str(out), home=str(config), living=hosts),
+        )
     if write:
         try:
             topology.write_text(written, encoding="utf-8")
@@ -97,28 +103,28 @@ def scale(
 
 
 async def _living(home: Home, names: Sequence[str]) -> dict[str, list[str]]:
-    """Hosts of the living runners of each name, by their names; those first that drain already."""
+    """Hosts of the living runners, by runner name; draining ones first."""
     from orchestrator.cli.reading import reading
-    from orchestrator.pool.presence import present
+    from orchestrator.pool.heartbeats import present
 
     config = home.reading()
     async with reading(config, "scale") as reader:
         found = await reader.ask(lambda connection: present(connection, reader.run.run_id))
-    living = sorted(
+    running = sorted(
         (each for each in found if not each.stopped and each.silent_s <= config.watchdog.no_progress_s),
         key=lambda each: (not each.draining, each.host),
     )
-    return {name: [each.host for each in living if each.process == name] for name in names}
+    return {name: [each.host for each in running if each.process == name] for name in names}
 
 
 def _summary(changed: "Change", topology: Path, written: bool) -> list[str]:
-    from orchestrator.cluster.scale import window_sentences
+    from orchestrator.deploy.cluster.scale import window_sentences
 
     lines = [count.sentence for count in changed.counts]
     lines += window_sentences(changed)
     lines += [setting.sentence for setting in changed.settings]
-    for what, processes in (("comes", changed.comes), ("goes", changed.goes)):
-        lines += [f"{what}: {_where(each)}" for each in processes]
+    for verb, processes in (("comes", changed.comes), ("goes", changed.goes)):
+        lines += [f"{verb}: {_where(each)}" for each in processes]
     lines += [f"moves: {_where(old)} → {_where(new)}" for old, new in changed.moved]
     if written:
         lines.append(f"{topology} has the new counts")
@@ -128,15 +134,15 @@ def _summary(changed: "Change", topology: Path, written: bool) -> list[str]:
 
 
 def _where(process: Any) -> str:
-    ports = ", ".join(f"{what} {port}" for what, port in process.ports.items())
+    ports = ", ".join(f"{purpose} {port}" for purpose, port in process.ports.items())
     gpus = f"GPUs {' '.join(map(str, process.gpus))}" if process.gpus else ""
     about = "; ".join(part for part in (ports, gpus) if part)
     node = f" node {process.node}" if process.node else ""
     return f"{process.name}{node}" + (f" on {process.host} ({about})" if process.host else "")
 
 
-def _as_json(changed: "Change", found: Sequence["Step"], written: bool) -> Mapping[str, Any]:
-    from orchestrator.cluster.edit import spelt
+def _as_json(changed: "Change", found: Sequence["CommandStep"], written: bool) -> Mapping[str, Any]:
+    from orchestrator.deploy.cluster.edit import spelt
 
     def shown(process: Any) -> dict[str, Any]:
         return {

@@ -15,9 +15,11 @@ import anyio.to_thread
 import typer
 
 from orchestrator.cli.bar import busy, progress
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.home import Home
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Purpose
+from orchestrator.deploy.home import Home
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -34,7 +36,9 @@ def record(
     ] = "shell=1",
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="Record on this running stack (default: one of its own)."),
+        typer.Option(
+            "--config", "-c", help="Record on this running stack (default: one of its own).", parser=path
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Model directory of the tokenizer (default: a new random policy).")
@@ -43,23 +47,34 @@ def record(
     sandbox: Annotated[str, typer.Option(help="Sandbox provider of its own stack.")] = "bubblewrap",
     as_json: JsonOption = False,
 ) -> None:
-    """Play scripted demonstrations of the built-in suite through the gateway, and export them: penstock sft record --out demos.st"""
-    from orchestrator.recording import connected, label_of, with_own_stack
-    from orchestrator.tasks.suite.record import demonstrations
-
+    """Play scripted demonstrations of the built-in suite through the gateway and export them: penstock sft record --out demos.st"""
     if config is not None and model is not None:
         raise ValueError(
             "--model goes with a stack of its own: the one named by --config has a policy already"
         )
-    drawn = demonstrations(count, seed, read_shares(scaffold))
-    label = label_of(drawn)
+    running = None  # check everything that can be wrong before drawing demonstrations and starting a stack
+    if config is not None:
+        running = Home.at(config)
+        running.connected()
+    else:
+        from orchestrator.deploy.preflight import check_model
+        from orchestrator.runtime import plugins
+
+        plugins.load("sandboxes", sandbox)
+        if model is not None:
+            check_model(model)
+    from orchestrator.recording import connected, label_of, with_own_stack
+    from orchestrator.tasks.suite.record import demonstrations
+
+    chosen_tasks = demonstrations(count, seed, read_shares(scaffold))
+    label = label_of(chosen_tasks)
 
     async def work(home: Home) -> dict[str, object]:
         with progress("record") as tick:
             async with connected(home) as studio:
-                done = await studio.record(drawn, label, lambda so_far: tick(so_far.ended, count))
-        wanted = ["--label", label, "--purpose", "record"]
-        exported = await anyio.to_thread.run_sync(export_from, home, out, wanted)
+                done = await studio.record(chosen_tasks, label, lambda so_far: tick(so_far.ended, count))
+        filter_options = ["--label", label, "--purpose", Purpose.RECORD]
+        exported = await anyio.to_thread.run_sync(export_from, home, out, filter_options)
         return {
             "seconds": round(done.seconds, 1),
             "meant_to_succeed": done.good / done.count,
@@ -68,23 +83,23 @@ def record(
         }
 
     with tempfile.TemporaryDirectory(prefix="penstock-policy-") as scratch:
-        if config is not None:
-            said = anyio.run(partial(work, Home.at(config)))
+        if running is not None:
+            summary = anyio.run(partial(work, running))
         else:
             if model is None:
                 model = Path(scratch) / "policy"
                 torch_process("trainer.policy", ["--out", str(model), "--seed", "0"])
             verify_slots = max(2, slots // 2)
-            said = anyio.run(
+            summary = anyio.run(
                 partial(with_own_stack, model, work, slots=slots, verify_slots=verify_slots, sandbox=sandbox)
             )
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(summary))
     else:
         typer.echo(
-            f"{said['demonstrations']} demonstrations of {said['rollouts']} rollouts in {said['seconds']} s, "
-            f"{said['success']:.1%} successful, {said['tokens']} tokens ({said['action_tokens']} sampled) "
-            f"in {out} ({said['bytes']} bytes); {said['not_scored']} were not scored"
+            f"{summary['demonstrations']} demonstrations of {summary['rollouts']} rollouts in {summary['seconds']} s, "
+            f"{summary['success']:.1%} successful, {summary['tokens']} tokens ({summary['action_tokens']} sampled) "
+            f"in {out} ({summary['bytes']} bytes); {summary['not_scored']} were not scored"
         )
 
 
@@ -93,12 +108,13 @@ def export(
     out: OutOption,
     config: ConfigOption = HERE,
     overrides: SetOption = None,
-    label: Annotated[str, typer.Option(help="Only what was submitted under this label.")] = "",
+    label: Annotated[str, typer.Option(help="Only tasks that were submitted under this label.")] = "",
     purpose: Annotated[str, typer.Option(help="Only train, eval or record.")] = "",
     domain: Annotated[str, typer.Option(help="Only this domain.")] = "",
     scaffold: Annotated[str, typer.Option(help="Only this scaffold.")] = "",
     min_performance: Annotated[
-        float | None, typer.Option(help="Only rollouts that did at least as well, in [0, 1].")
+        float | None,
+        typer.Option(min=0, max=1, help="Only rollouts with at least this performance, in [0, 1]."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,13 +123,13 @@ def export(
     options = [part for option, value in given.items() if value for part in (option, value)]
     if min_performance is not None:
         options += ["--min-performance", str(min_performance)]
-    said = export_from(Home.at(config, tuple(overrides or ())), out, options)
+    summary = export_from(Home.at(config, tuple(overrides or ())), out, options)
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(summary))
         return
     typer.echo(
-        f"{said['demonstrations']} demonstrations of {said['rollouts']} rollouts, {said['success']:.1%} successful, "
-        f"{said['tokens']} tokens ({said['action_tokens']} sampled) in {out} ({said['bytes']} bytes)"
+        f"{summary['demonstrations']} demonstrations of {summary['rollouts']} rollouts, {summary['success']:.1%} successful, "
+        f"{summary['tokens']} tokens ({summary['action_tokens']} sampled) in {out} ({summary['bytes']} bytes)"
     )
 
 
@@ -127,30 +143,30 @@ def train(context: typer.Context) -> None:
 
 
 def read_shares(given: str) -> dict[str, float]:
-    """`a=0.85,b=0.15` as numbers; `a` alone is a=1. ValueError names what is not of that form."""
+    """`a=0.85,b=0.15` as numbers; `a` alone is a=1. Raises ValueError that names the malformed part."""
     shares: dict[str, float] = {}
     for part in given.split(","):
         name, separator, share = part.strip().partition("=")
         try:
             shares[name] = float(share) if separator else 1.0
         except ValueError:
-            raise ValueError(f"--scaffold {part!r} is not of the form name=share") from None
+            raise ValueError(f"--scaffold {quoted(part)} is not of the form name=share") from None
     return shares
 
 
 def export_from(home: Home, out: Path, options: Sequence[str]) -> dict[str, object]:
-    """Run the exporter on a run's data pool; returns its result."""
+    """Run the exporter on a run's data pool; return its result."""
     config = home.connected()
     arguments = ["--run", config.run.name, "--model", config.policy.model, "--out", str(out), *options]
-    said = torch_process(
+    output = torch_process(
         "trainer.sft.export", arguments, environment={"DATABASE_URL": config.services.database_url}
     )
-    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    found: dict[str, object] = json.loads(output.splitlines()[-1])
     return found
 
 
 def torch_process(module: str, arguments: Sequence[str], *, environment: dict[str, str] | None = None) -> str:
-    """What `python -m module` prints. PenstockError with its last line when it fails."""
+    """The output of `python -m module`. Raises PenstockError with its last line if it fails."""
     with busy(module):
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
@@ -159,6 +175,6 @@ def torch_process(module: str, arguments: Sequence[str], *, environment: dict[st
             text=True,
         )
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"python -m {module} failed and said nothing"]
+        lines = done.stderr.strip().splitlines() or [f"python -m {module} failed and printed nothing"]
         raise PenstockError(lines[-1])
     return done.stdout

@@ -1,5 +1,6 @@
 """penstock show: a rollout with its conversation, a group side by side, a batch with its train steps."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,30 +13,46 @@ from orchestrator.cli import show_text, tables
 from orchestrator.cli.options import ATTEMPT, COUNTER, HERE, ID, ConfigOption, JsonOption
 from orchestrator.cli.reading import reading
 from orchestrator.cli.terminal import plain, plain_json
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from orchestrator.look.steps import Spoken
+    from orchestrator.queries.steps import StepText
 
 app = typer.Typer(no_args_is_help=True)
 T = TypeVar("T")
 FullOption = Annotated[
-    bool, typer.Option("--full", help="Cut no text; also logs, files, answers, every metric.")
+    bool,
+    typer.Option("--full", help="Do not shorten texts; also show logs, files, answers and every metric."),
 ]
-WHOLE = 1 << 30  # characters: more than a text can have
+WHOLE = 1 << 30  # characters: more than any text has
 SHORT = 2_000
 
 
-def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]") -> T:
-    async def asked() -> T:
+LISTED = {
+    "rollout": "select rollout_id, state from rollouts order by 1 desc",
+    "group": "select group_id, state from groups order by 1 desc",
+    "batch": "select batch_no, state from batches order by 1 desc",
+}
+"""The query that lists each kind."""
+
+
+def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]", kind: str = "rollout") -> T:
+    async def with_connection() -> T:
         async with reading(config, "show") as reader:
             return await reader.ask(lambda connection: work(connection, reader.run.run_id))
 
-    return anyio.run(asked)
+    from orchestrator.contracts.errors import NotFoundError
+
+    try:
+        return anyio.run(with_connection)
+    except NotFoundError as error:
+        if not re.match(rf"{kind} \S+ does not exist", str(error)):  # other errors name the existing ones
+            raise
+        raise NotFoundError(f'{error}; penstock sql "{LISTED[kind]}" lists the existing ones') from error
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -50,7 +67,7 @@ def _json(found: object) -> None:
 @app.command()
 def rollout(
     rollout_id: Annotated[
-        int, typer.Argument(parser=ID, metavar="ID", help="As `penstock tail` and the queue name it.")
+        int, typer.Argument(parser=ID, metavar="ID", help="Its number, as in `penstock tail` and the queue.")
     ],
     config: ConfigOption = HERE,
     attempt: Annotated[
@@ -62,7 +79,9 @@ def rollout(
     ] = None,
     tokens: Annotated[
         bool,
-        typer.Option("--tokens", help="Of --step: every token that it added; with --full its whole context."),
+        typer.Option(
+            "--tokens", help="With --step: every token that it added; with --full its whole context."
+        ),
     ] = False,
     full: FullOption = False,
     html: Annotated[
@@ -84,34 +103,35 @@ def rollout(
             Home.at(config).reading(), rollout_id, attempt, step, tokens=tokens, full=full, as_json=as_json
         )
         return
-    from orchestrator.look.rollouts import rollout as look
+    from orchestrator.queries.rollouts import rollout as rollout_of
 
-    async def work(connection: "AsyncConnection", run_id: int) -> tuple[Any, list["Spoken"]]:
-        found = await look(connection, run_id, rollout_id, attempt)
-        return found, await _said(connection, run_id, rollout_id, found.shown, full=full)
+    async def work(connection: "AsyncConnection", run_id: int) -> tuple[Any, list["StepText"]]:
+        found = await rollout_of(connection, run_id, rollout_id, attempt)
+        return found, await _step_texts(connection, run_id, rollout_id, found.shown, full=full)
 
-    found, said = _ask(Home.at(config).reading(), work)
+    found, texts = _ask(Home.at(config).reading(), work)
     if as_json:
-        _json({**msgspec.to_builtins(found), "conversation": said})
+        _json({**msgspec.to_builtins(found), "conversation": texts})
         return
     _print(show_text.rollout_head(found))
     if found.steps:
         tables.print_rows(*show_text.rollout_steps(found), upright=False)
-    _print(show_text.conversation(said))
+    _print(show_text.conversation(texts))
     if full:
         _print(show_text.rollout_rest(found))
 
 
 def _save(config: Config, rollout_id: int, attempt: int | None, file: Path) -> None:
-    """Write a rollout as one HTML file. Raises ConfigurationError when the file cannot be made, or is there already."""
-    from orchestrator.web.saved import saved
+    """Write a rollout as one HTML file. Raises ConfigurationError if the file cannot be created, or exists."""
+    from orchestrator.web.standalone_page import standalone_page
 
     page = _ask(
-        config, lambda connection, run_id: saved(connection, run_id, config.run.name, rollout_id, attempt)
+        config,
+        lambda connection, run_id: standalone_page(connection, run_id, config.run.name, rollout_id, attempt),
     )
     try:
-        with file.open("x", encoding="utf-8") as made:
-            made.write(page)
+        with file.open("x", encoding="utf-8") as output:
+            output.write(page)
     except FileExistsError:
         raise ConfigurationError(f"{file} exists already: name another file, or remove it") from None
     except OSError as error:
@@ -119,21 +139,21 @@ def _save(config: Config, rollout_id: int, attempt: int | None, file: Path) -> N
     typer.echo(f"rollout {rollout_id} is in {plain(str(file))}: {len(page.encode()):,} bytes")
 
 
-async def _said(
+async def _step_texts(
     connection: "AsyncConnection", run_id: int, rollout_id: int, attempt: int, *, full: bool
-) -> list["Spoken"]:
+) -> list["StepText"]:
     """The whole conversation, page by page."""
-    from orchestrator.look.steps import steps
+    from orchestrator.queries.steps import steps
 
-    said: list[Spoken] = []
+    texts: list[StepText] = []
     first: int | None = 0
     while first is not None:
         page = await steps(
             connection, run_id, rollout_id, attempt, first=first, limit=WHOLE if full else SHORT
         )
-        said += page.steps
+        texts += page.steps
         first = page.next
-    return said
+    return texts
 
 
 def _show_step(
@@ -147,57 +167,65 @@ def _show_step(
     as_json: bool,
 ) -> None:
     async def work(connection: "AsyncConnection", run_id: int) -> tuple[Any, Any, Any]:
-        from orchestrator.look import tokens as token_look
-        from orchestrator.look.missing import NotThereError
-        from orchestrator.look.pieces import pieces_of
-        from orchestrator.look.rollouts import rollout as look
-        from orchestrator.look.steps import steps
+        from orchestrator.contracts.errors import NotFoundError
+        from orchestrator.queries import tokens as token_queries
+        from orchestrator.queries.rollouts import rollout as rollout_of
+        from orchestrator.queries.steps import steps
+        from orchestrator.queries.token_text import detokenizer_of
 
-        found = await look(connection, run_id, rollout_id, attempt)
+        found = await rollout_of(connection, run_id, rollout_id, attempt)
         page = await steps(
             connection, run_id, rollout_id, found.shown, first=step, n=1, limit=WHOLE if full else SHORT
         )
         if not page.steps or page.steps[0].idx != step:
-            raise NotThereError(
+            raise NotFoundError(
                 f"rollout {rollout_id}, attempt {found.shown} has no step {step}: it has {len(found.steps)}"
             )
-        said = page.steps[0]
+        texts = page.steps[0]
         if not tokens:
-            return said, None, None
+            return texts, None, None
         key = (connection, run_id, rollout_id, found.shown, step)
-        where = await token_look.token_map(*key)
-        start = 0 if full else next((s.start for s in where.segments if s.step == step), 0)
-        pieces = await pieces_of(connection, run_id)
-        pages = [await token_look.tokens(*key, pieces, start=start)]
+        token_map = await token_queries.token_map(*key)
+        start = 0 if full else next((s.start for s in token_map.segments if s.step == step), 0)
+        detokenizer = await detokenizer_of(connection, run_id)
+        pages = [await token_queries.tokens(*key, detokenizer, start=start)]
         while (end := pages[-1].start + len(pages[-1].ids)) < pages[-1].total and pages[-1].ids:
-            pages.append(await token_look.tokens(*key, pieces, start=end))
-        return said, where, pages
+            pages.append(await token_queries.tokens(*key, detokenizer, start=end))
+        return texts, token_map, pages
 
-    said, where, pages = _ask(config, work)
+    texts, token_map, pages = _ask(config, work)
     if as_json:
-        _json({"step": said, "tokens": where, "pages": pages} if tokens else said)
+        _json({"step": texts, "tokens": token_map, "pages": pages} if tokens else texts)
         return
-    _print(show_text.conversation([said]))
-    if where is not None:
-        weight = "not rewarded yet" if where.weight is None else f"train weight {where.weight:g}"
-        _print([f"{where.full_len} tokens, the last {where.full_len - where.state_len} sampled; {weight}"])
-        rows = [row for page in pages for row in show_text.token_rows(where, page)[1]]
-        tables.print_rows(show_text.token_rows(where, pages[0])[0], rows, upright=False)
+    _print(show_text.conversation([texts]))
+    if token_map is not None:
+        weight = "not rewarded yet" if token_map.weight is None else f"train weight {token_map.weight:g}"
+        _print(
+            [
+                f"{token_map.full_len} tokens, the last {token_map.full_len - token_map.state_len} sampled; {weight}"
+            ]
+        )
+        rows = [row for page in pages for row in show_text.token_rows(token_map, page)[1]]
+        tables.print_rows(show_text.token_rows(token_map, pages[0])[0], rows, upright=False)
 
 
 @app.command()
 def group(
     group_id: Annotated[
-        int, typer.Argument(parser=ID, metavar="ID", help="As `penstock tail` and the queue name it.")
+        int, typer.Argument(parser=ID, metavar="ID", help="Its number, as in `penstock tail` and the queue.")
     ],
     config: ConfigOption = HERE,
     full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a group: its rollouts side by side, with rewards and advantages: penstock show group 201"""
-    from orchestrator.look.groups import group as look
+    from orchestrator.queries.groups import group as group_of
 
-    found = _ask(Home.at(config).reading(), lambda connection, run_id: look(connection, run_id, group_id))
+    found = _ask(
+        Home.at(config).reading(),
+        lambda connection, run_id: group_of(connection, run_id, group_id),
+        "group",
+    )
     if as_json:
         _json(found)
         return
@@ -215,9 +243,13 @@ def batch(
     as_json: JsonOption = False,
 ) -> None:
     """Show a batch: its groups and its train steps: penstock show batch 3"""
-    from orchestrator.look.batches import batch as look
+    from orchestrator.queries.batches import batch as batch_of
 
-    found = _ask(Home.at(config).reading(), lambda connection, run_id: look(connection, run_id, batch_no))
+    found = _ask(
+        Home.at(config).reading(),
+        lambda connection, run_id: batch_of(connection, run_id, batch_no),
+        "batch",
+    )
     if as_json:
         _json(found)
         return

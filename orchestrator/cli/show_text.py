@@ -1,25 +1,27 @@
-"""A rollout, a group and a batch as people read them in a terminal. What somebody else wrote is spelled out harmless by whoever prints."""
+"""A rollout, a group and a batch as text for a terminal. The printing code escapes untrusted text."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.tables import shown
+from orchestrator.contracts.marks import ParseStatus
+from orchestrator.contracts.states import RolloutState
 
 if TYPE_CHECKING:
-    from orchestrator.look.batches import Batch
-    from orchestrator.look.groups import Group
-    from orchestrator.look.rollouts import Attempt, Rollout
-    from orchestrator.look.step_tree import Step
-    from orchestrator.look.steps import Message, Spoken
-    from orchestrator.look.texts import Cut
-    from orchestrator.look.tokens import TokenMap, TokenPage
+    from orchestrator.queries.batches import Batch
+    from orchestrator.queries.groups import Group
+    from orchestrator.queries.rollouts import Attempt, Reward, Rollout
+    from orchestrator.queries.step_tree import TreeStep
+    from orchestrator.queries.steps import Message, StepText
+    from orchestrator.queries.texts import Cut
+    from orchestrator.queries.tokens import TokenMap, TokenPage
 
 Rows = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
 def joined(*parts: object) -> str:
-    """What is there, with dots between.
+    """The non-empty parts, joined with dots.
 
     >>> joined("a", None, "", 0, "b")
     'a · 0 · b'
@@ -28,8 +30,17 @@ def joined(*parts: object) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds to three digits; empty for none."""
+    """Seconds to three digits; empty for None."""
     return "" if value is None else f"{value:.3g} s"
+
+
+def number(value: float | None) -> str:
+    """To four digits; 0 without a sign.
+
+    >>> number(-0.0), number(-0.25)
+    ('0', '-0.25')
+    """
+    return f"{value or 0.0:.4g}"
 
 
 def clock(at: float | None) -> str:
@@ -37,43 +48,88 @@ def clock(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
+def _reward_parts(r: "Reward") -> Iterator[str]:
+    """The origin of the reference time, the contribution of each process signal, and why the group carries no signal."""
+    if r.t_base is not None and r.t_agent is not None:
+        origins = {
+            "reference": "the task's reference time",
+            "siblings": "the median of its successful siblings",
+            "itself": "its own time: no sibling succeeded",
+        }
+        origin = origins.get(r.t_base_origin or "", "origin not recorded")
+        yield f"speed: {r.t_agent:.4g} s against {r.t_base:.4g} s ({origin})"
+    by_signal = {name: value for name, value in (r.process_by_signal or {}).items() if value}
+    if by_signal:
+        listed = ", ".join(f"{name} {value:+.4g}" for name, value in sorted(by_signal.items()))
+        yield f"process: {listed}" + (f" (each x {r.alpha:.3g} by reward.process_cap)" if r.alpha < 1 else "")
+    if r.silent is not None:
+        spread = "" if r.sd_log_t is None else f"; sd(log T) {r.sd_log_t:.3g}"
+        noise = "" if r.speed_noise is None else f", noise {r.speed_noise:.3g}"
+        yield f"the group gives no training signal: {r.silent}{spread}{noise}"
+
+
 def rollout_head(found: "Rollout") -> Iterator[str]:
-    """What it is, how it went, what it was worth, where its time went."""
-    place = f"queue position {found.seq}" if found.seq is not None else found.purpose
+    """Task, outcome, reward and times of the rollout."""
+    position = f"queue position {found.seq}" if found.seq is not None else found.purpose
     yield joined(
-        f"rollout {found.rollout_id}", f"member {found.member} of group {found.group_id}", place, found.state
+        f"rollout {found.rollout_id}",
+        f"member {found.member} of group {found.group_id}",
+        position,
+        found.state,
     )
     yield joined(found.task, found.domain, found.scaffold, found.label, f"seed {found.seed}")
+    if found.state is RolloutState.LOST and found.reason:
+        yield f"lost: {found.reason}"
     if found.reward is not None:
         r = found.reward
-        parts = f"performance {r.performance:.4g} + {r.beta:.3g} x speed {r.speed:.4g} + {r.alpha:.3g} x process {r.process:.4g}"
-        advantage = "" if r.advantage is None else f"; advantage {r.advantage:.4g}, baseline {r.baseline:.4g}"
-        yield f"reward {r.total:.4g} = {parts}{advantage}"
+        parts = f"performance {number(r.performance)} + {r.beta:.3g} x speed {number(r.speed)} + {r.alpha:.3g} x process {number(r.process)}"
+        advantage = (
+            "" if r.advantage is None else f"; advantage {number(r.advantage)}, baseline {number(r.baseline)}"
+        )
+        yield f"reward {number(r.total)} = {parts}{advantage}"
+        yield from _reward_parts(r)
     if found.batch is not None:
         b = found.batch
-        made = "" if b.version is None else f", made version {b.version}"
-        late = "" if b.staleness is None else f", staleness {b.staleness}"
-        yield f"batch {b.batch_no} ({b.state}{made}{late}): advantage {b.advantage:.4g}"
+        made_version = "" if b.version is None else f", made version {b.version}"
+        staleness = "" if b.staleness is None else f", staleness {b.staleness}"
+        yield f"batch {b.batch_no} ({b.state}{made_version}{staleness}): advantage {number(b.advantage)}"
     for attempt in found.attempts:
         mark = "*" if attempt.attempt == found.shown and len(found.attempts) > 1 else ""
         yield f"attempt {attempt.attempt}{mark}: {_attempt(attempt)}"
+    yield from _systems(found)
     for verdict in found.verdicts:
         passed = sum(check.passed for check in verdict.checks)
         yield joined(
-            f"verdict {verdict.revision}: {verdict.reward:.4g}", f"{passed} of {len(verdict.checks)} tests passed" if verdict.checks else None,
+            f"verdict {verdict.revision}: {number(verdict.reward)}", f"{passed} of {len(verdict.checks)} tests passed" if verdict.checks else None,
             f"exit {verdict.exit_code}" if verdict.exit_code is not None else None, seconds(verdict.verify_s),
         )  # fmt: skip
+        if verdict.components:
+            yield f"  components: {', '.join(f'{name} {number(value)}' for name, value in verdict.components.items())}"
         for check in verdict.checks:
             if not check.passed:
                 yield f"  failed: {check.name}{': ' + check.message.text if check.message else ''}"
 
 
+def _systems(found: "Rollout") -> Iterator[str]:
+    """What the sandboxes ran on, once where all attempts agree."""
+    known = {attempt.attempt: attempt.system for attempt in found.attempts if attempt.system is not None}
+    if len(set(known.values())) == 1:
+        yield f"sandbox on {next(iter(known.values()))}"
+        return
+    for number, system in known.items():
+        yield f"sandbox of attempt {number} on {system}"
+    if known:
+        yield "  the attempts ran on different systems: an image was built again with other content, or another runner took over"
+
+
 def _attempt(attempt: "Attempt") -> str:
     ended = attempt.failure_class or "under way"
-    why = f"({attempt.reason})" if attempt.reason else ""
+    reason = f"({attempt.reason})" if attempt.reason else ""
     queued = f"waited {seconds(attempt.queued_s)}" if attempt.queued_s is not None else None
     agent = f"agent {seconds(attempt.agent_s)}" if attempt.agent_s is not None else None
-    return joined(f"{ended} {why}".strip(), f"began {clock(attempt.started)}", queued, agent, attempt.runner)
+    return joined(
+        f"{ended} {reason}".strip(), f"began {clock(attempt.started)}", queued, agent, attempt.runner
+    )
 
 
 def rollout_steps(found: "Rollout") -> Rows:
@@ -96,21 +152,21 @@ def rollout_steps(found: "Rollout") -> Rows:
     return columns, [
         (
             step.idx, step.parent, step.branch_reason or step.kind, step.agent, versions(step), step.state_len, step.action,
-            step.finish if step.parse == "ok" else step.parse, step.t_gen, step.t_gap, ", ".join(step.tools),
+            step.finish if step.parse is ParseStatus.OK else step.parse, step.t_gen, step.t_gap, ", ".join(step.tools),
             step.rewards.advantage if step.rewards else None, ", ".join(step.marks),
         )
         for step in found.steps
     ]  # fmt: skip
 
 
-def versions(step: "Step") -> str:
-    """`3`, or `3..5` where several versions made the action."""
-    made = [span.version for span in step.spans]
-    return "" if not made else str(made[0]) if min(made) == max(made) else f"{min(made)}..{max(made)}"
+def versions(step: "TreeStep") -> str:
+    """`3`, or `3..5` if several versions sampled the action."""
+    seen = [span.version for span in step.spans]
+    return "" if not seen else str(seen[0]) if min(seen) == max(seen) else f"{min(seen)}..{max(seen)}"
 
 
-def conversation(steps: Sequence["Spoken"]) -> Iterator[str]:
-    """What was said, step by step."""
+def conversation(steps: Sequence["StepText"]) -> Iterator[str]:
+    """The conversation, step by step."""
     for step in steps:
         yield f"--- step {step.idx} " + "-" * 60
         if step.tools:
@@ -120,7 +176,7 @@ def conversation(steps: Sequence["Spoken"]) -> Iterator[str]:
         for message in step.appended[step.known :]:
             yield from _message(message)
         if step.text_left_out:
-            yield "[its messages were too large to be recorded beside the token ids]"
+            yield "[its messages were too large to be recorded with the token ids]"
         if step.reasoning is not None:
             yield f"[reasoning] {_cut(step.reasoning)}"
         if step.content.length:
@@ -147,7 +203,7 @@ def _cut(text: "Cut") -> str:
 
 
 def rollout_rest(found: "Rollout") -> Iterator[str]:
-    """What `--full` adds: logs and files."""
+    """Additions of `--full`: logs and files."""
     for attempt in found.attempts:
         if attempt.attempt == found.shown and attempt.log is not None:
             yield f"--- log of attempt {attempt.attempt} " + "-" * 50
@@ -178,12 +234,12 @@ def token_rows(where: "TokenMap", page: "TokenPage") -> Rows:
 
 
 def group_head(found: "Group") -> Iterator[str]:
-    """What it is and where it went."""
-    place = f"queue position {found.seq}" if found.seq is not None else found.purpose
+    """Task, state and batch of the group."""
+    position = f"queue position {found.seq}" if found.seq is not None else found.purpose
     state = f"{found.state} ({found.reason})" if found.reason else found.state
     yield joined(
         f"group {found.group_id}",
-        place,
+        position,
         state,
         f"batch {found.batch_no} ({found.batch_state})" if found.batch_no is not None else None,
     )
@@ -202,12 +258,12 @@ def group_head(found: "Group") -> Iterator[str]:
         ("ended", found.ended),
     )
     before: float | None = None
-    told = []
+    parts = []
     for name, at in moments:
         if at is not None:
-            told.append(f"{name} {clock(at)}" if before is None else f"{name} +{seconds(at - before)}")
+            parts.append(f"{name} {clock(at)}" if before is None else f"{name} +{seconds(at - before)}")
             before = at
-    yield joined(*told)
+    yield joined(*parts)
     if found.instruction is not None:
         yield f"[instruction] {_cut(found.instruction)}"
 
@@ -240,7 +296,7 @@ def group_members(found: "Group") -> Rows:
 
 
 def group_answers(found: "Group") -> Iterator[str]:
-    """What `--full` adds: each member's answer and reason."""
+    """Additions of `--full`: each member's answer and reason."""
     for member in found.members:
         if member.answer is not None or member.reason:
             yield f"--- rollout {member.rollout_id} " + "-" * 50
@@ -251,18 +307,24 @@ def group_answers(found: "Group") -> Iterator[str]:
 
 
 def batch_head(found: "Batch") -> Iterator[str]:
-    """What it is, when, what it made, and why batches of its number were given up."""
-    made = f"version {found.trainer_version} → {found.version}" if found.version is not None else None
-    yield joined(f"batch {found.batch_no}", found.state, f"{len(found.groups)} of {found.size} groups", made)
+    """State, times and published version of the batch, and why batches of its number were voided."""
+    versions_text = (
+        f"version {found.trainer_version} → {found.version}" if found.version is not None else None
+    )
+    yield joined(
+        f"batch {found.batch_no}", found.state, f"{len(found.groups)} of {found.size} groups", versions_text
+    )
     moments = (("opened", found.opened), ("closed", found.closed), ("committed", found.committed))
     yield joined(*(f"{name} {clock(at)}" for name, at in moments if at is not None))
-    for gone in found.voided:
-        why = gone.reason if gone.detail is None else f"{gone.reason}: {gone.detail}"
-        yield joined(f"voided {clock(gone.at)}", f"groups {', '.join(map(str, gone.groups)) or 'none'}", why)
+    for voided in found.voided:
+        reason = voided.reason if voided.detail is None else f"{voided.reason}: {voided.detail}"
+        yield joined(
+            f"voided {clock(voided.at)}", f"groups {', '.join(map(str, voided.groups)) or 'none'}", reason
+        )
 
 
 def batch_groups(found: "Batch") -> Rows:
-    """Its groups, by the order of their taking."""
+    """Its groups, in the order of their taking."""
     columns = (
         "pos",
         "group",
@@ -300,7 +362,7 @@ METRICS = (
 
 
 def batch_steps(found: "Batch") -> Rows:
-    """Its train steps with the metrics that people ask for first."""
+    """Its train steps with the most important metrics."""
     return ("train step", "part", *METRICS), [
         (step.train_step, step.part, *(step.metrics.get(name) for name in METRICS))
         for step in found.train_steps
@@ -308,7 +370,7 @@ def batch_steps(found: "Batch") -> Rows:
 
 
 def batch_metrics(found: "Batch") -> Rows:
-    """What `--full` adds: every metric of every train step, one line each."""
+    """Additions of `--full`: every metric of every train step, one line each."""
     names = sorted({name for step in found.train_steps for name in step.metrics})
     rows = [(name, *(shown(step.metrics.get(name)) for step in found.train_steps)) for name in names]
     return ("metric", *(f"train step {step.train_step}" for step in found.train_steps)), rows

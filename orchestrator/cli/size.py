@@ -1,4 +1,4 @@
-"""penstock size: what a topology does of a workload, what binds it, and how much of everything it takes."""
+"""penstock size: the throughput of a topology for a workload, its bottleneck, and the resources that it needs."""
 
 import json
 import math
@@ -13,12 +13,12 @@ import typer
 from orchestrator.cli import tables
 from orchestrator.cli.options import JsonOption
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
-    from orchestrator.cluster.measured import Held
-    from orchestrator.cluster.size import Plan, Sizing
-    from orchestrator.cluster.workload import Workload
+    from orchestrator.deploy.cluster.measured import Held
+    from orchestrator.deploy.cluster.size import Plan, Sizing
+    from orchestrator.deploy.cluster.workload import Workload
 
 
 def register(app: typer.Typer) -> None:
@@ -28,41 +28,55 @@ def register(app: typer.Typer) -> None:
 def size(
     topology: Annotated[
         Path | None,
-        typer.Argument(help="The topology: a TOML file. Left out: what the run of --from-run runs on."),
+        typer.Argument(help="The topology: a TOML file (default: that of the run of --from-run)."),
     ] = None,
     workload: Annotated[
-        Path | None, typer.Option("--workload", "-w", help="What is known of the work: a TOML file.")
+        Path | None, typer.Option("--workload", "-w", help="The measured or assumed workload: a TOML file.")
     ] = None,
     from_run: Annotated[
-        Path | None, typer.Option(help="Measure the work from this run: its directory, or its penstock.toml.")
+        Path | None,
+        typer.Option(help="Measure the workload of this run: its directory, or its penstock.toml."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="What if: a key of the workload (turns=12), or of the topology (runners.0.slots=64).",
+            help="Override a key of the workload (turns=12), or of the topology (runners.0.slots=64).",
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write the workload that was used, for --workload elsewhere.")
+        Path | None, typer.Option(help="Write the workload that was used to a file for --workload.")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Hold the prediction for the run of --from-run against what it did."),
+        typer.Option(
+            "--check", help="Compare the prediction for the run of --from-run with its measurements."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What binds, what to expect, how many of everything: penstock size topology.toml --from-run runs/first"""
-    from orchestrator.cluster.reading import read as topology_of
-    from orchestrator.cluster.size import plan_of
-    from orchestrator.cluster.size import size as sized
-    from orchestrator.cluster.workload import changed, given, read, written
+    """Predict the bottleneck, the throughput and how many of everything a run needs: penstock size topology.toml --from-run runs/first"""
+    from orchestrator.deploy.cluster.reading import read as topology_of
+    from orchestrator.deploy.cluster.size import plan_of
+    from orchestrator.deploy.cluster.size import size as sized
+    from orchestrator.deploy.cluster.workload import (
+        changed,
+        given,
+        read,
+        written,
+    )
 
     assignments = overrides or []
     of_work = [each for each in assignments if "." not in each.partition("=")[0]]
     of_plan = [each for each in assignments if each not in of_work]
     if from_run is None and (check or topology is None):
         raise ConfigurationError("name a topology, or a run with --from-run; --check needs the run")
+    keys: dict[str, Any] = {}
+    if topology is not None:
+        try:
+            keys = tomllib.loads(topology.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{topology} cannot be read as TOML: {error}") from None
     raw: dict[str, Any] = {}
     plan: Plan | None = None
     held: list[Held] = []
@@ -73,10 +87,6 @@ def size(
         raw |= read(workload)
     work = given(changed(raw, of_work), str(workload or from_run or topology))
     if topology is not None:
-        try:
-            keys = tomllib.loads(topology.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{topology} cannot be read as TOML: {error}") from None
         plan = plan_of(topology_of(changed(keys, of_plan), str(topology)))
     assert plan is not None
     found = sized(plan, work)
@@ -94,13 +104,13 @@ async def _measure(home: Home, check: bool) -> tuple[dict[str, Any], "Plan", lis
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from orchestrator.cli.reading import reading
-    from orchestrator.cluster.measured import both_ways, span, workload
-    from orchestrator.cluster.size import plan_of_config
-    from orchestrator.config import Config
+    from orchestrator.deploy.cluster.measured import both_ways, span, workload
+    from orchestrator.deploy.cluster.size import plan_of_config
+    from orchestrator.settings.config import effective
 
     config = home.reading()
     async with reading(config, "size") as reader:
-        ran = Config.from_json(reader.run.config)
+        ran = effective(reader.run.config, config)
 
         async def ask(connection: AsyncConnection) -> tuple["Workload", float]:
             return await workload(
@@ -116,7 +126,7 @@ async def _measure(home: Home, check: bool) -> tuple[dict[str, Any], "Plan", lis
 
 
 def _as_json(work: "Workload", plan: "Plan", found: "Sizing", held: list["Held"]) -> dict[str, Any]:
-    from orchestrator.cluster.workload import PRODUCT
+    from orchestrator.deploy.cluster.workload import PRODUCT
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -140,7 +150,7 @@ def _print(found: "Sizing", held: list["Held"]) -> None:
     ]  # fmt: skip
     tables.print_rows(("stage", "groups/h at most", "at work", "because"), rows, upright=False)
     typer.echo()
-    outlasts = "any" if math.isinf(found.outage_s) else f"{found.outage_s / 60:.3g} min"
+    outage = "any" if math.isinf(found.outage_s) else f"{found.outage_s / 60:.3g} min"
     expected = [
         ("groups", f"{found.groups_h:.4g}/h, {found.trained_groups_h:.4g}/h of them train"),
         ("rollouts", f"{found.rollouts * 3600:.4g}/h, {found.rollout_s:.4g} s each in its slot"),
@@ -149,7 +159,7 @@ def _print(found: "Sizing", held: list["Held"]) -> None:
         ("so that the queue does not bind", f"N ≥ {found.least_in_flight}, W ≥ {found.least_window}, S ≥ {found.least_staleness}"),
         ("staleness", f"{found.staleness:.2f} batches in the mean, {found.stalest} at most"),
         ("Postgres", f"{found.step_rows:.4g} step rows/s, {found.state_changes:.4g} state changes/s, {found.postgres_gb_day:.4g} GB/day"),
-        ("journal of a gateway", f"{found.journal_mb_s:.3g} MB/s; outlasts {outlasts} without Postgres"),
+        ("journal of a gateway", f"{found.journal_mb_s:.3g} MB/s; outlasts {outage} without Postgres"),
         ("NATS", f"{found.nats_messages:.4g} messages/s"),
         ("checkpoints", f"{found.checkpoint_gb_h:.4g} GB/h written, {found.checkpoint_gb_s:.3g} GB/s read by rollout servers"),
         ("gateways", f"{found.gateways_needed} needed"),

@@ -1,4 +1,4 @@
-"""`penstock status`: the supervised processes, what is unfinished and how old it is, and who holds it up."""
+"""`penstock status`: the supervised processes, the unfinished work with its age, and the process that blocks it."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,68 +11,71 @@ from rich.table import Table
 
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
-from orchestrator.config import Config, as_kept
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.embedded.process_spec import ProcessState, SupervisorStatus
-from orchestrator.home import Home
+from orchestrator.contracts.states import GroupState, RunState
+from orchestrator.deploy.embedded.process_spec import ProcessState, SupervisorStatus
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import Config, effective
 
 if TYPE_CHECKING:
-    from orchestrator.pool.culprits import Culprit
+    from orchestrator.pool.backlog import BacklogStage, OpenBatch
     from orchestrator.pool.draining import Drainable
-    from orchestrator.pool.stages import Stage
+    from orchestrator.pool.stall_causes import StallCause
 
 NOTHING, STUCK = 3, 4  # exit statuses
 PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """What the data pool says about a run. `culprits` are by stage; `stuck` are sentences about loops and processes; `drains`: what is asked to
-    take nothing new."""
+@dataclass(frozen=True, kw_only=True)
+class StatusReport:
+    """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `drains`: processes and servers that
+    drain; `no_signal`: a sentence if the newest groups all scored alike. `open_batch`: the batch that waits for more groups."""
 
     run: str
-    state: str
+    state: RunState
     groups: dict[str, int]
     dead_letters: int
-    stages: "list[Stage]"
-    culprits: "dict[str, Culprit]"
+    stages: "list[BacklogStage]"
+    stall_causes: "dict[str, StallCause]"
     stuck: list[str]
     drains: "list[Drainable]"
+    no_signal: str | None
+    open_batch: "OpenBatch | None" = None
 
     def plain(self) -> dict[str, Any]:
-        """For machines."""
+        """As JSON values."""
         stages = []
         for stage in self.stages:
-            culprit = self.culprits.get(stage.name)
+            stall_cause = self.stall_causes.get(stage.name)
             shown = asdict(stage)
-            if culprit is not None:
-                shown["culprit"] = {
-                    "process": culprit.process,
-                    "loop": culprit.loop,
-                    "item": culprit.item,
-                    "waits_for": culprit.waits_for,
-                    "seconds": culprit.seconds,
-                    "sentence": culprit.sentence,
+            if stall_cause is not None:
+                shown["stall_cause"] = {
+                    "process": stall_cause.process,
+                    "loop": stall_cause.loop,
+                    "item": stall_cause.item,
+                    "waits_for": stall_cause.waits_for,
+                    "seconds": stall_cause.seconds,
+                    "sentence": stall_cause.sentence,
                 }
             stages.append(shown)
         drains = [
-            {"kind": one.kind, "id": one.id, "state": one.state, "left": one.left} for one in self.drains
+            {"kind": drainable.kind, "id": drainable.id, "state": drainable.state, "left": drainable.left}
+            for drainable in self.drains
         ]
-        return {**asdict(self), "stages": stages, "culprits": sorted(self.culprits), "drains": drains}
+        return {**asdict(self), "stages": stages, "stall_causes": sorted(self.stall_causes), "drains": drains}
 
 
-async def read_run(config: Config) -> RunStatus:
-    """Ask the data pool. PenstockError, one sentence, when it does not answer."""
-    from sqlalchemy import func, select
-
-    from orchestrator.flow.dispatcher import queue_settings
-    from orchestrator.pool.culprits import culprits, eased, stuck
+async def read_run(config: Config) -> StatusReport:
+    """Read the data pool. Raises PenstockError, one sentence, if it does not answer."""
+    from orchestrator.pool.backlog import open_batch, stages, states
+    from orchestrator.pool.dead_letters import count_messages
     from orchestrator.pool.draining import drainables
     from orchestrator.pool.engine import Role, check_revision, open_engine
-    from orchestrator.pool.presence import present
+    from orchestrator.pool.heartbeats import present
     from orchestrator.pool.runs import get_run
-    from orchestrator.pool.stages import stages, states
-    from orchestrator.pool.tables import dead_letters
+    from orchestrator.pool.stall_causes import eased, stall_causes, stuck
+    from orchestrator.queries.signal import no_signal
+    from orchestrator.roles.dispatcher import queue_settings
 
     url, limit = config.services.database_url, config.watchdog.no_progress_s
     with anyio.move_on_after(PATIENCE_S):
@@ -82,26 +85,33 @@ async def read_run(config: Config) -> RunStatus:
         ):
             await check_revision(connection)
             run = await get_run(connection, config.run.name)
-            kept = as_kept(run.config, config)
+            run_config = effective(run.config, config)
             processes = await present(connection, run.run_id)
-            found = eased(await stages(connection, run.run_id, kept, queue_settings(kept)), processes)
-            letters = select(func.count()).where(dead_letters.c.run_id == run.run_id)
-            return RunStatus(
-                run.name,
-                run.state,
-                dict(await states(connection, run.run_id)),
-                int(await connection.scalar(letters) or 0),
-                found,
-                culprits(found, processes, limit),
-                stuck(processes, limit),
-                [one for one in await drainables(connection, run.run_id, limit) if one.draining],
+            found = eased(
+                await stages(connection, run.run_id, run_config, queue_settings(run_config)), processes
+            )
+            return StatusReport(
+                run=run.name,
+                state=run.state,
+                groups=dict(await states(connection, run.run_id)),
+                dead_letters=await count_messages(connection, run.run_id),
+                stages=found,
+                stall_causes=stall_causes(found, processes, limit),
+                stuck=stuck(processes, limit),
+                drains=[
+                    drainable
+                    for drainable in await drainables(connection, run.run_id, limit)
+                    if drainable.draining
+                ],
+                no_signal=await no_signal(connection, run.run_id),
+                open_batch=await open_batch(connection, run.run_id, run_config.queue.batch_groups),
             )
     raise PenstockError(f"PostgreSQL has not answered within {PATIENCE_S:g} s")
 
 
 def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Show the processes, what is unfinished, and who holds it up. Exit status 3: nothing is running; 4: something is stuck or was given up."""
-    from orchestrator.embedded.supervisor import read_status
+    """Show the processes, the unfinished work and what holds it up. Exit status 3: nothing is running; 4: something is stuck or was given up."""
+    from orchestrator.deploy.embedded.supervisor import read_status
 
     home = Home.at(config)
     resolved = home.config()
@@ -113,6 +123,8 @@ def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
             run = anyio.run(read_run, resolved)
         except PenstockError as error:
             problem = str(error)
+        if run is None and not alive and _named(home):
+            raise PenstockError(problem)
     given_up = [p for p in supervised.processes if p.state is ProcessState.FAILED] if supervised else []
     if as_json:
         shown = msgspec.to_builtins(supervised) if supervised is not None and alive else {}
@@ -127,11 +139,19 @@ def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
             typer.echo(f"\n{process.name} was given up: {process.detail}")
     if not alive and run is None:
         raise typer.Exit(NOTHING)
-    if given_up or (run is not None and (run.culprits or run.stuck)) or (run is None and alive):
+    if given_up or (run is not None and (run.stall_causes or run.stuck)) or (run is None and alive):
         raise typer.Exit(STUCK)
 
 
-def _show(supervised: SupervisorStatus | None, run: RunStatus | None, problem: str) -> None:
+def _named(home: Home) -> bool:
+    """Whether the file or the environment names the database. If not, a stopped database of this directory is normal."""
+    from orchestrator.deploy.embedded.service_sources import Source
+    from orchestrator.deploy.stack import services_of
+
+    return services_of(home)[0].source is not Source.EMBEDDED
+
+
+def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem: str) -> None:
     if supervised is None:
         typer.echo("nothing is running here; start it with: penstock up")
     else:
@@ -144,45 +164,50 @@ def _show(supervised: SupervisorStatus | None, run: RunStatus | None, problem: s
         tables.print_table(table)
     if run is None:
         if supervised is not None:
-            typer.echo(f"what the run is doing cannot be told: {problem}")
+            typer.echo(f"the state of the run is unknown: {problem}")
         return
     groups = ", ".join(f"{n} {state}" for state, n in sorted(run.groups.items())) or "none yet"
     letters = f"; {run.dead_letters} dead messages" if run.dead_letters else ""
     typer.echo(f"run {run.run!r} is {run.state}; groups: {groups}{letters}")
-    if run.groups.get("dead") or run.dead_letters:
+    if run.groups.get(GroupState.DEAD) or run.dead_letters:
         typer.echo("what is dead, and why: penstock dead list")
     table = Table("stage", "open", "oldest", "item", "why it waits")
     for stage in run.stages:
         if stage.open:
-            culprit = run.culprits.get(stage.name)
-            why = f"STUCK: {culprit.sentence}" if culprit is not None else stage.held
-            table.add_row(stage.name, str(stage.open), age(stage.oldest_s), stage.item, why)
+            stall_cause = run.stall_causes.get(stage.name)
+            reason = f"STUCK: {stall_cause.sentence}" if stall_cause is not None else stage.held
+            table.add_row(stage.name, str(stage.open), age(stage.oldest_s), stage.item, reason)
     if table.row_count:
         tables.print_table(table)
-    elif run.state == "active":
+    if run.open_batch is not None and run.state is RunState.ACTIVE:
+        publish = "" if table.row_count else " (penstock tasks publish)"
+        typer.echo(f"{run.open_batch.sentence}{publish}")
+    elif not table.row_count and run.state is RunState.ACTIVE:
         typer.echo("nothing is unfinished: the run waits for tasks (penstock tasks publish)")
-    for one in run.drains:
-        typer.echo(one.sentence)
-    named = {culprit.sentence for culprit in run.culprits.values()}
+    if run.no_signal:
+        typer.echo(f"NO SIGNAL: {run.no_signal}")
+    for drainable in run.drains:
+        typer.echo(drainable.sentence)
+    named = {stall_cause.sentence for stall_cause in run.stall_causes.values()}
     for sentence in run.stuck:
         if sentence not in named:
             typer.echo(f"STUCK: {sentence}")
 
 
 def age(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds in readable form.
 
     >>> age(0.4), age(75), age(7300)
     ('0.4 s', '1 min 15 s', '2 h 1 min')
     """
-    whole = round(seconds)
+    rounded = round(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def register(app: typer.Typer) -> None:

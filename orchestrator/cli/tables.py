@@ -1,4 +1,4 @@
-"""Rows on a terminal and elsewhere: boxes and colours where somebody looks, plain aligned columns where a file or another program reads."""
+"""Rows of output: boxes and colours on a terminal, plain aligned columns in a file or a pipe."""
 
 import json
 import math
@@ -17,12 +17,14 @@ from orchestrator.cli.terminal import cell, plain
 
 def looked_at() -> bool:
     """Whether standard output is a terminal."""
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def shown(value: Any) -> str:
     """A cell: arrays and JSON compact, bytes as hex, times to the millisecond, numbers to 6 digits.
 
+    >>> shown(-0.0)
+    '0'
     >>> shown(0.123456789), shown(None), shown(b"\\xab"), shown([1, "ä"]), shown(Decimal("12345678"))
     ('0.123457', '', 'ab', '[1, "ä"]', '12345678')
     """
@@ -32,7 +34,7 @@ def shown(value: Any) -> str:
         case Decimal() if value == value.to_integral_value() and value.is_finite():
             return str(int(value))
         case float() | Decimal():
-            return f"{value:.6g}"
+            return f"{value or 0:.6g}"  # no sign before zero
         case bytes():
             return value.hex()
         case datetime():
@@ -52,7 +54,7 @@ def counted(n: int, word: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """What `json.dumps` does not know: numbers stay numbers, times are ISO 8601, intervals seconds, bytes hex, all else its text."""
+    """For values that `json.dumps` does not know: numbers stay numbers, times are ISO 8601, intervals seconds, bytes hex, all others their text."""
     match value:
         case Decimal():
             return (
@@ -71,19 +73,19 @@ def as_json(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they are text, as PostgreSQL's to_json writes them."""
+    """JSON has no NaN and no infinity: they become text, as in PostgreSQL's to_json."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row as a line of JSON, plain ASCII: nothing in it moves a cursor."""
+    """One row as a line of JSON, plain ASCII: it contains no control characters."""
     return json.dumps({key: finite(value) for key, value in row.items()}, default=as_json)
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, upright: bool = True) -> None:
-    """A table. On a terminal that is too narrow for its columns each row stands upright, as psql does with \\x."""
+    """A table. If a terminal is too narrow for its columns, each row is printed vertically, as psql does with \\x."""
     cells = [[shown(value) for value in row] for row in rows]
     if not looked_at():
         print_plain(columns, cells)
@@ -91,10 +93,10 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, upright
     console = Console(markup=False, emoji=False, highlight=False)
     if upright and 1 + sum(len(column) + 3 for column in columns) > console.width:
         for row in cells:
-            one = Table("column", "value")
+            vertical = Table("column", "value")
             for column, value in zip(columns, row, strict=True):
-                one.add_row(cell(column), cell(value))
-            console.print(one)
+                vertical.add_row(cell(column), cell(value))
+            console.print(vertical)
         return
     table = Table(*map(plain, columns))
     for row in cells:
@@ -103,7 +105,7 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, upright
 
 
 def print_table(table: Table, *, markup: bool = False) -> None:
-    """A table as it is on a terminal; elsewhere its title and its cells alone. `markup`: its cells have rich's."""
+    """A table on a terminal; elsewhere only its title and its cells. `markup`: its cells use rich's."""
     if looked_at():
         Console(markup=markup, emoji=False, highlight=False).print(table)
         return

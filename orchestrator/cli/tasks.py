@@ -1,7 +1,9 @@
 """penstock tasks: publish, check, generate."""
 
 import json
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,65 +11,38 @@ import anyio
 import typer
 
 from orchestrator.cli import complete, tables
-from orchestrator.cli.bar import busy, progress
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.cli.bar import busy, progress, publishing
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
+from orchestrator.cli.reading import reading
+from orchestrator.cli.task_limits import counting
 from orchestrator.cli.terminal import plain
-from orchestrator.config import SandboxSection
-from orchestrator.contracts.states import Purpose
-from orchestrator.home import Home
+from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.vetting import Level
+from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
+    from orchestrator.contracts.vetting import Vetting
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.sandbox import SandboxSection
     from orchestrator.tasks.harbor import Task
 
 app = typer.Typer(no_args_is_help=True)
 
 
-def read(sources: list[Path]) -> "Iterator[Task]":
-    """Tasks of directories (one task, or a folder of tasks) and JSONL files. ValueError names the file."""
-    from orchestrator.tasks.harbor import iter_jsonl, load
-
-    for source in sources:
-        if not source.exists():
-            raise ValueError(f"{source} does not exist")
-        if source.is_file():
-            if source.suffix != ".jsonl":
-                raise ValueError(
-                    f"{source} is no task: give a task directory, a folder of them, or a .jsonl file"
-                )
-            yield from iter_jsonl(source)
-        elif (source / "task.toml").exists() or (source / "instruction.md").exists():
-            yield load(source)
-        else:
-            found = sorted(path.parent for path in source.glob("*/task.toml"))
-            if not found:
-                raise ValueError(
-                    f"{source} holds no task: a task directory has task.toml, instruction.md and tests/test.sh"
-                )
-            for directory in found:
-                yield load(directory)
-
-
-def offered(scaffold: str, shares: Mapping[str, float], file: Path) -> str:
-    """The name under which the run of `file` knows `scaffold`: registered, or in its shares; a path is looked for here, then beside the file.
-
-    ValueError, one sentence, when it knows none.
-    """
-    from scaffolds.find import is_path, known
-
-    known_here = dict.fromkeys((*known(), *shares))
-    found = [scaffold]
-    if is_path(scaffold):
-        found += [str(Path(scaffold).resolve()), str((file.parent / scaffold).resolve())]
-    for name in found:
-        if name in known_here:
-            return name
-    lies = Path(scaffold.rpartition(":")[0] if ".py:" in scaffold else scaffold)
-    if is_path(scaffold) and lies.exists():
-        raise ValueError(
-            f"--scaffold {scaffold}: the run does not have it; add {json.dumps(str(Path(scaffold).resolve()))} = 0.0"
-            f" to rollout.scaffolds of {file} and start the run again"
-        )
-    raise ValueError(f"--scaffold: unknown scaffold {scaffold!r}; the run knows: {', '.join(known_here)}")
+def renamed(tasks: "Iterable[Task]") -> str:
+    """A sentence about tasks whose own domain is not a valid name; empty: there are none."""
+    differing = []
+    for task in tasks:
+        domain = tomllib.loads(task.files["task.toml"].data.decode()).get("metadata", {}).get("domain")
+        if domain is not None and domain != task.settings.metadata.domain:
+            differing.append(domain)
+    if not differing:
+        return ""
+    return (
+        f"{tables.counted(len(differing), 'task')} with a [metadata].domain such as {differing[0]!r:.60}, which cannot be the name of one "
+        "(1 to 32 of a-z, 0-9, _ and -): general, unless --domain says another"
+    )
 
 
 @app.command()
@@ -77,60 +52,98 @@ def publish(
     ],
     config: ConfigOption = HERE,
     overrides: SetOption = None,
-    purpose: Annotated[str, typer.Option(help="train, eval or record.")] = "train",
-    label: Annotated[str, typer.Option(help="A name for these submissions, part of their ids.")] = "",
+    purpose: Annotated[str, typer.Option(help="train, eval or record.")] = Purpose.TRAIN,
+    label: Annotated[
+        str | None, typer.Option(help="A name for these submissions, part of their ids.")
+    ] = None,
     scaffold: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Scaffold for all of them (default: the run's shares).", autocompletion=complete.scaffolds
         ),
-    ] = "",
-    group_size: Annotated[int, typer.Option(help="Rollouts per task (default: the run's).")] = 0,
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(min=1, max=INT2, help="Rollouts per task (default: the run's).")
+    ] = None,
+    domain: Annotated[
+        str | None,
+        typer.Option(
+            help="Domain for all of them (default: [metadata].domain, or that of its category in tasks.domains, else general).",
+            autocompletion=complete.domains,
+        ),
+    ] = None,
     timeout_s: Annotated[
-        float, typer.Option(help="Seconds without any answer after which the rest is given up.")
+        float, typer.Option(min=0, help="Give up after this many seconds without any answer.")
     ] = 60.0,
+    verdicts: Annotated[
+        Path | None,
+        typer.Option(
+            help="The reports of `penstock tasks vet` (default: vetting.jsonl next to the tasks).",
+            parser=path,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
     from orchestrator.bus.nats import NatsBus
-    from orchestrator.contracts.events import TaskSubmitted
-    from orchestrator.publish import publish_tasks
-    from orchestrator.tasks.admit import check_admissible
+    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.publish import (
+        Answer,
+        PublishOptions,
+        blobs_of,
+        offered_scaffold,
+        publish_tasks,
+        read_purpose,
+    )
+    from orchestrator.tasks.bundle import BundleLimits
+    from orchestrator.tasks.sources import admissible, each, together
+    from orchestrator.vetting.required import filed
 
-    if purpose not in list(Purpose):
-        raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(Purpose)}")
+    options = PublishOptions(
+        purpose=read_purpose(purpose),
+        label=label or None,
+        group_size=group_size or None,
+        domain=domain or None,
+    )
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
-    named = offered(scaffold, resolved.rollout.scaffolds, home.file) if scaffold else None
+    if scaffold is not None:
+        options = replace(options, scaffold=offered_scaffold(scaffold, resolved.rollout.scaffolds, home.file))
+    run = recorded(resolved)
+    notes = run.notes(resolved, "sandbox")
+    own = run.config(resolved)
+    options = replace(options, domains=own.tasks.domains)
     with busy("read tasks"):
-        tasks = list(read(sources))
-        for task in tasks:
-            check_admissible(task, resolved.sandbox)
-    prepared = [
-        (
-            task.settings.metadata.domain,
-            TaskSubmitted(
-                task=task.to_message(),
-                submission=":".join(part for part in (label, purpose, task.content_hash[:24]) if part),
-                purpose=purpose,
-                scaffold=named,
-                group_size=group_size or None,
-                label=label or None,
-            ),
-        )
-        for task in tasks
-    ]
-
+        tasks, problems = admissible(each(sources, BundleLimits.of(own.tasks)), own.sandbox)
+        levels = filed(sources, verdicts)
+    problems += _below(own, tasks, levels)
+    if problems:
+        if run.unknown is None:  # which keys of the file do not count
+            print_notes(notes)
+        raise ValueError(together(problems, "nothing is published"))
+    prepared = [options.event(task, levels.get(task.content_hash)) for task in tasks]
     stays: set[str] = set()
 
-    async def work() -> dict[str, tuple[str, str]]:
+    async def work() -> dict[str, Answer]:
         async with NatsBus.connect(resolved.services.nats_url, name="penstock-tasks") as bus:
-            return await publish_tasks(bus, resolved.run.name, prepared, timeout_s, tick, stays.add)
+            return await publish_tasks(
+                bus,
+                resolved.run.name,
+                prepared,
+                timeout_s,
+                bars.tasks,
+                stays.add,
+                blobs=blobs_of(tasks),
+                sent=bars.sent,
+            )
 
-    with progress(f"publish {len(prepared)} tasks") as tick:
+    with publishing(f"publish {len(prepared)} tasks") as bars:
         answers = anyio.run(work)
+    print_notes(notes)
     rejected = {
-        submission: reason for submission, (status, reason) in answers.items() if status == "rejected"
+        submission: reason or ""
+        for submission, (status, reason) in answers.items()
+        if status is SubmissionStatus.REJECTED
     }
     unanswered = len({event.submission for _, event in prepared}) - len(answers)
     if as_json:
@@ -143,15 +156,32 @@ def publish(
         typer.echo(
             f"{len(answers) - len(rejected)} accepted, {len(rejected)} rejected, {unanswered} unanswered"
         )
-        alike: dict[tuple[str, bool], list[str]] = {}
+        by_reason: dict[tuple[str, bool], list[str]] = {}
         for submission, reason in rejected.items():
-            alike.setdefault((reason, submission in stays), []).append(submission)
-        for (reason, old), which in alike.items():
-            who = which[0] if len(which) == 1 else f"{len(which)} tasks"
-            again = " (answered earlier, and that stays: use another --label)" if old else ""
-            typer.echo(plain(f"  {who}: {reason}{again}"), err=True)
+            by_reason.setdefault((reason, submission in stays), []).append(submission)
+        for (reason, old), submissions in by_reason.items():
+            subject = submissions[0] if len(submissions) == 1 else f"{len(submissions)} tasks"
+            stays_note = " (answered earlier, and that stays: use another --label)" if old else ""
+            typer.echo(plain(f"  {subject}: {reason}{stays_note}"), err=True)
+        if domain is None and (domain_note := renamed(tasks)):
+            typer.echo(plain(domain_note), err=True)
     if rejected or unanswered:
         raise typer.Exit(1)
+
+
+def _below(config: "Config", tasks: "list[Task]", levels: "dict[str, Vetting]") -> list[str]:
+    """A sentence for each task below the level that the run requires."""
+    from orchestrator.vetting.required import below, kept
+
+    required = config.tasks.require
+    if required is Level.NONE:
+        return []
+
+    async def rows() -> "dict[str, Vetting]":
+        async with reading(config, "tasks") as reader:
+            return await reader.ask(lambda connection: kept(connection, reader.run.run_id, tasks))
+
+    return below(tasks, required, levels, anyio.run(rows))
 
 
 @app.command()
@@ -161,19 +191,80 @@ def check(
     ],
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The run whose sandboxes count; without it, the defaults."),
+        typer.Option(
+            "--config",
+            "-c",
+            help="The run whose sandbox settings are used: those it started with, else its file's (default: the defaults).",
+            parser=path,
+        ),
     ] = None,
     overrides: SetOption = None,
+    strict: Annotated[bool, typer.Option(help="Exit status 1 if there is any warning.")] = False,
+    build: Annotated[
+        bool,
+        typer.Option(help="Also build what is to be built, and run the tests once: do they need a network?"),
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Read tasks and say what is wrong, without publishing."""
-    from orchestrator.tasks.admit import check_admissible
+    """Check tasks without publishing them; warn of tests that give a reward without the work: penstock tasks check suite/train --strict"""
+    from orchestrator.tasks.sources import admissible, each, together
+    from orchestrator.tasks.traps import traps_of
 
+    section, limits = counting(config, tuple(overrides or ()))
     with busy("read tasks"):
-        tasks = list(read(sources))
-    section = SandboxSection() if config is None else Home.at(config, tuple(overrides or ())).config().sandbox
-    for task in tasks:
-        check_admissible(task, section)
-    typer.echo(f"{tables.counted(len(tasks), 'task')} {'is' if len(tasks) == 1 else 'are'} well-formed")
+        found = list(each(sources, limits))
+        tasks, problems = admissible(found, section)
+    if build:
+        tasks, more = _built(found, tasks, section)
+        problems += more
+    with busy("read their tests"):
+        traps = [(task.name, trap) for task in tasks for trap in traps_of(task)]
+    if as_json:
+        warnings = [
+            {
+                "task": name, "file": trap.file, "line": trap.line, "rule": trap.rule,
+                "says": trap.says, "safe": trap.safe, "text": trap.text,
+            }
+            for name, trap in traps
+        ]  # fmt: skip
+        typer.echo(json.dumps({"tasks": len(tasks), "warnings": warnings, "problems": problems}))
+    else:
+        for name, trap in traps:
+            typer.echo(plain(f"{name}: {trap.file} line {trap.line}: {trap.rule} {trap.says}"))
+            typer.echo(plain(f"    {trap.text:.110}"))
+            typer.echo(plain(f"    safe: {trap.safe}"))
+    if not as_json and (domain_note := renamed(tasks)):
+        typer.echo(plain(domain_note), err=True)
+    if problems:
+        raise ValueError(together(problems, f"{tables.counted(len(tasks), 'other task')} well-formed"))
+    if traps and strict:
+        if not as_json:
+            typer.echo(f"{tables.counted(len(traps), 'warning')}: refused by --strict", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        return
+    if traps:
+        typer.echo(
+            f"{tables.counted(len(traps), 'warning')}: ops/guides/publish-tasks.md, Traps and their safe form"
+        )
+    builds = f", {'builds' if len(tasks) == 1 else 'build'} and {'needs' if len(tasks) == 1 else 'need'} no network to be graded"
+    typer.echo(
+        f"{tables.counted(len(tasks), 'task')} {'is' if len(tasks) == 1 else 'are'} well-formed{builds if build else ''}"
+    )
+
+
+def _built(
+    found: "list[tuple[str, Task | str]]", tasks: "list[Task]", section: "SandboxSection"
+) -> "tuple[list[Task], list[str]]":
+    """Those of `tasks` that build and are graded without a network, and a sentence for each of the others."""
+    from orchestrator.vetting.built import problems_of
+    from orchestrator.vetting.task import provider_of
+
+    admitted = {id(task) for task in tasks}
+    placed = [(place, task) for place, task in found if not isinstance(task, str) and id(task) in admitted]
+    with progress(f"build and try {tables.counted(len(placed), 'task')}") as tick:
+        problems = anyio.run(problems_of, placed, provider_of(section), section, tick)
+    return [task for place, task in placed if place not in problems], list(problems.values())
 
 
 @app.command()

@@ -1,5 +1,5 @@
-"""Text that somebody else wrote (a policy, a task, a message), on its way to a terminal: what could move a cursor, change a colour or set a
-title is spelled out instead."""
+"""Untrusted text (of a policy, a task, a message) for a terminal: characters that could move the cursor, change a colour or set a title are
+escaped."""
 
 import re
 
@@ -7,8 +7,8 @@ from rich.text import Text
 
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)  # but tab and line feed
-"""C0 and C1 control characters, and what turns the direction of writing around."""
+)  # except tab and line feed
+"""C0 and C1 control characters, and characters that reverse the writing direction."""
 
 
 def plain(text: str) -> str:
@@ -20,14 +20,14 @@ def plain(text: str) -> str:
 
 
 def plain_json(text: str) -> str:
-    r"""JSON with the same content, in which none of these characters stands.
+    r"""JSON with the same content and none of these characters.
 
-    >>> plain_json('{"said": "\u202eoops\x9b"}')
-    '{"said": "\\u202eoops\\u009b"}'
+    >>> plain_json('{"text": "\u202eoops\x9b"}')
+    '{"text": "\\u202eoops\\u009b"}'
     """
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def cell(text: str) -> Text:
-    """`plain`, and no markup either."""
+    """`plain`, also without markup."""
     return Text(plain(text))

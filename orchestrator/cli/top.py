@@ -12,14 +12,17 @@ from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.reading import Reader, reading
 from orchestrator.cli.terminal import plain, plain_json
-from orchestrator.config import Config
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import Config
 
 
 def top(
     config: ConfigOption = HERE,
     once: Annotated[
-        bool, typer.Option("--once", help="Print what is so now, and end. So it is where no terminal looks.")
+        bool,
+        typer.Option(
+            "--once", help="Print the current state and exit. This is the default without a terminal."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,12 +31,10 @@ def top(
     # It is drawn on standard error.
     seen = sys.stdin.isatty() and sys.stderr.isatty() and tables.looked_at()
     live = seen and not (once or as_json)
-    if not live and not (once or as_json):
-        typer.echo("this is no terminal, so here is what is so now; `penstock tail` follows", err=True)
-    anyio.run(_top, resolved, live, as_json)
+    anyio.run(_top, resolved, live, as_json, once)
 
 
-async def _top(config: Config, live: bool, as_json: bool) -> None:
+async def _top(config: Config, live: bool, as_json: bool, once: bool) -> None:
     from orchestrator.top import text
     from orchestrator.top.snapshot import Snapshot, snapshot
 
@@ -48,6 +49,10 @@ async def _top(config: Config, live: bool, as_json: bool) -> None:
             await Top(read, plain).run_async()
             return
         found = await read()
+        if not (once or as_json):
+            typer.echo(
+                "this is not a terminal: here is the state of this moment; `penstock tail` follows", err=True
+            )
         if as_json:
             typer.echo(plain_json(msgspec.json.encode(found, enc_hook=str).decode()))
             return

@@ -1,4 +1,4 @@
-"""penstock trainer: the trainer process of a run; penstock trainer verify: is what it computes what plain Hugging Face computes?;
+"""penstock trainer: the trainer process of a run; penstock trainer verify: compares its computation with plain Hugging Face;
 penstock trainer tree: the prefix tree of a train step as a picture."""
 
 import json
@@ -15,7 +15,8 @@ from orchestrator.bus import subjects
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.cli.sft import torch_process
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
+from orchestrator.settings.timeouts import to_argument
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -26,11 +27,11 @@ def trainer(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     train_steps: Annotated[
-        int, typer.Option(help="Stop after so many train steps (0: until the run ends).")
+        int, typer.Option(min=0, help="Stop after this many train steps (0: until the run ends).")
     ] = 0,
-    retry: Annotated[bool, typer.Option(help="Go on although the last batches were quarantined.")] = False,
+    retry: Annotated[bool, typer.Option(help="Continue although the last batches were quarantined.")] = False,
 ) -> None:
-    """The trainer: claims batches, trains, publishes versions: penstock trainer -c runs/first --train-steps 10"""
+    """Run the trainer: it claims batches, trains and publishes versions: penstock trainer -c runs/first --train-steps 10"""
     if context.invoked_subcommand is not None:
         if config != HERE or overrides or train_steps or retry:
             raise ValueError(f"options of `penstock trainer {context.invoked_subcommand}` go behind its name")
@@ -48,6 +49,7 @@ def trainer(
         "--lag-s",
         str(resolved.watchdog.lag_s),
     ]
+    arguments.append(f"--timeouts={to_argument(resolved.timeouts)}")
     arguments += ["--pack-tokens", str(resolved.trainer.pack_tokens)]
     arguments += ["--pack-pairs", str(resolved.trainer.pack_pairs)]
     if resolved.trainer.ranks > 1:
@@ -72,32 +74,32 @@ def verify(
     ],
     config: ConfigOption = HERE,
     dtype: Annotated[
-        Literal["float64", "float32"], typer.Option(help="What both sides compute in.")
+        Literal["float64", "float32"], typer.Option(help="Data type of both computations.")
     ] = "float64",
     groups: Annotated[
-        int, typer.Option(min=0, help="Only the first so many groups of each train step (0: all).")
+        int, typer.Option(min=0, help="Only the first groups of each train step, this many (0: all).")
     ] = 0,
     bf16: Annotated[
         bool,
         typer.Option(
-            "--bf16", help="Also how far bfloat16 takes the gradient from float32, merged and alone."
+            "--bf16", help="Also how far bfloat16 moves the gradient from float32, merged and alone."
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute a stored batch again at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
+    """Recompute a stored batch at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
     resolved = Home.at(config).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
     arguments += ["--bf16"] if bf16 else []
     printed = torch_process(
         "trainer.verify", arguments, environment={"DATABASE_URL": resolved.services.database_url}
     )
-    said: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    report: dict[str, Any] = json.loads(printed.splitlines()[-1])
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(report))
     else:
-        _show(said)
-    if not said["ok"]:
+        _show(report)
+    if not report["ok"]:
         raise typer.Exit(1)
 
 
@@ -108,10 +110,10 @@ def tree(
     config: ConfigOption = HERE,
     train_step: Annotated[int, typer.Option(min=1, help="Which train step of the batch.")] = 1,
     groups: Annotated[
-        int, typer.Option(min=0, help="Only the first so many groups of the train step (0: all).")
+        int, typer.Option(min=0, help="Only the first groups of the train step, this many (0: all).")
     ] = 0,
 ) -> None:
-    """Draw the prefix tree of a train step, as it was merged: penstock trainer tree --batch 3 --svg tree.svg"""
+    """Draw the merged prefix tree of a train step: penstock trainer tree --batch 3 --svg tree.svg"""
     resolved = Home.at(config).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--svg", str(svg)]
     arguments += ["--train-step", str(train_step), "--groups", str(groups)]
@@ -121,11 +123,11 @@ def tree(
     typer.echo(printed.splitlines()[-1])
 
 
-def _show(said: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     table = Table("", "merged, trainer", "vanilla, stored", "difference", "bound", "")
     for column in table.columns[1:5]:
         column.justify = "right"
-    for check in said["checks"]:
+    for check in report["checks"]:
         verdict = (
             "" if check["bound"] is None else "[green]ok[/green]" if check["ok"] else "[red]missed[/red]"
         )
@@ -134,8 +136,8 @@ def _show(said: dict[str, Any]) -> None:
     tables.print_table(table, markup=True)
     console = Console(soft_wrap=True)
     console.print(
-        f"batch {said['batch']} of run {said['run']!r}, trained from version {said['version']}: {said['samples']} samples in "
-        f"{said['train_steps']} train steps, {said['dtype']}, {said['seconds']} s",
+        f"batch {report['batch']} of run {report['run']!r}, trained from version {report['version']}: {report['samples']} samples in "
+        f"{report['train_steps']} train steps, {report['dtype']}, {report['seconds']} s",
         highlight=False,
     )
 

@@ -1,14 +1,26 @@
 """Every message on the bus. Names are past tense; producer → consumer are named. Additive only: never remove or retype a field.
 
 Bodies are JSON, readable with `nats sub`; token arrays are base64 of little-endian int32 / float32. The header
-`Penstock-Schema: <Name>/<version>` names the struct; a reader accepts its own version and every later one (unknown fields are ignored).
+`Penstock-Schema: <Name>/<version>` names the struct. Between our own processes a reader accepts its own version and every later version, and
+ignores unknown fields. A message published by people (`decode_written`) may contain only keys that its reader knows, at any version: a new key
+comes with a new version, and an older reader refuses it instead of ignoring it.
+
+A missing text is None and is not written. Older senders write "" for it: `__post_init__` reads that as None.
 """
 
+import json
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 
 from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.members import read, without_empty
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.spans import VersionSpan
+from orchestrator.contracts.states import FailureClass, Left, Purpose, Replay, StepKind, SubmissionStatus
+from orchestrator.contracts.vetting import Vetting
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{cls.__name__}/1"
 
 
-class TaskSubmitted(Event, frozen=True):
+class TaskSubmitted(Event, frozen=True, kw_only=True):
     """Signals that a user wants one group. users → orchestrator.
 
     `task` is the packed task directory: {"files": {path: text}, "files_b64": {path: base64}}.
@@ -29,15 +41,16 @@ class TaskSubmitted(Event, frozen=True):
 
     task: dict[str, Any]
     submission: str | None = None
-    purpose: str = "train"
+    purpose: Purpose = Purpose.TRAIN
     scaffold: str | None = None
     group_size: int | None = None
-    label: str | None = None  # evaluation or recording that this belongs to
+    label: str | None = None  # the evaluation or recording to which this belongs
     version: int | None = None  # pinned policy version (eval)
     sampling: dict[str, float] | None = None  # overrides of the run's sampling parameters (eval, record)
+    vetting: Vetting | None = None  # the level that `penstock tasks vet` gave exactly this task
 
 
-class RolloutAssigned(Event, frozen=True):
+class RolloutAssigned(Event, frozen=True, kw_only=True):
     """Signals that a rollout may be leased at this epoch. orchestrator (outbox) → runner."""
 
     run: str
@@ -46,7 +59,7 @@ class RolloutAssigned(Event, frozen=True):
     epoch: int
 
 
-class VerifyAssigned(Event, frozen=True):
+class VerifyAssigned(Event, frozen=True, kw_only=True):
     """Signals that a finished rollout may be verified at this epoch. orchestrator (outbox) → verifier runner."""
 
     run: str
@@ -55,27 +68,23 @@ class VerifyAssigned(Event, frozen=True):
     epoch: int
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
-    """Half-open run [start, end) of action tokens made by one policy version."""
+class StepTimings(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Seconds of one call. Concurrent calls overlap, so sums over the steps of an attempt do not describe the attempt.
 
-    version: int
-    start: int
-    end: int
-
-
-class StepTimings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds. `queue`: waiting, for admission and in queues of rollout servers. `generation`: from the first admitted send to the reply, less
-    what was waited in between; `first_byte`: its part until the first token. `gap`: since the previous reply of the session."""
+    `generation`: its tokens were generated. `queue`: all its other time until its reply. `first_byte`: the part of the generation until the first
+    token. `gap`: time since the previous step without any call of the session in flight; gaps do not overlap. `ended`: when its reply was ready,
+    seconds since 1970 by the database's clock, so that the call arrived at ended - generation - queue; 0: not known."""
 
     queue: float = 0.0
     first_byte: float = 0.0
     generation: float = 0.0
     gap: float = 0.0
+    ended: float = 0.0
 
 
-class StepRoutes(msgspec.Struct, frozen=True):
-    """The experts of a mixture that a step's tokens were sent to (contracts.routes). `ids` is base64 of [n, layers, top_k], `width` bytes
-    each, of the positions from `start` on; `sha` (hex) is contracts.routes.routes_sha."""
+class StepRoutes(msgspec.Struct, frozen=True, kw_only=True):
+    """The experts of a mixture that a step's tokens were sent to (trajectory.routes). `ids` is base64 of [n, layers, top_k], `width` bytes
+    each, of the positions from `start` on; `sha` (hex) is trajectory.routes.routes_sha."""
 
     start: int
     layers: int
@@ -85,7 +94,7 @@ class StepRoutes(msgspec.Struct, frozen=True):
     sha: str
 
 
-class StepRecorded(Event, frozen=True):
+class StepRecorded(Event, frozen=True, kw_only=True):
     """Signals that one completion happened: the token delta, never the whole context. gateway (journal) → orchestrator.
 
     full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt (base64 ids, content-addressed).
@@ -97,7 +106,7 @@ class StepRecorded(Event, frozen=True):
     attempt: int
     epoch: int
     idx: int
-    kind: str
+    kind: StepKind
     parent: int | None
     root: int
     keep_len: int
@@ -110,31 +119,35 @@ class StepRecorded(Event, frozen=True):
     chain_sha: str  # hex
     row_sha: str  # hex
     sampling: dict[str, Any]
-    finish: str  # stop | length | abort
-    parse: str  # ok | ill_formed
+    finish: Finish
+    parse: ParseStatus
     agent: str = "main"
     prompt: str | None = None
     prompt_sha: str | None = None  # hex
     timings: StepTimings = StepTimings()
     appended: list[dict[str, Any]] = []  # the messages that this request added
     reply: dict[str, Any] = {}  # the parsed action: content, reasoning, tool_calls
-    request_digest: str = ""  # hex
+    request_digest: str | None = None  # hex
     branch_reason: str | None = None  # why this is not a plain continuation
     branch: dict[str, Any] | None = (
         None  # near, turn, field, recorded, sent: the first difference to the nearest step
     )
-    marks: list[str] = []  # why the step must not train, as far as that was known when it was recorded
-    routes: StepRoutes | None = None  # where routing replay is on
+    marks: list[str] = []  # why the step must not train, as known when it was recorded (StepMark)
+    routes: StepRoutes | None = None  # with routing replay only
+
+    def __post_init__(self) -> None:
+        without_empty(self, "request_digest")
 
 
 class StepMark(msgspec.Struct, frozen=True):
-    """A step that must not train: undelivered | auxiliary | version_suspect | drift."""
+    """A step that must not train. `reason` is a `MarkReason` of the sender: a reader keeps one that it does not know yet, so the step still does
+    not train."""
 
     idx: int
     reason: str
 
 
-class ToolCallTimed(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolCallTimed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One tool execution as the runner saw it; seconds since the attempt's start, bytes of output."""
 
     step: int
@@ -146,49 +159,82 @@ class ToolCallTimed(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0
 
 
-class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file that crosses to verification, relative to the work directory; `body` is base64, None = deleted."""
+class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One file for verification, relative to the work directory; `body` is base64. A file's content may lie in blobs instead: `parts` are their hex
+    sha256, in order, `size` the bytes of all. With neither: deleted.
+
+    `kind`: a file; a link, with its target as the body; a directory without files, or with permissions other than 755;
+    a path that was not copied (`behind`), with the reason in `why`: the tests find nothing there; a file outside of the work directory
+    (`collected`), with its absolute path. `step`: after which step of a task with several; from 0.
+    """
 
     path: str
     body: str | None
     mode: int = 0o644
+    kind: Left = Left.FILE
+    why: str | None = None
+    step: int = 0
+    parts: list[str] = []
+    size: int = 0
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the agent deleted it, or it stayed behind."""
+        return self.body is None and not self.parts
+
+    def __post_init__(self) -> None:
+        without_empty(self, "why")
 
 
 PHASES = ("session", "sandbox", "agent", "changes", "seal", "other")
-"""What a runner's slot is held for, in order; `other`: between them."""
+"""The uses of a runner's slot, in order; `other`: between them."""
 
 
-class RolloutFinished(Event, frozen=True):
+class RolloutFinished(Event, frozen=True, kw_only=True):
     """Signals the end of one attempt, with what its sealed session announced. runner (journal) → orchestrator.
 
     `digest` (hex) is sha256 of all chain_sha in idx order; the rollout is complete only when every announced step is in the data pool.
-    `resumable`: an infrastructure failure after which the recorded steps can be replayed. `replay` (contracts.states.Replay) and `replayed`
-    (steps) tell what became of a resume; empty and 0 for an attempt that was none. `spent`: the runner's seconds by phase, PHASES at most.
+    `resumable`: an infrastructure failure after which the recorded steps can be replayed. `replay` and `replayed` (steps) give the result of a
+    resume; None and 0 for an attempt that was not resumed. `spent`: the runner's seconds by phase, PHASES at most.
+    `ungradable`: why nothing that the agent left can be graded, so that its verdict is 0; None: gradable. `generation_s`: seconds in which at
+    least one completion was generated, including replayed ones. `listing`: the hex sha256 of blobs that hold `artifacts` as JSON, for lists that are
+    too long for a message. `waiting_s`: seconds in which a completion waited and none was generated
+    (trajectory.waiting). None: not known. `system`: the image or the base system of its sandbox (sandboxes.system).
     """
 
     run: str
     rollout: int
     attempt: int
     epoch: int
-    failure_class: str
-    reason: str = ""
+    failure_class: FailureClass
+    reason: str | None = None
     steps: int = 0
     last_idx: int = -1
-    digest: str = ""
+    digest: str | None = None
     marks: list[StepMark] = []
     answer: str | None = None
     artifacts: list[ArtifactFile] = []
+    listing: list[str] = []
     tool_calls: list[ToolCallTimed] = []
     log: str = ""
     agent_s: float = 0.0  # wall time of the attempt without platform queueing
     queued_s: float = 0.0  # waiting for gateway, rollout server or sandbox start
-    scaffold: str = ""
-    scaffold_version: str = ""
-    scaffold_sha: str = ""
+    scaffold: str | None = None
+    scaffold_version: str | None = None
+    scaffold_sha: str | None = None
     resumable: bool = False
-    replay: str = ""
+    replay: Replay | None = None
     replayed: int = 0
     spent: dict[str, float] = {}
+    ungradable: str | None = None
+    generation_s: float | None = None
+    waiting_s: float | None = None
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        without_empty(
+            self, "reason", "digest", "scaffold", "scaffold_version", "scaffold_sha", "ungradable", "system"
+        )
 
 
 class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -201,7 +247,7 @@ class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
-class VerdictReached(Event, frozen=True):
+class VerdictReached(Event, frozen=True, kw_only=True):
     """Signals that a verifier ended. verifier runner (journal) → orchestrator.
 
     `reward` is in [0, 1] when `failure_class` is completed, else None: an infrastructure failure is never reward 0.
@@ -211,16 +257,25 @@ class VerdictReached(Event, frozen=True):
     rollout: int
     attempt: int
     epoch: int
-    failure_class: str
+    failure_class: FailureClass
     reward: float | None
-    reason: str = ""
+    reason: str | None = None
     tests: list[TestResult] = []
     exit_code: int | None = None
     log: str = ""
     verify_s: float = 0.0
+    programs: int = 0  # the agent's programs that ran under the wrapper of untrusted programs
+    left: bool = False  # no verdict, although the tests reach a verdict when the agent has left nothing
+    process: dict[str, float | list[float]] | None = (
+        None  # scores of the task's process.json: a number, or one per step, in [-1, 1]
+    )
+    components: dict[str, float] | None = None  # the named numbers of the task's reward.json
+
+    def __post_init__(self) -> None:
+        without_empty(self, "reason")
 
 
-class PolicyPublished(Event, frozen=True):
+class PolicyPublished(Event, frozen=True, kw_only=True):
     """Signals a new policy version. trainer (outbox) → gateway, orchestrator. `revision` grows; an older one is a no-op."""
 
     run: str
@@ -231,24 +286,30 @@ class PolicyPublished(Event, frozen=True):
     revision: int
 
 
-class SubmissionAnswered(Event, frozen=True):
+class SubmissionAnswered(Event, frozen=True, kw_only=True):
     """Signals the fate of one submission, once its row is committed. orchestrator → users (core NATS notice)."""
 
     submission: str
-    status: str  # accepted | rejected
-    reason: str = ""
-    earlier: bool = False  # it was answered before, and that answer stays
+    status: SubmissionStatus
+    reason: str | None = None
+    earlier: bool = False  # it was answered before, and that answer remains valid
+
+    def __post_init__(self) -> None:
+        without_empty(self, "reason")
 
 
-class DeadLettered(Event, frozen=True):
+class DeadLettered(Event, frozen=True, kw_only=True):
     """Signals that a message could not be used. anyone → operators. `body` is base64 of the original."""
 
     stream: str
     subject: str
-    schema_: str = msgspec.field(name="schema", default="")
-    reason: str = ""
+    schema_: str | None = msgspec.field(name="schema", default=None)
+    reason: str | None = None
     deliveries: int = 1
     body: str = ""
+
+    def __post_init__(self) -> None:
+        without_empty(self, "schema_", "reason")
 
 
 EVENTS: dict[str, type[Event]] = {
@@ -274,14 +335,91 @@ def decode(body: bytes, schema: str | None, expected: type[E]) -> E:
     """
     name, _, version = (schema or expected.schema()).partition("/")
     if name not in EVENTS:
-        raise MessageError(f"unknown schema {schema!r}; known: {', '.join(sorted(EVENTS))}")
-    if name != expected.__name__ or not version.isdigit() or int(version) < 1:
+        raise MessageError(f"unknown schema {quoted(schema)}; known: {', '.join(sorted(EVENTS))}")
+    if name != expected.__name__ or not _counts(version):
         raise MessageError(
-            f"schema {schema!r} is not expected here: this subject carries {expected.schema()}"
+            f"schema {quoted(schema)} is not expected here: this subject carries {expected.schema()}"
         )
     try:
-        return msgspec.json.decode(body, type=expected)
+        return read(body, expected)
     except msgspec.MsgspecError as error:
         raise MessageError(f"{expected.__name__}: {error}") from error
     except RecursionError:
         raise MessageError(f"{expected.__name__}: its content is nested too deeply") from None
+
+
+def decode_written(body: bytes, schema: str | None, expected: type[E]) -> E:
+    """`decode`, for messages published by people: every key must be known and occur once. MessageError names a key that breaks this."""
+    try:
+        found = decode(body, schema, expected)
+    except MessageError as error:
+        _check_text(body, expected.__name__)  # the decoder's own error is less clear
+        raise error
+    try:
+        keys = json.loads(body, object_pairs_hook=_once)
+    except ValueError as error:
+        raise MessageError(f"{expected.__name__}: {error}") from None
+    except RecursionError:
+        raise MessageError(f"{expected.__name__}: its content is nested too deeply") from None
+    fields = expected.__struct_encode_fields__
+    for key in keys:
+        if key not in fields:
+            near = get_close_matches(key, fields, 1)
+            newer = (
+                ""
+                if schema in (None, expected.schema())
+                else f" in {expected.schema()}, which this orchestrator knows"
+            )
+            raise MessageError(
+                f"{expected.__name__}: unknown key {quoted(key)}{newer}{f': did you mean {near[0]}?' if near else ''} (known: {', '.join(fields)})"
+            )
+    return found
+
+
+def _check_text(body: bytes, name: str) -> None:
+    """Raise MessageError with the key of the first text that is not valid Unicode. Does nothing for a body that cannot be parsed."""
+    try:
+        location = _lone_surrogate(json.loads(body))
+    except (ValueError, RecursionError):
+        return
+    if location is not None:
+        raise MessageError(
+            f"{name}: {location} has half of a surrogate pair, which is not a character: send valid Unicode text"
+        )
+
+
+def _lone_surrogate(value: Any, key: str = "") -> str | None:
+    """The key of the first text that UTF-8 cannot encode, as `task.files.NAME`, or None."""
+    if isinstance(value, str):
+        return None if value.isascii() or _writable(value) else key
+    inner: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for name, each in inner:
+        path = f"{key}.{name}" if key else str(name)
+        if isinstance(name, str) and not _writable(name):
+            return f"the name of the key {quoted(path)}"
+        if (found := _lone_surrogate(each, path)) is not None:
+            return found
+    return None
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {quoted(repeated)} comes twice")
+    return found
+
+
+def _counts(version: str) -> bool:
+    return version.isascii() and version.isdigit() and len(version) < 10 and int(version) >= 1

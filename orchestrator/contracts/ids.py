@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.contracts.quote import quoted
+
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 
 NAME = re.compile(r"[a-z0-9_-]{1,32}")
-NO_PARENT = bytes(32)  # what stands for the parent in a chain that starts from nothing
+NAME_RULE = "1 to 32 characters of a-z, 0-9, _ and -"
+NO_PARENT = bytes(32)  # the parent of a chain that starts from nothing
 
 
 def is_name(name: str) -> bool:
@@ -23,7 +26,7 @@ def is_name(name: str) -> bool:
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise ValueError naming the rule that it breaks."""
     if not is_name(name):
-        raise ValueError(f"{kind} {name!r} is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -")
+        raise ValueError(f"{kind} {quoted(name)} is not a valid name: use {NAME_RULE}")
     return name
 
 
@@ -43,8 +46,8 @@ def ids_from_bytes(raw: bytes) -> Ids:
 
 
 LOGPROB_SLACK = 1e-4
-"""How far above 0 a logprob may lie by rounding. A fused kernel takes logit - logsumexp, both rounded to float32: off by their last place,
-which is 6e-5 for logits near 1,000. More is no logarithm of a probability."""
+"""How far above 0 a logprob may be through rounding. A fused kernel computes logit - logsumexp, both rounded to float32. The error is one unit
+in their last place: 6e-5 for logits near 1,000. A larger value is not the logarithm of a probability."""
 
 
 def logprobs_to_bytes(values: Sequence[float] | Logprobs) -> bytes:
@@ -81,12 +84,13 @@ def chain_sha(parent: bytes, keep_len: int, delta: bytes, action: bytes) -> byte
     return sha256(parent + keep_len.to_bytes(4, "little", signed=True) + delta + action)
 
 
-def row_sha(chain: bytes, logprobs: bytes, spans: Sequence[tuple[int, int, int]], sampling: bytes) -> bytes:
-    """Digest that fixes a step row: the chain, logprobs, version spans (version, start, end) and canonical sampling JSON."""
-    flat = np.asarray([x for span in spans for x in span], dtype="<i4").tobytes()
-    return sha256(chain + sha256(logprobs) + sha256(flat) + sha256(sampling))
+def row_sha(chain: bytes, logprobs: bytes, spans: Sequence[int], sampling: bytes) -> bytes:
+    """Digest that fixes a step row: the chain, logprobs, version spans (flat: `contracts.spans`) and canonical sampling JSON."""
+    return sha256(
+        chain + sha256(logprobs) + sha256(np.asarray(spans, dtype="<i4").tobytes()) + sha256(sampling)
+    )
 
 
 def trajectory_digest(chain_shas: Sequence[bytes]) -> bytes:
-    """sha256 of every step's chain_sha in idx order: what a sealed session announces."""
+    """sha256 of every step's chain_sha in idx order, as a sealed session announces it."""
     return sha256(b"".join(chain_shas))

@@ -1,6 +1,6 @@
 """States, their transition tables and terminal sets. The database write is a compare-and-set on the from-state.
 
-A transition that a table does not list is a bug and is refused by `check` before any SQL runs.
+`check` refuses a transition that no table lists, before any SQL runs: it is a bug.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,21 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
     RECORD = "record"
+
+
+class RunState(StrEnum):
+    """A run, from its start to its end."""
+
+    ACTIVE = "active"
+    ENDING = "ending"  # its end was requested; submissions are still open
+    ENDED = "ended"
+
+
+class SubmissionStatus(StrEnum):
+    """The final answer to a task message."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
 
 
 class GroupState(StrEnum):
@@ -34,11 +49,11 @@ class RolloutState(StrEnum):
     WAITING = "waiting"  # the group is not dispatched yet
     QUEUED = "queued"  # an assignment for the current lease epoch is in the outbox or on WORK
     RUNNING = "running"  # leased by a runner
-    REPORTED = "reported"  # the result is in; not every announced step is yet
+    REPORTED = "reported"  # the result is in, but some announced steps are missing
     FINISHED = "finished"  # all steps are in; a verification is queued
     VERIFYING = "verifying"  # leased by a verifier runner
     VERIFIED = "verified"  # a verdict is in
-    LOST = "lost"  # attempts used up, or cancelled: leaves baseline and batch
+    LOST = "lost"  # attempts used up, or cancelled: not in the baseline and the batch
 
 
 class BatchState(StrEnum):
@@ -48,6 +63,16 @@ class BatchState(StrEnum):
     CLOSED = "closed"  # complete; its digest is fixed
     COMMITTED = "committed"  # trained, checkpointed, version written
     VOIDED = "voided"  # undone by a rewind
+
+
+class Entity(StrEnum):
+    """What a row of the history describes. MESSAGE: a dead letter."""
+
+    GROUP = "group"
+    ROLLOUT = "rollout"
+    BATCH = "batch"
+    RUN = "run"
+    MESSAGE = "message"
 
 
 class FailureClass(StrEnum):
@@ -62,14 +87,26 @@ class FailureClass(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Replay(StrEnum):
-    """What became of a resume: the recorded steps of an attempt, served again to its scaffold under a new lease."""
+class Left(StrEnum):
+    """The kind of a path that an attempt left in its work directory. BEHIND: it cannot be copied to the tests. COLLECTED: a file outside of the work
+    directory, by its absolute path. ANSWER: the final message of one step, by the path at which its tests find it."""
 
-    CONTINUED = "continued"  # all that had to be asked for again was, and the attempt went on
+    FILE = "file"
+    LINK = "link"
+    DIRECTORY = "directory"
+    BEHIND = "behind"
+    COLLECTED = "collected"
+    ANSWER = "answer"
+
+
+class Replay(StrEnum):
+    """The result of a resume: the recorded steps of an attempt are served again to its scaffold under a new lease."""
+
+    CONTINUED = "continued"  # all recorded steps were requested again, and the attempt continued
     DIVERGED = (
-        "diverged"  # the scaffold asked for something else than is recorded: the next attempt begins anew
+        "diverged"  # a request differs from its recorded step: the next attempt starts from the beginning
     )
-    INTERRUPTED = "interrupted"  # it ended before all was asked for again, through no fault of the replay
+    INTERRUPTED = "interrupted"  # it ended before all steps were requested; not the replay's fault
 
 
 class FilterReason(StrEnum):
@@ -78,10 +115,10 @@ class FilterReason(StrEnum):
     TOO_FEW = "too_few"
     ZERO_SIGNAL = "zero_signal"
     RUN_ENDED = "run_ended"
-    STAGE_OVER = "stage_over"  # neither the stage that is on nor a later one takes such tasks
+    STAGE_OVER = "stage_over"  # neither the current stage nor a later stage takes such tasks
     WRONG_VERSION = "wrong_version"
     CANCELLED = "cancelled"
-    QUARANTINED = "quarantined"  # its batch gave a loss or gradient that is not finite, or cannot be read
+    QUARANTINED = "quarantined"  # its batch produced a non-finite loss or gradient, or cannot be read
 
 
 class StepKind(StrEnum):
@@ -90,6 +127,22 @@ class StepKind(StrEnum):
     ROOT = "root"  # state = prompt[:keep_len] + delta
     CONTINUES = "continues"  # keep_len = |parent.full|
     REWRITES = "rewrites"  # keep_len < |parent.full|: the longest common prefix with any earlier step
+
+
+class SessionState(StrEnum):
+    """The session of one lease at its gateway."""
+
+    OPEN = "open"
+    SEALED = "sealed"  # its steps are announced
+    CLOSED = "closed"  # it ended without an announcement
+
+
+class DrainKind(StrEnum):
+    """What can be drained. A verifier runner is a runner."""
+
+    RUNNER = "runner"
+    GATEWAY = "gateway"
+    SERVER = "server"  # a rollout server
 
 
 class ServerState(StrEnum):

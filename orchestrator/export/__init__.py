@@ -1,1 +1,1 @@
-"""`penstock export`: what the data pool holds, in the formats of the tools that people already use."""
+"""`penstock export`: the data pool in the formats of existing tools."""

@@ -1,12 +1,12 @@
-"""What every format that has our own names says of an attempt by them: ATIF in `extra.penstock`, Parquet in columns."""
+"""Attributes of an attempt under our own names, shared by all formats: ATIF in `extra.penstock`, Parquet in columns."""
 
 from typing import Any
 
-from orchestrator.export.records import Attempt
+from orchestrator.queries.attempts import RecordedAttempt
 
 
-def about(attempt: Attempt) -> dict[str, Any]:
-    """Whose it is, what it was for, how it ended; nothing that a format writes in a way of its own (times, rewards, versions)."""
+def about(attempt: RecordedAttempt) -> dict[str, Any]:
+    """Identity, task and outcome of the attempt, without values that formats write in their own way (times, rewards, versions)."""
     return {
         "run": attempt.run,
         "rollout": attempt.rollout_id,

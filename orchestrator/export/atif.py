@@ -1,9 +1,10 @@
 """ATIF, the Agent Trajectory Interchange Format of the Harbor project: one JSON document per attempt.
 
 Source: Harbor's RFC 0001 "Agent Trajectory Interchange Format", version 1.7 (harborframework.com/docs/trajectory-format). The first conversation
-is the document; every other one (a sub-agent's, one behind a rewritten history, a second answer) is embedded in `subagent_trajectories` and
-referred to from the step that it leaves, with its relation in `extra`. What such a conversation repeats is `is_copied_context`. Policy versions,
-marks, weights and timings are in each step's `metrics.extra`; everything about the rollout is in the document's `extra`.
+is the document; every other one (a sub-agent's, one after a rewritten history, a second answer) is embedded in `subagent_trajectories` and
+referred to from the step that it branches from, with its relation in `extra`. Messages that such a conversation repeats are
+`is_copied_context`. Policy versions, marks, weights and timings are in each step's `metrics.extra`; everything about the rollout is in the
+document's `extra`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +17,18 @@ import msgspec
 
 from orchestrator.contracts.states import StepKind
 from orchestrator.export.about import about
-from orchestrator.export.conversation import Chain, Said, added, before, chains, reply, tools_of
-from orchestrator.export.drive import Done
-from orchestrator.export.records import Attempt, Step
-from orchestrator.pool.runs import Run
+from orchestrator.export.conversation import Chain, Relation, before, chains, tools_of
+from orchestrator.export.drive import ExportSummary
+from orchestrator.pool.runs import StoredRun
+from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
+from orchestrator.queries.chat import ConversationMessage, added, reply
 
 SCHEMA = "ATIF-v1.7"
 PART = 100
 
 
 class Atif:
-    """`trajectories/<thousand>/rollout-R-attempt-A.json`. `prompt_ids`: each step also with the ids of its whole context."""
+    """`trajectories/<thousand>/rollout-R-attempt-A.json`. `prompt_ids`: each step also has the ids of its whole context."""
 
     name = "atif"
     part = PART
@@ -42,10 +44,10 @@ class Atif:
     def split(self) -> Sequence[str]:
         return ()
 
-    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: Run) -> None:
+    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: StoredRun) -> None:
         self._directory, self._names = directory, []
 
-    def add(self, attempt: Attempt) -> bool:
+    def add(self, attempt: RecordedAttempt) -> bool:
         name = f"trajectories/{attempt.rollout_id // 1000:06d}/{attempt.name}.json"
         file = self._directory / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +58,12 @@ class Atif:
     def end(self) -> Sequence[str]:
         return self._names
 
-    def close(self, directory: Path, done: Done) -> Sequence[str]:
+    def close(self, directory: Path, done: ExportSummary) -> Sequence[str]:
         return ()
 
 
-def document(attempt: Attempt, *, prompt_ids: bool = True) -> dict[str, Any]:
-    """One attempt as an ATIF trajectory. An attempt without any step has its instruction as the only one."""
+def document(attempt: RecordedAttempt, *, prompt_ids: bool = True) -> dict[str, Any]:
+    """One attempt as an ATIF trajectory. In an attempt without steps, the instruction is the only step."""
     found = chains(attempt.steps)
     parts = [_chain(attempt, chain, found, prompt_ids=prompt_ids) for chain in found]
     main = parts[0] if parts else _empty(attempt)
@@ -75,15 +77,17 @@ def document(attempt: Attempt, *, prompt_ids: bool = True) -> dict[str, Any]:
     return main
 
 
-def _empty(attempt: Attempt) -> dict[str, Any]:
+def _empty(attempt: RecordedAttempt) -> dict[str, Any]:
     return {
         **_head(attempt, 0, attempt.scaffold, []),
         "steps": [{"step_id": 1, "source": "user", "message": attempt.instruction}],
-        "notes": "the attempt ended before the policy was asked for anything; the step is the task's instruction",
+        "notes": "the attempt ended before the first request to the policy; the step is the task's instruction",
     }
 
 
-def _head(attempt: Attempt, number: int, agent: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _head(
+    attempt: RecordedAttempt, number: int, agent: str, tools: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA,
         "session_id": f"{attempt.run}:{attempt.name}",
@@ -98,12 +102,14 @@ def _head(attempt: Attempt, number: int, agent: str, tools: Sequence[Mapping[str
     }
 
 
-def _chain(attempt: Attempt, chain: Chain, others: Sequence[Chain], *, prompt_ids: bool) -> dict[str, Any]:
+def _chain(
+    attempt: RecordedAttempt, chain: Chain, others: Sequence[Chain], *, prompt_ids: bool
+) -> dict[str, Any]:
     first = chain.steps[0]
-    said = before(attempt.steps, first)
+    messages = before(attempt.steps, first)
     known = _earlier(attempt.steps, chain)
     turns = _Turns()
-    for message in said:
+    for message in messages:
         turns.say(message, copied=(message.role, message.text) in known)
     for step in chain.steps:
         if step is not first:
@@ -111,16 +117,20 @@ def _chain(attempt: Attempt, chain: Chain, others: Sequence[Chain], *, prompt_id
                 turns.say(message, copied=False)
         turns.act(step, prompt_ids=prompt_ids)
     for other in others[1:]:
-        leaves = _leaves(attempt.steps, other)
-        if other is not chain and leaves is not None and any(step.idx == leaves for step in chain.steps):
-            turns.refer(leaves, f"{attempt.name}-{other.number}", other)
-    own = chain.steps
-    actions = sum(len(step.stored.action) for step in own)
+        branch_step = _leaves(attempt.steps, other)
+        if (
+            other is not chain
+            and branch_step is not None
+            and any(step.idx == branch_step for step in chain.steps)
+        ):
+            turns.refer(branch_step, f"{attempt.name}-{other.number}", other)
+    chain_steps = chain.steps
+    actions = sum(len(step.stored.action) for step in chain_steps)
     return {
-        **_head(attempt, chain.number, chain.agent, tools_of(own)),
+        **_head(attempt, chain.number, chain.agent, tools_of(chain_steps)),
         "steps": turns.steps,
         "final_metrics": {
-            "total_prompt_tokens": sum(step.stored.state_len for step in own),
+            "total_prompt_tokens": sum(step.stored.state_len for step in chain_steps),
             "total_completion_tokens": actions,
             "total_steps": len(turns.steps),
         },
@@ -135,16 +145,16 @@ def _chain(attempt: Attempt, chain: Chain, others: Sequence[Chain], *, prompt_id
     }
 
 
-def _earlier(steps: Sequence[Step], chain: Chain) -> set[tuple[str, str]]:
-    """What was said in the conversation that a rewrite or a sibling leaves: what it repeats of that is copied, not new."""
+def _earlier(steps: Sequence[AttemptStep], chain: Chain) -> set[tuple[str, str]]:
+    """Messages of the conversation from which a rewrite or a sibling branches: where it repeats them, they are copied, not new."""
     parent = next((step for step in steps if step.idx == chain.parent), None)
-    if parent is None or chain.relation == "agent":
+    if parent is None or chain.relation is Relation.AGENT:
         return set()
-    return {(said.role, said.text) for said in [*before(steps, parent), reply(parent)]}
+    return {(message.role, message.text) for message in [*before(steps, parent), reply(parent)]}
 
 
-def _leaves(steps: Sequence[Step], chain: Chain) -> int | None:
-    """The step from which a conversation leaves: its parent, or for a new one the last step that was recorded before it."""
+def _leaves(steps: Sequence[AttemptStep], chain: Chain) -> int | None:
+    """The step from which a conversation branches: its parent, or for a new one the last step recorded before it."""
     if chain.parent is not None:
         return chain.parent
     return max((step.idx for step in steps if step.idx < chain.steps[0].idx), default=None)
@@ -157,10 +167,11 @@ class _Turns:
         self.steps: list[dict[str, Any]] = []
         self._of: dict[int, dict[str, Any]] = {}
 
-    def say(self, message: Said, *, copied: bool) -> None:
-        """A message that the policy was shown."""
-        if message.role == "tool" and self.steps and self.steps[-1]["source"] == "agent":
-            _observe(self.steps[-1], {"source_call_id": message.answers, "content": message.text})
+    def say(self, message: ConversationMessage, *, copied: bool) -> None:
+        """Add a message that the policy was shown."""
+        caller = self._caller(message) if message.role == "tool" else None
+        if caller is not None:
+            _observe(caller, {"source_call_id": message.answers, "content": message.text})
             return
         source = {"assistant": "agent", "user": "user"}.get(message.role, "system")
         step = self._new(source, "" if message.role == "tool" else message.text)
@@ -171,20 +182,31 @@ class _Turns:
         if copied or source == "agent":
             step["is_copied_context"] = True
 
-    def act(self, step: Step, *, prompt_ids: bool) -> None:
-        """What the policy answered."""
-        said = reply(step)
-        turn = self._new("agent", said.text)
+    def _caller(self, message: ConversationMessage) -> dict[str, Any] | None:
+        """The step with the call that a result answers, at any distance; a result whose call is unknown goes to the last step."""
+        if message.answers is not None:
+            for step in reversed(self.steps):
+                if any(call["tool_call_id"] == message.answers for call in step.get("tool_calls", ())):
+                    caller: dict[str, Any] = step
+                    return caller
+        if self.steps and self.steps[-1]["source"] == "agent":
+            return self.steps[-1]
+        return None
+
+    def act(self, step: AttemptStep, *, prompt_ids: bool) -> None:
+        """Add the policy's answer."""
+        answer = reply(step)
+        turn = self._new("agent", answer.text)
         turn |= {
             "timestamp": datetime.fromtimestamp(step.span.end, UTC).isoformat(),
-            **_action(said),
+            **_action(answer),
             "metrics": _metrics(step, prompt_ids=prompt_ids),
             "llm_call_count": 1,
         }
         self._of[step.idx] = turn
 
     def refer(self, idx: int, trajectory: str, chain: Chain) -> None:
-        """Where another conversation leaves this one."""
+        """Record that another conversation branches from this one."""
         about = {"relation": chain.relation, "agent": chain.agent}
         ref = {"trajectory_id": trajectory, "extra": {"penstock": about}}
         _observe(self._of[idx], {"source_call_id": None, "subagent_trajectory_ref": [ref]})
@@ -199,19 +221,19 @@ def _observe(step: dict[str, Any], result: dict[str, Any]) -> None:
     step.setdefault("observation", {"results": []})["results"].append(result)
 
 
-def _action(said: Said) -> dict[str, Any]:
+def _action(message: ConversationMessage) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if said.reasoning is not None:
-        found["reasoning_content"] = said.reasoning
-    if said.calls:
+    if message.reasoning is not None:
+        found["reasoning_content"] = message.reasoning
+    if message.calls:
         found["tool_calls"] = [
             {"tool_call_id": call.id, "function_name": call.name, "arguments": dict(call.arguments)}
-            for call in said.calls
+            for call in message.calls
         ]
     return found
 
 
-def _metrics(step: Step, *, prompt_ids: bool) -> dict[str, Any]:
+def _metrics(step: AttemptStep, *, prompt_ids: bool) -> dict[str, Any]:
     stored = step.stored
     found: dict[str, Any] = {
         "prompt_tokens": stored.state_len,
@@ -245,7 +267,7 @@ def _metrics(step: Step, *, prompt_ids: bool) -> dict[str, Any]:
     return found
 
 
-def _about(attempt: Attempt) -> dict[str, Any]:
+def _about(attempt: RecordedAttempt) -> dict[str, Any]:
     verdict = asdict(attempt.verdict) if attempt.verdict else None
     if verdict is not None:
         verdict["at"] = verdict["at"].isoformat()

@@ -1,12 +1,12 @@
-"""The card of an exported dataset: what its columns are, in the form that HF `datasets` reads."""
+"""The card of an exported dataset: the meaning of its columns, in the form that HF `datasets` reads."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from orchestrator.export.drive import Done
+from orchestrator.export.drive import ExportSummary
 
 
-def card(done: Done, tables: Mapping[str, Mapping[str, tuple[str, str]]]) -> str:
+def card(done: ExportSummary, tables: Mapping[str, Mapping[str, tuple[str, str]]]) -> str:
     """Markdown with a YAML head: one configuration per table, each with its features."""
     lines = ["---", "configs:"]
     for name in tables:
@@ -26,12 +26,12 @@ def card(done: Done, tables: Mapping[str, Mapping[str, tuple[str, str]]]) -> str
                 if kind.startswith("list<")
                 else f"    dtype: {kind!r}".replace("'", "")
             )
-    asked = ", ".join(f"{name} = {value}" for name, value in done.asked.items())
+    filters = ", ".join(f"{name} = {value}" for name, value in done.selection.items())
     lines += [
         "---",
         f"# Trajectories of the run `{done.run}`",
         "",
-        f"{done.attempts} attempts with {done.steps} steps, written by `penstock export parquet` (Penstock {version('penstock')}; {asked}).",
+        f"{done.attempts} attempts with {done.steps} steps, written by `penstock export parquet` (Penstock {version('penstock')}; {filters}).",
         "",
         "```python",
         "from datasets import load_dataset",
@@ -45,5 +45,7 @@ def card(done: Done, tables: Mapping[str, Mapping[str, tuple[str, str]]]) -> str
     ]
     for name, columns in tables.items():
         lines += ["", f"## {name}", "", "| column | type | what it is |", "|---|---|---|"]
-        lines += [f"| `{column}` | {kind} | {what} |" for column, (kind, what) in columns.items()]
+        lines += [
+            f"| `{column}` | {kind} | {description} |" for column, (kind, description) in columns.items()
+        ]
     return "\n".join(lines) + "\n"

@@ -1,64 +1,62 @@
-"""The one loop of every export of attempts: pages from the data pool into parts of a format, each part whole before the next begins.
+"""The loop shared by all exports of attempts: pages from the data pool into parts of a format, each part complete before the next starts.
 
-| produces | waits for | goes on after a death |
+| produces | waits for | continues after a crash |
 |---|---|---|
-| finished parts, then the manifest with their last key | one page of attempts | behind that key (records.py: what is live) |
+| finished parts, then the manifest with their last key | one page of attempts | after that key (queries/attempts.py lists the live data) |
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import anyio.to_thread
-from sqlalchemy import exists, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.export.filters import Bound, Filters, read_since
 from orchestrator.export.manifest import WRITING, Manifest, claimed, publish, write_manifest
-from orchestrator.export.records import PAGE, Attempt, count, page
 from orchestrator.pool.engine import check_revision
-from orchestrator.pool.runs import Run, get_run
-from orchestrator.pool.tables import groups, runs
+from orchestrator.pool.runs import StoredRun, get_run
+from orchestrator.queries.attempt_filters import AttemptFilters, Bound, read_since
+from orchestrator.queries.attempt_pages import check_wanted, each_attempt, snapshot
+from orchestrator.queries.attempts import RecordedAttempt, count, group_sections
+from orchestrator.queries.scalars import clock_and_created
 
-STATEMENT = "10min"  # at most; one page takes milliseconds, the count one pass
 Tick = Callable[[int, int], None]
 """(attempts so far, attempts in all)."""
 
 
 class Format(Protocol):
-    """How attempts become files. Each call of `begin` starts a part; `end` finishes its files in `directory`, where they are named as they
-    shall be below the export's own directory, and returns their names."""
+    """How attempts become files. Each call of `begin` starts a part; `end` finishes its files in `directory`, under their final names
+    relative to the export's own directory, and returns these names."""
 
     name: str
-    part: int  # attempts in one
+    part: int  # attempts per part
 
     def options(self) -> Mapping[str, Any]:
-        """What changes the bytes, apart from the filters."""
+        """Options that change the output bytes, apart from the filters."""
         ...
 
     def split(self) -> Sequence[str]:
         """Columns of groups whose values are never mixed in one part."""
         ...
 
-    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: Run) -> None: ...
+    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: StoredRun) -> None: ...
 
-    def add(self, attempt: Attempt) -> bool:
-        """True: no more should come into this part, which `part` alone does not tell. It must follow from the attempts alone."""
+    def add(self, attempt: RecordedAttempt) -> bool:
+        """True if the part is full, in addition to the limit `part`. The result must depend on the attempts alone."""
         ...
 
     def end(self) -> Sequence[str]: ...
 
-    def close(self, directory: Path, done: "Done") -> Sequence[str]:
-        """What belongs to all parts, once there are all."""
+    def close(self, directory: Path, done: "ExportSummary") -> Sequence[str]:
+        """Write the files that cover all parts, after the last part."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What an export holds in all, with what came before an interruption. `already`: it was complete before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSummary:
+    """Totals of an export, including parts from before an interruption. `already`: it was complete before."""
 
     export: str
     run: str
@@ -66,14 +64,19 @@ class Done:
     attempts: int
     steps: int
     parts: int
-    asked: Mapping[str, Any]
+    selection: Mapping[str, Any]
     already: bool = False
 
 
 async def export(
-    engine: AsyncEngine, run_name: str, form: Format, wanted: Filters, out: Path, tick: Tick = lambda *_: None
-) -> Done:
-    """Write `out`, or go on with it. ConfigurationError for an unknown run, a directory that is not ours, or one that holds another export."""
+    engine: AsyncEngine,
+    run_name: str,
+    form: Format,
+    wanted: AttemptFilters,
+    out: Path,
+    tick: Tick = lambda *_: None,
+) -> ExportSummary:
+    """Write `out`, or continue it. Raises ConfigurationError for an unknown run, a foreign directory, or one with another export."""
     async with engine.connect() as connection:
         await check_revision(connection)
         run = await get_run(connection, run_name)
@@ -82,7 +85,7 @@ async def export(
         if manifest.done:
             return _done(manifest, out, already=True)
         bound = Bound(manifest.as_of, manifest.since)
-        async with _reading(engine) as connection:
+        async with snapshot(engine) as connection:
             total = await count(connection, run, wanted, bound)
         writer = _Writer(form, out, manifest, run, total, tick)
         while manifest.section < len(manifest.sections):
@@ -93,64 +96,26 @@ async def export(
         return _done(manifest, out)
 
 
-async def _section(engine: AsyncEngine, writer: "_Writer", run: Run, wanted: Filters, bound: Bound) -> None:
-    after = writer.manifest.after
-    while True:
-        async with _reading(engine) as connection:
-            found = await page(connection, run, wanted, bound, after)
-        for attempt in found:
+async def _section(
+    engine: AsyncEngine, writer: "_Writer", run: StoredRun, wanted: AttemptFilters, bound: Bound
+) -> None:
+    async with aclosing(each_attempt(engine, run, wanted, bound, after=writer.manifest.after)) as attempts:
+        async for attempt in attempts:
             await writer.add(attempt)
-            after = attempt.key
-        if len(found) < PAGE:
-            await writer.end_part()
-            return
+    await writer.end_part()
 
 
-@asynccontextmanager
-async def _reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A short transaction in which a page's statements see the same."""
-    async with engine.connect() as connection:
-        await connection.execution_options(isolation_level="REPEATABLE READ")
-        await connection.execute(
-            text("select set_config('statement_timeout', :limit, true)"), {"limit": STATEMENT}
-        )
-        yield connection
-
-
-async def _new(connection: AsyncConnection, run: Run, form: Format, wanted: Filters) -> Manifest:
-    now, created = (
-        await connection.execute(
-            select(text("clock_timestamp()"), runs.c.created).where(runs.c.run_id == run.run_id)
-        )
-    ).one()
-    if run.pruned is not None:
-        raise ConfigurationError(
-            f"run {run.name!r} was pruned at {run.pruned:%Y-%m-%d %H:%M}: its steps are gone, so there is nothing to export"
-        )
-    of = groups.c.run_id == run.run_id
-    if wanted.domain is not None and not await connection.scalar(
-        select(exists().where(of, groups.c.domain == wanted.domain))
-    ):
-        there = sorted((await connection.scalars(select(groups.c.domain).where(of).distinct())).all())
-        raise ConfigurationError(
-            f"--domain {wanted.domain!r}: run {run.name!r} has none of that name; known: {', '.join(there) or 'none'}"
-        )
+async def _new(connection: AsyncConnection, run: StoredRun, form: Format, wanted: AttemptFilters) -> Manifest:
+    now, created = await clock_and_created(connection, run.run_id)
+    await check_wanted(connection, run, wanted)
     sections: list[dict[str, Any]] = [{}]
     if columns := form.split():
-        distinct = (
-            select(*(groups.c[name] for name in columns)).where(groups.c.run_id == run.run_id).distinct()
-        )
-        for name in columns:
-            if value := getattr(wanted, name):
-                distinct = distinct.where(groups.c[name] == value)
-        rows = (await connection.execute(distinct)).all()
-        told = sorted([value or "" for value in row] for row in rows)
-        sections = [dict(zip(columns, row, strict=True)) for row in told]
+        sections = await group_sections(connection, run.run_id, columns, wanted)
     return Manifest(
         export=form.name,
         run=run.name,
         created=created,
-        asked={**wanted.plain(), **form.options()},
+        selection={**wanted.plain(), **form.options()},
         as_of=now,
         since=read_since(wanted.since, now),
         sections=sections,
@@ -158,16 +123,18 @@ async def _new(connection: AsyncConnection, run: Run, form: Format, wanted: Filt
 
 
 class _Writer:
-    """Attempts into parts, and the manifest behind each."""
+    """Writes attempts into parts, and the manifest after each part."""
 
-    def __init__(self, form: Format, out: Path, manifest: Manifest, run: Run, total: int, tick: Tick) -> None:
+    def __init__(
+        self, form: Format, out: Path, manifest: Manifest, run: StoredRun, total: int, tick: Tick
+    ) -> None:
         self.manifest = manifest
         self._form, self._out, self._run, self._total, self._tick = form, out, run, total, tick
         self._in_part = self._steps = 0
         self._last: tuple[int, int] | None = None
         self._tick(manifest.attempts, total)
 
-    async def add(self, attempt: Attempt) -> None:
+    async def add(self, attempt: RecordedAttempt) -> None:
         if self._in_part == 0:
             directory = self._out / WRITING
             directory.mkdir(exist_ok=True)
@@ -182,7 +149,7 @@ class _Writer:
             await self.end_part()
 
     async def end_part(self) -> None:
-        """Files first, then the manifest: a death between both writes the same part again."""
+        """Files first, then the manifest: after a crash between the two, the same part is written again."""
         if self._in_part == 0:
             return
         await self._publish(self._form.end)
@@ -206,7 +173,14 @@ class _Writer:
             publish(self._out, name)
 
 
-def _done(manifest: Manifest, out: Path, *, already: bool = False) -> Done:
-    return Done(
-        manifest.export, manifest.run, str(out), manifest.attempts, manifest.steps, manifest.part, manifest.asked, already
-    )  # fmt: skip
+def _done(manifest: Manifest, out: Path, *, already: bool = False) -> ExportSummary:
+    return ExportSummary(
+        export=manifest.export,
+        run=manifest.run,
+        out=str(out),
+        attempts=manifest.attempts,
+        steps=manifest.steps,
+        parts=manifest.part,
+        selection=manifest.selection,
+        already=already,
+    )

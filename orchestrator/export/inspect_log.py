@@ -1,8 +1,8 @@
-"""Inspect's own logs: `.eval` files that open in Inspect View. A sample per attempt, with its conversation, model and tool events and scores.
+"""Inspect's own logs: `.eval` files for Inspect View. One sample per attempt, with its conversation, model and tool events and scores.
 
-Groups of one purpose, label and domain are one task of Inspect's, cut into logs of at most `PART` samples. The logs are written with inspect_ai's
-public API; what that makes at random or reads from the clock (ids, times of the archive's members) comes from the data here, so that an export
-that is repeated gives the same bytes.
+Groups of one purpose, label and domain form one Inspect task, cut into logs of at most `PART` samples. The logs are written with inspect_ai's
+public API. Values that it draws at random or takes from the clock (ids, times of the archive's members) are derived from the data here, so that a
+repeated export gives the same bytes.
 """
 
 import hashlib
@@ -16,20 +16,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from orchestrator.export.conversation import Chain, Said, before, chains, reply
-from orchestrator.export.drive import Done
+from orchestrator.contracts.marks import Finish
+from orchestrator.export.conversation import Chain, before, chains
+from orchestrator.export.drive import ExportSummary
 from orchestrator.export.packages import need
-from orchestrator.export.records import Attempt, Step
-from orchestrator.pool.runs import Run
+from orchestrator.pool.runs import StoredRun
+from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
+from orchestrator.queries.chat import ConversationMessage, reply
 
 PART = 200
 PART_MESSAGES = (
-    100_000  # in the samples of one log, with every repetition in an event: Inspect holds a log in memory
+    100_000  # in the samples of one log, counting every repetition in an event: Inspect holds a log in memory
 )
-PART_TOKENS = 200_000  # sampled ones in the samples of one log: about 550 bytes each as Inspect's Logprob
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip archive can tell
+PART_TOKENS = 200_000  # sampled tokens in the samples of one log: about 550 bytes each as Inspect's Logprob
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
 SCORES = ("performance", "reward")
-STOPS = {"length": "max_tokens", "stop": "stop", "abort": "unknown"}
+STOPS = {Finish.LENGTH: "max_tokens", Finish.STOP: "stop", Finish.ABORT: "unknown"}
 
 
 class Inspect:
@@ -47,16 +49,16 @@ class Inspect:
         self.part = part
         self._file = Path()
         self._samples: list[Any] = []
-        self._attempts: list[Attempt] = []
+        self._attempts: list[RecordedAttempt] = []
         self._task = self._run = self._origin = ""
-        self._number = self._messages_told = self._tokens_told = 0
+        self._number = self._messages_written = self._tokens_written = 0
         self._known: dict[
             str, Any
-        ] = {}  # messages of the attempt at work: each event of a long one repeats most of them
+        ] = {}  # messages of the current attempt: each event of a long one repeats most of them
 
         self._outputs: dict[
             int, Any
-        ] = {}  # by step, of the attempt at work: the last is the sample's own, too
+        ] = {}  # by step, of the current attempt: the last is also the sample's own
 
     def options(self) -> Mapping[str, Any]:
         return {"part": self.part}
@@ -64,21 +66,21 @@ class Inspect:
     def split(self) -> Sequence[str]:
         return ("purpose", "label", "domain")
 
-    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: Run) -> None:
+    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: StoredRun) -> None:
         self._task = "-".join(str(value) for value in section.values() if value)
         stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in self._task)
         self._file = directory / f"{stem[:100]}-{number:05d}.eval"
-        self._samples, self._attempts, self._messages_told, self._tokens_told = [], [], 0, 0
+        self._samples, self._attempts, self._messages_written, self._tokens_written = [], [], 0, 0
         self._run, self._number = run.name, number
         assert run.created is not None
         self._origin = f"penstock-{run.name}-{run.created.astimezone(UTC):%Y%m%dT%H%M%S%f}"
 
-    def add(self, attempt: Attempt) -> bool:
+    def add(self, attempt: RecordedAttempt) -> bool:
         self._known.clear()
         self._outputs.clear()
         self._samples.append(self._sample(attempt))
         self._attempts.append(attempt)
-        return self._messages_told >= PART_MESSAGES or self._tokens_told >= PART_TOKENS
+        return self._messages_written >= PART_MESSAGES or self._tokens_written >= PART_TOKENS
 
     def end(self) -> Sequence[str]:
         raw = self._file.with_suffix(".raw")
@@ -87,16 +89,16 @@ class Inspect:
         self._samples, self._attempts = [], []
         return [self._file.name]
 
-    def close(self, directory: Path, done: Done) -> Sequence[str]:
+    def close(self, directory: Path, done: ExportSummary) -> Sequence[str]:
         return ()
 
     def _whole(self) -> Any:
         log, found = self._log, self._attempts
-        begun = min(attempt.started for attempt in found).astimezone(UTC).isoformat()
+        started = min(attempt.started for attempt in found).astimezone(UTC).isoformat()
         ended = max(attempt.ended for attempt in found).astimezone(UTC).isoformat()
         key = f"{self._origin}-{self._task}-{self._number}"
         model = model_of(self._run)
-        ids = sorted({sample.id for sample in self._samples})  # Inspect counts epochs beside them
+        ids = sorted({sample.id for sample in self._samples})  # Inspect counts epochs separately
         rated = [attempt for attempt in found if attempt.reward is not None]
         versions = [attempt.versions for attempt in found if attempt.versions is not None]
         about = {
@@ -111,7 +113,7 @@ class Inspect:
                 eval_id=key,
                 run_id=self._origin,
                 task_id=key,
-                created=begun,
+                created=started,
                 task=self._task,
                 dataset=log.EvalDataset(
                     name=self._task, samples=len(ids), sample_ids=ids
@@ -126,20 +128,20 @@ class Inspect:
                 completed_samples=len(rated),
                 scores=[_metrics(log, name, [_values(attempt)[name] for attempt in rated]) for name in SCORES] if rated else [],
             ),
-            stats=log.EvalStats(started_at=begun, completed_at=ended, model_usage={model: usage}),
+            stats=log.EvalStats(started_at=started, completed_at=ended, model_usage={model: usage}),
             samples=self._samples,
         )  # fmt: skip
 
-    def _sample(self, attempt: Attempt) -> Any:
+    def _sample(self, attempt: RecordedAttempt) -> Any:
         found = chains(attempt.steps)
         main = found[0].steps[-1] if found else None
-        said = [*before(attempt.steps, main), reply(main)] if main else []
+        messages = [*before(attempt.steps, main), reply(main)] if main else []
         scores = self._scores(attempt)
         error = None
         if attempt.reward is None:
-            why = attempt.reason or attempt.group_reason or attempt.failure_class or "not rated"
+            reason = attempt.reason or attempt.group_reason or attempt.failure_class or "not rated"
             error = self._log.EvalError(
-                message=f"{attempt.failure_class}: {why}", traceback="", traceback_ansi=""
+                message=f"{attempt.failure_class}: {reason}", traceback="", traceback_ansi=""
             )
         counts = "" if attempt.counts else f" attempt {attempt.attempt}"
         return self._log.EvalSample(
@@ -148,7 +150,7 @@ class Inspect:
             uuid=attempt.name,
             input=attempt.instruction,
             target="",
-            messages=self._messages(attempt, said),
+            messages=self._messages(attempt, messages),
             output=self._output(attempt, main) if main else self._model.ModelOutput(),
             scores=scores or None,
             metadata=_about(attempt),
@@ -161,11 +163,11 @@ class Inspect:
             error=error,
         )
 
-    def _scores(self, attempt: Attempt) -> dict[str, Any]:
+    def _scores(self, attempt: RecordedAttempt) -> dict[str, Any]:
         if attempt.reward is None:
             return {}
         tests = attempt.verdict.tests if attempt.verdict else ()
-        told = "\n".join(
+        test_lines = "\n".join(
             f"{'passed' if test.get('passed') else 'failed'} {test.get('name')}: {test.get('message') or ''}".rstrip(
                 ": "
             )
@@ -176,22 +178,22 @@ class Inspect:
         values = _values(attempt)
         return {
             "performance": self._scorer.Score(
-                value=values["performance"], answer=answer, explanation=told, history=[]
+                value=values["performance"], answer=answer, explanation=test_lines, history=[]
             ),
             "reward": self._scorer.Score(value=values["reward"], answer=answer, metadata=parts, history=[]),
         }
 
-    def _events(self, attempt: Attempt, found: Sequence[Chain]) -> list[Any]:
-        """In the order of time: each conversation but the first is a span of its own."""
+    def _events(self, attempt: RecordedAttempt, found: Sequence[Chain]) -> list[Any]:
+        """Ordered by time: each conversation but the first is a span of its own."""
         events: list[tuple[float, int, Any]] = []
         timed = {(tool.idx, tool.call): tool for tool in attempt.tools}
         answered: dict[
             str, str
-        ] = {}  # by the first request behind a call: a sibling's may tell something else
+        ] = {}  # from the first request after a call: a sibling's may contain another result
         for step in attempt.steps:
-            for said in before(attempt.steps, step):
-                if said.answers:
-                    answered.setdefault(said.answers, said.text)
+            for message in before(attempt.steps, step):
+                if message.answers:
+                    answered.setdefault(message.answers, message.text)
         for chain in found:
             span = f"{attempt.name}-{chain.number}" if chain.number else None
             if span is not None:
@@ -214,17 +216,19 @@ class Inspect:
                 )))  # fmt: skip
                 for number, call in enumerate(reply(step).calls):
                     tool = timed.get((step.idx, number))
-                    begun = (
+                    tool_started = (
                         attempt.started.timestamp() + tool.start_s
                         if tool and tool.start_s is not None
                         else end
                     )
-                    over = (
-                        attempt.started.timestamp() + tool.end_s if tool and tool.end_s is not None else begun
+                    tool_ended = (
+                        attempt.started.timestamp() + tool.end_s
+                        if tool and tool.end_s is not None
+                        else tool_started
                     )
-                    events.append((begun, 2, self._event.ToolEvent(
-                        uuid=f"{attempt.name}-{call.id}", span_id=span, timestamp=_at(begun), completed=_at(over), id=call.id,
-                        working_start=max(0.0, begun - attempt.started.timestamp()), function=call.name,
+                    events.append((tool_started, 2, self._event.ToolEvent(
+                        uuid=f"{attempt.name}-{call.id}", span_id=span, timestamp=_at(tool_started), completed=_at(tool_ended), id=call.id,
+                        working_start=max(0.0, tool_started - attempt.started.timestamp()), function=call.name,
                         arguments=dict(call.arguments), result=answered.get(call.id, ""), events=[],
                         metadata={"exit_code": tool.exit_code, "bytes": tool.bytes} if tool else None,
                     )))  # fmt: skip
@@ -236,50 +240,53 @@ class Inspect:
             )))  # fmt: skip
         return [event for _, _, event in sorted(events, key=lambda entry: entry[:2])]
 
-    def _messages(self, attempt: Attempt, said: Sequence[Said]) -> list[Any]:
-        self._messages_told += len(said)
-        return [self._message(attempt, each) for each in said]
+    def _messages(self, attempt: RecordedAttempt, conversation: Sequence[ConversationMessage]) -> list[Any]:
+        self._messages_written += len(conversation)
+        return [self._message(attempt, each) for each in conversation]
 
-    def _message(self, attempt: Attempt, said: Said) -> Any:
-        """One object per content: the id of a message is its step's, or made of what it says."""
+    def _message(self, attempt: RecordedAttempt, message: ConversationMessage) -> Any:
+        """One object per content: the id of a message comes from its step, or from its content."""
         digest = hashlib.sha256(
-            f"{said.role}\0{said.answers}\0{said.text}\0{said.calls}".encode()
+            f"{message.role}\0{message.answers}\0{message.text}\0{message.calls}".encode()
         ).hexdigest()
-        key = f"{attempt.name}-{f's{said.step}' if said.step is not None else digest[:16]}"
+        key = f"{attempt.name}-{f's{message.step}' if message.step is not None else digest[:16]}"
         if key not in self._known:
-            self._known[key] = self._read(attempt, key, said)
+            self._known[key] = self._read(attempt, key, message)
         return self._known[key]
 
-    def _read(self, attempt: Attempt, key: str, said: Said) -> Any:
+    def _read(self, attempt: RecordedAttempt, key: str, message: ConversationMessage) -> Any:
         model = self._model
-        if said.role == "system":
-            return model.ChatMessageSystem(id=key, content=said.text)
-        if said.role == "tool":
-            return model.ChatMessageTool(id=key, content=said.text, tool_call_id=said.answers)
-        if said.role != "assistant":
-            return model.ChatMessageUser(id=key, content=said.text)
-        content: Any = said.text
-        if said.reasoning is not None:
-            content = [model.ContentReasoning(reasoning=said.reasoning), model.ContentText(text=said.text)]
+        if message.role == "system":
+            return model.ChatMessageSystem(id=key, content=message.text)
+        if message.role == "tool":
+            return model.ChatMessageTool(id=key, content=message.text, tool_call_id=message.answers)
+        if message.role != "assistant":
+            return model.ChatMessageUser(id=key, content=message.text)
+        content: Any = message.text
+        if message.reasoning is not None:
+            content = [
+                model.ContentReasoning(reasoning=message.reasoning),
+                model.ContentText(text=message.text),
+            ]
         calls = [
             self._tool.ToolCall(id=call.id, function=call.name, arguments=dict(call.arguments))
-            for call in said.calls
+            for call in message.calls
         ]
         return model.ChatMessageAssistant(
             id=key, content=content, tool_calls=calls or None, source="generate", model=model_of(attempt.run)
         )
 
-    def _output(self, attempt: Attempt, step: Step) -> Any:
+    def _output(self, attempt: RecordedAttempt, step: AttemptStep) -> Any:
         """One object per step."""
         if step.idx not in self._outputs:
-            self._tokens_told += len(step.stored.action)
+            self._tokens_written += len(step.stored.action)
             self._outputs[step.idx] = self._answer(attempt, step)
         return self._outputs[step.idx]
 
-    def _answer(self, attempt: Attempt, step: Step) -> Any:
+    def _answer(self, attempt: RecordedAttempt, step: AttemptStep) -> Any:
         model, stored = self._model, step.stored
-        said = reply(step)
-        stop = "tool_calls" if said.calls else STOPS.get(step.finish, "unknown")
+        message = reply(step)
+        stop = "tool_calls" if message.calls else STOPS.get(step.finish, "unknown")
         logprobs = model.Logprobs(
             content=[
                 model.Logprob(token=str(token), logprob=float(logprob))
@@ -287,15 +294,19 @@ class Inspect:
             ]
         )
         choice = model.ChatCompletionChoice(
-            message=self._message(attempt, said), stop_reason=stop, logprobs=logprobs
+            message=self._message(attempt, message), stop_reason=stop, logprobs=logprobs
         )
         return model.ModelOutput(
             model=model_of(attempt.run), choices=[choice], usage=self._usage([step]), time=step.t_gen
         )
 
-    def _config(self, step: Step) -> Any:
+    def _config(self, step: AttemptStep) -> Any:
         names = {"temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_tokens"}
-        given = {ours: step.sampling[theirs] for theirs, ours in names.items() if theirs in step.sampling}
+        given = {
+            field: step.sampling[sampling_key]
+            for sampling_key, field in names.items()
+            if sampling_key in step.sampling
+        }
         if step.sampling.get("top_k", -1) > 0:
             given["top_k"] = step.sampling["top_k"]
         return self._model.GenerateConfig(**given)
@@ -309,12 +320,12 @@ class Inspect:
 
 
 def model_of(run: str) -> str:
-    """What the policy of a run is called where a model's name is wanted."""
+    """The model name for the policy of a run."""
     return f"penstock/{run}"
 
 
 def timeless(written: Path, file: Path) -> None:
-    """Move a zip archive into one whose members are of a fixed time: the same content is the same bytes."""
+    """Rewrite a zip archive with fixed member times: the same content gives the same bytes."""
     with zipfile.ZipFile(written) as old, zipfile.ZipFile(file, "w") as new:
         for member in old.infolist():
             info = zipfile.ZipInfo(member.filename, EPOCH)
@@ -330,12 +341,12 @@ def _metrics(log: Any, name: str, values: Sequence[float]) -> Any:
     return log.EvalScore(name=name, scorer=name, scored_samples=len(values), metrics=metrics)
 
 
-def _values(attempt: Attempt) -> dict[str, float]:
+def _values(attempt: RecordedAttempt) -> dict[str, float]:
     assert attempt.reward is not None
     return {"performance": attempt.reward.performance, "reward": attempt.reward.total}
 
 
-def _of_step(step: Step) -> dict[str, Any]:
+def _of_step(step: AttemptStep) -> dict[str, Any]:
     return {
         "step": step.idx,
         "kind": str(step.stored.kind),
@@ -350,7 +361,7 @@ def _of_step(step: Step) -> dict[str, Any]:
     }
 
 
-def _about(attempt: Attempt) -> dict[str, Any]:
+def _about(attempt: RecordedAttempt) -> dict[str, Any]:
     return {
         "rollout": attempt.rollout_id,
         "attempt": attempt.attempt,

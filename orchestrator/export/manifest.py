@@ -1,7 +1,7 @@
-"""An export's directory: whose it is, how far it has got, and files that get their names only when they are whole.
+"""An export's directory: its owner, its progress, and files that get their final names only when complete.
 
-<out>/penstock-export.json    what is exported, and the key of the last attempt in a finished part
-<out>/.writing/               the part under way; thrown away when an export goes on
+<out>/penstock-export.json    the export's options, and the key of the last attempt in a finished part
+<out>/.writing/               the current part; discarded when an export continues
 """
 
 import contextlib
@@ -16,21 +16,22 @@ from typing import Any
 import msgspec
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.failpoints import boundary_sync
+from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.failpoints import boundary_sync
 
 FILE = "penstock-export.json"
 WRITING = ".writing"
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """`asked`: filters and options as they were given. `sections`: what the parts are split by; `section` is the one under way, and
-    `after` the last key of it that lies in a part. `part` counts the parts of all sections."""
+    """`selection`: filters and options as given. `sections`: the sections that split the parts; `section`: the current one; `after`: its last
+    key in a finished part. `part` counts the parts of all sections."""
 
     export: str
     run: str
-    created: datetime  # the run's: another database's run of that name is another one
-    asked: dict[str, Any]
-    as_of: datetime  # by the clock of the database
+    created: datetime  # the run's: a run of that name in another database is a different one
+    selection: dict[str, Any]
+    as_of: datetime  # by the database's clock
     since: datetime | None = None
     sections: list[dict[str, Any]] = []
     section: int = 0
@@ -42,7 +43,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 def read_manifest(out: Path) -> Manifest | None:
-    """The manifest in a directory; None where there is none. ConfigurationError when it cannot be read."""
+    """The manifest in a directory; None if there is none. Raises ConfigurationError if it cannot be read."""
     try:
         return msgspec.json.decode((out / FILE).read_bytes(), type=Manifest)
     except FileNotFoundError:
@@ -55,13 +56,14 @@ def read_manifest(out: Path) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(out: Path, new: Manifest) -> Iterator[Manifest]:
-    """`out` as this process's own: a new or empty directory, or one where the same export goes on. ConfigurationError otherwise."""
+    """`out`, locked for this process: a new or empty directory, or one where the same export continues. Raises ConfigurationError
+    otherwise."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"{out} is a file; --out is a directory, new or empty")
     found = read_manifest(out)
     if found is None and out.exists() and any(out.iterdir()):
         raise ConfigurationError(
-            f"{out} holds something else, and nothing is written over it: choose another directory with --out"
+            f"{out} holds something else, which is not overwritten: choose another directory with --out"
         )
     if found is not None:
         _same(out, found, new)
@@ -75,7 +77,7 @@ def claimed(out: Path, new: Manifest) -> Iterator[Manifest]:
             f"another process is exporting into {out}: wait for it, or stop it"
         ) from None
     try:
-        found = read_manifest(out)  # whoever held the lock before has got further
+        found = read_manifest(out)  # the previous holder of the lock may have written more
         if found is None:
             found = new
             write_manifest(out, found)
@@ -93,22 +95,22 @@ def _same(out: Path, found: Manifest, new: Manifest) -> None:
         )
     if (found.run, found.created) != (new.run, new.created):
         raise ConfigurationError(
-            f"{out} holds an export of the run {found.run!r} of {found.created:%Y-%m-%d %H:%M:%S}, which is another one: "
+            f"{out} holds an export of the run {quoted(found.run)} of {found.created:%Y-%m-%d %H:%M:%S}, which is another one: "
             "choose another directory with --out"
         )
-    if found.asked != new.asked:
+    if found.selection != new.selection:
         raise ConfigurationError(
-            f"{out} holds an export of something else ({_say(found.asked)}; now {_say(new.asked)}): "
-            "ask for the same to go on with it, or choose another directory with --out"
+            f"{out} holds an export of something else ({_say(found.selection)}; now {_say(new.selection)}): "
+            "request the same to continue it, or choose another directory with --out"
         )
 
 
-def _say(asked: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(asked.items())) or "everything"
+def _say(selection: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(selection.items())) or "everything"
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:
-    """Whole or not at all."""
+    """Write atomically."""
     writing = out / WRITING
     writing.mkdir(exist_ok=True)
     (writing / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
@@ -116,14 +118,14 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 
 
 def publish(out: Path, name: str) -> None:
-    """Give a finished file in .writing its name; it is on the disk before."""
+    """Give a finished file in .writing its final name; the file is synced first."""
     written, final = out / WRITING / name, out / name
     final.parent.mkdir(parents=True, exist_ok=True)
     with written.open("rb") as file:
         boundary_sync("export.sync", lambda: os.fsync(file.fileno()))
-    # Where it is performed twice, the second finds it done.
+    # After a repeat, the rename is already done.
     boundary_sync("export.rename", lambda: os.replace(written, final) if written.exists() else None)
-    for directory in {final.parent, out}:  # the name itself is on the disk only then
+    for directory in {final.parent, out}:  # only this makes the name durable
         _sync(directory)
 
 

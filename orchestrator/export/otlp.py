@@ -2,12 +2,12 @@
 
     invoke_agent <scaffold>                   the attempt
       chat penstock/<run>                     one per step; its policy versions, marks and weights are penstock.* attributes
-        execute_tool <name>                   one per tool call of its reply
-      penstock.verify                         the verdict, with an event gen_ai.evaluation.result
+      execute_tool <name>                     one per tool call of its reply
+    penstock.verify                           the verdict, linked to the attempt, with an event gen_ai.evaluation.result
 
-Ids are digests of the run and the keys, so an export that is repeated gives the same spans. What is not measured is not made up: a call's place on
-the clock is reconstructed (times.py) and says so in penstock.times; a tool without times of its own gets the gap until the next call. Text is cut at
-`ATTRIBUTE_BYTES` an attribute, of conversations the oldest messages first; penstock.truncated names the attributes that are not whole.
+Ids are digests of the run and the keys, so a repeated export gives the same spans. Unmeasured values are not invented: a call without recorded
+times is reconstructed (queries/call_times.py), as penstock.times states; a tool without times of its own gets the gap until the next call. Text is
+cut at `ATTRIBUTE_BYTES` per attribute, in conversations the oldest messages first; penstock.truncated names the attributes that were cut.
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.export.drive import Done
+from orchestrator.export.drive import ExportSummary
 from orchestrator.export.otlp_form import attributes, otlp_json
 from orchestrator.export.otlp_trace import Trace
 from orchestrator.export.packages import need
 from orchestrator.export.post import post
-from orchestrator.export.records import Attempt
-from orchestrator.pool.runs import Run
+from orchestrator.pool.runs import StoredRun
+from orchestrator.queries.attempts import RecordedAttempt
 
 CONVENTIONS = "1.41.0"
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{CONVENTIONS}"
@@ -32,7 +32,7 @@ REQUEST_BYTES = 2**21  # of one request; collectors take 4 MiB and more
 
 
 class Otlp:
-    """Traces to `endpoint` (http://host:4318, or with its path /v1/traces), or without one into `traces-00000.jsonl` …"""
+    """Traces to `endpoint` (http://host:4318, or with its path /v1/traces); without one, into `traces-00000.jsonl` …"""
 
     name = "otlp"
     part = PART
@@ -60,12 +60,12 @@ class Otlp:
     def split(self) -> Sequence[str]:
         return ()
 
-    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: Run) -> None:
+    def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: StoredRun) -> None:
         self._file = directory / f"traces-{number:05d}.jsonl"
         self._run = run.name
         self._spans, self._bytes = [], 0
 
-    def add(self, attempt: Attempt) -> bool:
+    def add(self, attempt: RecordedAttempt) -> bool:
         for span in Trace(self._trace, self._common, attempt, content=self._content).spans():
             self._spans.append(span)
             self._bytes += span.ByteSize()
@@ -78,7 +78,7 @@ class Otlp:
         return () if self._endpoint is not None else [self._file.name]
 
     def _send(self) -> None:
-        """What waits as one request: repeated after a death, it is the same spans."""
+        """Send the pending spans as one request: repeated after a crash, it contains the same spans."""
         if not self._spans:
             return
         request = self._proto.ExportTraceServiceRequest()
@@ -99,11 +99,11 @@ class Otlp:
                 file.write(line + "\n")
             return
         answer = post(self._endpoint, request.SerializeToString(), self._headers)
-        said = self._proto.ExportTraceServiceResponse.FromString(answer).partial_success
-        if said.rejected_spans:
+        partial_success = self._proto.ExportTraceServiceResponse.FromString(answer).partial_success
+        if partial_success.rejected_spans:
             raise ConfigurationError(
-                f"{self._endpoint} refused {said.rejected_spans} spans: {said.error_message or 'it did not say why'}"
+                f"{self._endpoint} refused {partial_success.rejected_spans} spans: {partial_success.error_message or 'it did not say why'}"
             )
 
-    def close(self, directory: Path, done: Done) -> Sequence[str]:
+    def close(self, directory: Path, done: ExportSummary) -> Sequence[str]:
         return ()

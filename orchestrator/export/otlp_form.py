@@ -1,15 +1,15 @@
-"""What OTLP writes in a way of its own: key-values, times, the ids and enumerations of its JSON."""
+"""OTLP's own encodings: key-values, times, the ids and enumerations of its JSON."""
 
 import base64
 from collections.abc import Mapping
 from typing import Any
 
 INTERNAL, CLIENT = 1, 3  # kinds of spans
-FAILED = 2  # of a status
+FAILED = 2  # status code
 
 
 def otlp_json(message: Any) -> Any:
-    """Protobuf's JSON in OTLP's form: ids are hexadecimal and enumerations are numbers there."""
+    """Protobuf's JSON in OTLP's form: ids become hexadecimal and enumerations numbers."""
     if isinstance(message, list):
         return [otlp_json(each) for each in message]
     if not isinstance(message, dict):
@@ -53,4 +53,4 @@ def _value(common: Any, value: Any) -> Any:
 
 def nanos(seconds: float) -> int:
     """Nanoseconds since 1970."""
-    return round(seconds * 1e6) * 1000  # a float holds microseconds of our days, not nanoseconds
+    return round(seconds * 1e6) * 1000  # at current dates a float is exact to microseconds, not nanoseconds

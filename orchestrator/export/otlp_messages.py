@@ -1,11 +1,11 @@
-"""Conversations as attributes of spans: the conventions' JSON of messages, and text as long as an attribute may be."""
+"""Conversations as attributes of spans: the conventions' JSON of messages, and text cut to the attribute limit."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.export.conversation import Said
+from orchestrator.queries.chat import ConversationMessage
 
 ATTRIBUTE_BYTES = (
     2**16
@@ -13,32 +13,34 @@ ATTRIBUTE_BYTES = (
 
 
 def short(text: str, most: int) -> str:
-    """The beginning of `text` that has at most `most` bytes in UTF-8, whole characters."""
+    """The beginning of `text` in at most `most` bytes of UTF-8, whole characters."""
     return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
-def newest(said: Sequence[Said], finish: str | None) -> str:
-    """As `messages`, within ATTRIBUTE_BYTES: long texts lose their ends, then the oldest messages are left out."""
-    most = ATTRIBUTE_BYTES // 4
-    kept: list[Said] = []
-    room = ATTRIBUTE_BYTES
-    for message in reversed(said):
-        reasoning = short(message.reasoning, most) if message.reasoning else message.reasoning
-        one = replace(message, text=short(message.text, most), reasoning=reasoning)
-        room -= len(messages([one], finish).encode()) + 2
-        if room < 0 and not kept:  # arguments of its calls, or text that JSON makes longer
-            one = replace(one, calls=(), text=short(one.text, most // 4), reasoning=None)
-            room = 0
-        elif room < 0:
+def newest(conversation: Sequence[ConversationMessage], finish: str | None) -> str:
+    """As `messages`, within ATTRIBUTE_BYTES: long texts are cut first, then the oldest messages are left out."""
+    text_limit = ATTRIBUTE_BYTES // 4
+    chosen: list[ConversationMessage] = []
+    bytes_left = ATTRIBUTE_BYTES
+    for message in reversed(conversation):
+        reasoning = short(message.reasoning, text_limit) if message.reasoning else message.reasoning
+        candidate = replace(message, text=short(message.text, text_limit), reasoning=reasoning)
+        bytes_left -= len(messages([candidate], finish).encode()) + 2
+        if bytes_left < 0 and not chosen:  # arguments of its calls, or text that grows in JSON
+            candidate = replace(
+                candidate, calls=(), text=short(candidate.text, text_limit // 4), reasoning=None
+            )
+            bytes_left = 0
+        elif bytes_left < 0:
             break
-        kept.append(one)
-    return messages(kept[::-1], finish)
+        chosen.append(candidate)
+    return messages(chosen[::-1], finish)
 
 
-def messages(said: Sequence[Said], finish: str | None = None) -> str:
+def messages(conversation: Sequence[ConversationMessage], finish: str | None = None) -> str:
     """The conventions' JSON of messages: a role and parts."""
     found = []
-    for message in said:
+    for message in conversation:
         parts: list[dict[str, Any]] = []
         if message.reasoning:
             parts.append({"type": "reasoning", "content": message.reasoning})

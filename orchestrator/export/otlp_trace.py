@@ -5,37 +5,42 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.export.conversation import Said, added, before, chains, reply
+from orchestrator.contracts.spans import flat
+from orchestrator.contracts.states import FailureClass
+from orchestrator.export.conversation import before, chains
 from orchestrator.export.otlp_form import CLIENT, FAILED, INTERNAL, attributes, nanos
 from orchestrator.export.otlp_messages import ATTRIBUTE_BYTES, messages, newest, short
-from orchestrator.export.records import Attempt, Step, Tool
+from orchestrator.queries.attempts import AttemptStep, RecordedAttempt, ToolExecution
+from orchestrator.queries.chat import ConversationMessage, reply
 
 PROVIDER = "penstock"
-NAME_BYTES = 256  # of a span's name, which a policy may have made up
+NAME_BYTES = 256  # of a span's name, which may come from a policy
 
 
 class Trace:
     """The spans of one attempt; without `content`, none of its text."""
 
-    def __init__(self, trace: Any, common: Any, attempt: Attempt, *, content: bool) -> None:
+    def __init__(self, trace: Any, common: Any, attempt: RecordedAttempt, *, content: bool) -> None:
         self._trace, self._common, self._attempt, self._content = trace, common, attempt, content
         self._model = f"penstock/{attempt.run}"
         self._id = _digest(attempt, "")[:16]
-        self._cut: set[str] = set()  # attributes of the span at work that are not whole
+        self._cut: set[str] = set()  # cut attributes of the current span
 
     def spans(self) -> Iterator[Any]:
-        """The attempt's first."""
+        """All spans, the attempt's first."""
         yield self._agent()
         followers = {step.stored.parent: step for step in reversed(self._attempt.steps)}
         timed = {(tool.idx, tool.call): tool for tool in self._attempt.tools}
+        results: dict[str, str] = {}  # from the first request with the result, which need not be the next one
+        for step in self._attempt.steps:
+            for message in before(self._attempt.steps, step):
+                if message.answers is not None:
+                    results.setdefault(message.answers, message.text)
         for step in self._attempt.steps:
             yield self._chat(step)
-            said = reply(step)
+            answer = reply(step)
             following = followers.get(step.idx)
-            results = {
-                message.answers: message.text for message in (added(following, [said]) if following else [])
-            }
-            for number, call in enumerate(said.calls):
+            for number, call in enumerate(answer.calls):
                 tool = timed.get((step.idx, number))
                 yield self._tool(step, number, call, tool, following, results.get(call.id))
         if self._attempt.verdict is not None:
@@ -51,8 +56,8 @@ class Trace:
         end: float,
         about: Mapping[str, Any],
     ) -> Any:
-        whole, about = about, {}
-        for attribute, value in whole.items():
+        given, about = about, {}
+        for attribute, value in given.items():
             about[attribute] = self._short(attribute, value) if isinstance(value, str) else value
         if self._cut:
             about["penstock.truncated"] = sorted(self._cut)
@@ -74,12 +79,14 @@ class Trace:
             self._cut.add(attribute)
         return found
 
-    def _told(self, attribute: str, said: Sequence[Said], finish: str | None = None) -> str:
-        """Messages for one attribute, as many of the newest as it holds."""
-        found = messages(said, finish)
+    def _messages(
+        self, attribute: str, conversation: Sequence[ConversationMessage], finish: str | None = None
+    ) -> str:
+        """Messages for one attribute, as many of the newest as fit."""
+        found = messages(conversation, finish)
         if len(found.encode()) > ATTRIBUTE_BYTES:
             self._cut.add(attribute)
-            found = newest(said, finish)
+            found = newest(conversation, finish)
         return found
 
     def _agent(self) -> Any:
@@ -115,24 +122,26 @@ class Trace:
             about |= {
                 "penstock.reward": attempt.reward.total,
                 "penstock.reward.performance": attempt.reward.performance,
+                "penstock.reward.t_base_origin": attempt.reward.t_base_origin,
+                "penstock.reward.silent": attempt.reward.silent,
                 "penstock.advantage": attempt.batch.advantage if attempt.batch else attempt.reward.advantage,
             }
         if self._content:
-            asked = [Said("user", attempt.instruction)]
-            about["gen_ai.input.messages"] = self._told("gen_ai.input.messages", asked)
+            prompt = [ConversationMessage(role="user", text=attempt.instruction)]
+            about["gen_ai.input.messages"] = self._messages("gen_ai.input.messages", prompt)
             if last is not None:
-                about["gen_ai.output.messages"] = self._told(
+                about["gen_ai.output.messages"] = self._messages(
                     "gen_ai.output.messages", [reply(last)], last.finish
                 )
-        begun, ended = attempt.started.timestamp(), attempt.ended.timestamp()
-        span = self._span("", None, f"invoke_agent {attempt.scaffold}", INTERNAL, begun, ended, about)
-        if attempt.failure_class not in (None, "completed"):
+        started, ended = attempt.started.timestamp(), attempt.ended.timestamp()
+        span = self._span("", None, f"invoke_agent {attempt.scaffold}", INTERNAL, started, ended, about)
+        if attempt.failure_class not in (None, FailureClass.COMPLETED):
             span.status.code = FAILED
             span.status.message = short(attempt.reason or attempt.failure_class or "", ATTRIBUTE_BYTES)
             span.attributes.extend(attributes(self._common, {"error.type": attempt.failure_class}))
         return span
 
-    def _chat(self, step: Step) -> Any:
+    def _chat(self, step: AttemptStep) -> Any:
         stored, sampling = step.stored, step.sampling
         about: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
@@ -155,42 +164,44 @@ class Trace:
             "penstock.step.parent": stored.parent,
             "penstock.step.marks": list(step.marks),
             "penstock.step.train_weight": step.weight,
-            "penstock.policy_version.spans": [number for span in stored.spans for number in span],
+            "penstock.policy_version.spans": flat(stored.spans),
             "penstock.advantage": step.advantage,
             "penstock.queue.duration": step.t_queue,
             "penstock.first_token.duration": step.t_first,
             "penstock.generation.duration": step.t_gen,
-            "penstock.times": "reconstructed",
+            "penstock.times": "measured" if step.span.measured else "reconstructed",
         }
         if self._content:
-            said = before(self._attempt.steps, step)
-            system = [message.text for message in said if message.role == "system"]
+            history = before(self._attempt.steps, step)
+            system = [message.text for message in history if message.role == "system"]
             if system:
                 about["gen_ai.system_instructions"] = json.dumps(
                     [{"type": "text", "content": text} for text in system], ensure_ascii=False
                 )
-            about["gen_ai.input.messages"] = self._told(
-                "gen_ai.input.messages", [message for message in said if message.role != "system"]
+            about["gen_ai.input.messages"] = self._messages(
+                "gen_ai.input.messages", [message for message in history if message.role != "system"]
             )
-            about["gen_ai.output.messages"] = self._told("gen_ai.output.messages", [reply(step)], step.finish)
+            about["gen_ai.output.messages"] = self._messages(
+                "gen_ai.output.messages", [reply(step)], step.finish
+            )
         return self._span(
             f"s{step.idx}", "", f"chat {self._model}", CLIENT, step.span.start, step.span.end, about
         )
 
     def _tool(
         self,
-        step: Step,
+        step: AttemptStep,
         number: int,
         call: Any,
-        tool: Tool | None,
-        following: Step | None,
+        tool: ToolExecution | None,
+        following: AttemptStep | None,
         result: str | None,
     ) -> Any:
         measured = tool is not None and tool.start_s is not None and tool.end_s is not None
         if measured:
             assert tool is not None and tool.start_s is not None and tool.end_s is not None
-            begun = self._attempt.started.timestamp()
-            start, end = begun + tool.start_s, begun + tool.end_s
+            attempt_started = self._attempt.started.timestamp()
+            start, end = attempt_started + tool.start_s, attempt_started + tool.end_s
         else:
             start = step.span.end
             end = following.span.start if following is not None else start
@@ -200,6 +211,7 @@ class Trace:
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.type": "function",
             "gen_ai.agent.name": step.stored.agent,
+            "penstock.step": step.idx,
             "penstock.exit_code": tool.exit_code if tool else None,
             "penstock.bytes": tool.bytes if tool else None,
             "penstock.times": "measured" if measured else "gap",
@@ -207,8 +219,8 @@ class Trace:
         if self._content:
             about["gen_ai.tool.call.arguments"] = json.dumps(call.arguments, ensure_ascii=False)
             about["gen_ai.tool.call.result"] = result
-        key = f"s{step.idx}"
-        return self._span(f"{key}t{number}", key, f"execute_tool {call.name}", INTERNAL, start, end, about)
+        key = f"s{step.idx}t{number}"  # below the agent: it runs after the call that requested it
+        return self._span(key, "", f"execute_tool {call.name}", INTERNAL, start, end, about)
 
     def _verify(self) -> Any:
         verdict = self._attempt.verdict
@@ -220,13 +232,14 @@ class Trace:
             "penstock.tests": len(verdict.tests),
             "penstock.tests.passed": sum(bool(test.get("passed")) for test in verdict.tests),
         }
-        span = self._span(
-            "verify", "", "penstock.verify", INTERNAL, end - (verdict.seconds or 0.0), end, about
-        )
-        told = [
+        # It starts after the agent has ended: not a span below the agent's, but linked to it.
+        started = max(end - (verdict.seconds or 0.0), self._attempt.ended.timestamp())
+        span = self._span("verify", None, "penstock.verify", INTERNAL, started, end, about)
+        span.links.add(trace_id=self._id, span_id=_digest(self._attempt, "")[:8])
+        test_lines = [
             f"{test.get('name')}: {test.get('message')}" for test in verdict.tests if not test.get("passed")
         ]
-        explanation = "\n".join(told) if self._content else ""
+        explanation = "\n".join(test_lines) if self._content else ""
         span.events.add(
             name="gen_ai.evaluation.result",
             time_unix_nano=nanos(end),
@@ -246,11 +259,11 @@ class Trace:
         return span
 
 
-def _digest(attempt: Attempt, key: str) -> bytes:
-    """32 bytes that name a span of an attempt; of a trace, its first 16."""
-    began = attempt.started.isoformat()  # another database's run of that name is another one
+def _digest(attempt: RecordedAttempt, key: str) -> bytes:
+    """32 bytes that identify a span of an attempt; the first 16 identify a trace."""
+    started = attempt.started.isoformat()  # a run of that name in another database is a different one
     return hashlib.sha256(
-        f"{attempt.run}/{attempt.rollout_id}/{attempt.attempt}/{began}/{key}".encode()
+        f"{attempt.run}/{attempt.rollout_id}/{attempt.attempt}/{started}/{key}".encode()
     ).digest()
 
 

@@ -1,4 +1,4 @@
-"""One OTLP/HTTP request: posted until it is taken, refused for good, or nobody answered for too long."""
+"""One OTLP/HTTP request: retried until the collector accepts or refuses it, or does not answer for too long."""
 
 import http.client
 import time
@@ -7,39 +7,47 @@ import urllib.request
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.errors import ArgumentError, ConfigurationError
+from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.backoff import backoff
 
-AGAIN = frozenset({429, 502, 503, 504})  # as OTLP/HTTP says
+AGAIN = frozenset({429, 502, 503, 504})  # as specified by OTLP/HTTP
 TRIES = 6
 FIRST_PAUSE_S = 0.25
 ANSWER_S = 30.0
 PATH = "/v1/traces"
 
 
-def post(endpoint: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    """The answer's body. ConfigurationError, one sentence, when the collector refuses or cannot be reached."""
+def check_endpoint(endpoint: str) -> None:
+    """Raises ArgumentError unless `endpoint` is a URL over HTTP."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigurationError(f"--endpoint {endpoint!r} is no URL of a collector: write http://host:4318")
+        raise ArgumentError(
+            "endpoint", f"{quoted(endpoint)} is not a URL of a collector: write http://host:4318"
+        )
+
+
+def post(endpoint: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """The answer's body. Raises ConfigurationError, one sentence, if the collector refuses or cannot be reached."""
+    check_endpoint(endpoint)
+    parts = urlsplit(endpoint)
     url = endpoint if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}{PATH}"
     request = urllib.request.Request(
         url, data=body, headers={"Content-Type": "application/x-protobuf", **headers}, method="POST"
     )
-    pause = FIRST_PAUSE_S
-    for left in reversed(range(TRIES)):
+    for left, pause_s in zip(reversed(range(TRIES)), backoff(FIRST_PAUSE_S, ANSWER_S), strict=False):
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(300).decode("utf-8", "replace").strip()
+                detail = error.read(300).decode("utf-8", "replace").strip()
             if error.code not in AGAIN or not left:
-                raise ConfigurationError(f"{url} answered {error.code} {error.reason}: {said}") from error
+                raise ConfigurationError(f"{url} answered {error.code} {error.reason}: {detail}") from error
         except (OSError, http.client.HTTPException) as error:
             if not left:
                 raise ConfigurationError(
-                    f"nobody takes traces at {url} ({error}): start the collector and give the same command to go on"
+                    f"no collector accepts traces at {url} ({error}): start it and repeat the same command to continue"
                 ) from error
-        time.sleep(pause)
-        pause *= 2
+        time.sleep(pause_s)
     raise AssertionError("the last try returned or raised")

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.export.packages import need
-from orchestrator.export.scalars import Curves
+from orchestrator.queries.scalars import RunScalars
 
 
 class TensorBoard:
-    """`events.out.tfevents.<when the run began>.<run>`: train/… over train steps, eval/… over policy versions."""
+    """`events.out.tfevents.<when the run started>.<run>`: train/… over train steps, eval/… over policy versions."""
 
     name = "tensorboard"
 
@@ -17,13 +17,15 @@ class TensorBoard:
         self._summary = need("tensorboard.compat.proto.summary_pb2", "tensorboard", self.name)
         self._record = need("tensorboard.summary.writer.record_writer", "tensorboard", self.name)
 
-    def write(self, directory: Path, curves: Curves) -> list[str]:
-        began = curves.created.timestamp()
-        name = f"events.out.tfevents.{int(began)}.{curves.run}"
+    def write(self, directory: Path, scalars: RunScalars) -> list[str]:
+        started = scalars.created.timestamp()
+        name = f"events.out.tfevents.{int(started)}.{scalars.run}"
         with (directory / name).open("wb") as file:
             writer = self._record.RecordWriter(file)
-            writer.write(self._event.Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
-            for row in curves.rows:
+            writer.write(
+                self._event.Event(wall_time=started, file_version="brain.Event:2").SerializeToString()
+            )
+            for row in scalars.rows:
                 summary: Any = self._summary.Summary(
                     value=[
                         self._summary.Summary.Value(tag=tag, simple_value=value)

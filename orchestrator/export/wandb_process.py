@@ -6,14 +6,14 @@ import sys
 
 import msgspec
 
-from orchestrator.export.scalars import Curves
+from orchestrator.queries.scalars import RunScalars
 
 
 def main() -> None:
     """One history row per row of the curves; each axis is a metric that the others are drawn over."""
-    curves = msgspec.json.decode(sys.stdin.buffer.read(), type=Curves)
+    scalars = msgspec.json.decode(sys.stdin.buffer.read(), type=RunScalars)
     wandb = importlib.import_module("wandb")
-    key = hashlib.sha256(f"{curves.run}/{curves.created.isoformat()}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{scalars.run}/{scalars.created.isoformat()}".encode()).hexdigest()[:12]
     settings = wandb.Settings(
         mode="offline",
         console="off",
@@ -25,16 +25,16 @@ def main() -> None:
     )
     with wandb.init(
         project="penstock",
-        name=curves.run,
+        name=scalars.run,
         id=key,
         dir=sys.argv[1],
-        config=dict(curves.config),
+        config=dict(scalars.config),
         settings=settings,
     ) as run:
         for axis, pattern in (("train_step", "train/*"), ("policy_version", "eval/*")):
             run.define_metric(axis)
             run.define_metric(pattern, step_metric=axis)
-        for row in curves.rows:
+        for row in scalars.rows:
             run.log({row.axis: row.step, "_timestamp": row.at.timestamp(), **row.values})
 
 

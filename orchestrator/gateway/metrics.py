@@ -1,11 +1,11 @@
-"""What the gateway counts, in a registry of its own (Prometheus text on /metrics)."""
+"""The gateway's metrics, in their own registry (Prometheus text on /metrics)."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from orchestrator.metrics import LONG, SHORT, each
+from orchestrator.runtime.metrics import LONG, SHORT, each
 
 
-class Metrics:
+class GatewayMetrics:
     """Names are `penstock_gateway_*`."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Metrics:
         self.steps = Counter("penstock_gateway_steps", "recorded steps, by kind", ["kind"], registry=r)
         self.branches = Counter(
             "penstock_gateway_branches",
-            "recorded steps that are no plain continuation, by reason",
+            "recorded steps that are not a plain continuation, by reason",
             ["reason"],
             registry=r,
         )
@@ -29,9 +29,9 @@ class Metrics:
             "Steps recorded without their routes, or without those of what they kept: the message would have been too large",
             registry=self.registry,
         )
-        self.routes_untold = Counter(
-            "penstock_gateway_routes_untold",
-            "completions without the routes that were asked for",
+        self.routes_missing = Counter(
+            "penstock_gateway_routes_missing",
+            "completions without the requested routes",
             ["server"],
             registry=r,
         )
@@ -43,6 +43,16 @@ class Metrics:
         self.tokens = Counter("penstock_gateway_sampled_tokens", "sampled tokens recorded", registry=r)
         self.left_out = Counter(
             "penstock_gateway_left_out", "parts and provider-side tools stripped", registry=r
+        )
+        self.large = Counter(
+            "penstock_gateway_large_requests",
+            "requests that were read or rendered off the event loop, or refused by their size",
+            registry=r,
+        )
+        self.side = Counter(
+            "penstock_gateway_side_steps",
+            "steps outside the only conversation that the scaffold declares; they do not train",
+            registry=r,
         )
         self.replays = Counter(
             "penstock_gateway_replays", "requests answered without generating", ["how"], registry=r
@@ -80,7 +90,7 @@ class Metrics:
             "penstock_gateway_state_tokens", "tokens of the states that steps were sampled from", registry=r
         )
         self.open_calls = Gauge("penstock_gateway_open_calls", "completions under way", registry=r)
-        self.queue_s = Histogram(
+        self.waiting_s = Histogram(
             "penstock_gateway_queue_seconds",
             "waiting for admission and rollout server, per step",
             buckets=(0.001, 0.01, 0.1, 0.5, 1, 5, 20, 60),

@@ -1,12 +1,22 @@
-"""What the gateway refuses, independent of the wire: each dialect spells a `Problem` in its own error form."""
+"""Refusals of the gateway, independent of the wire: each dialect renders a `Problem` in its own error form."""
+
+from orchestrator.contracts.marks import BudgetKind
 
 
 class Problem(Exception):
-    """A refusal. `code` is for programs, the message for people, `param` names the part of the request that it is about."""
+    """A refusal. `code` is for programs, the message for people, `param` names the offending part of the request. `ours`: the platform
+    failed, regardless of the request. Only such a problem is evidence for a session whose program then ends (`runner.outcome.judged`)."""
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, *, ours: bool = False
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
+        self.ours = ours
+
+
+class BodyTooLarge(Exception):
+    """A body is larger than the context can hold. The caller gets a `Problem` with the words of a full context."""
 
 
 def bad_request(message: str, param: str | None = None) -> Problem:
@@ -15,7 +25,7 @@ def bad_request(message: str, param: str | None = None) -> Problem:
 
 
 def unknown_session() -> Problem:
-    """401: no such capability."""
+    """401: the capability does not exist."""
     return Problem(
         401,
         "invalid_api_key",
@@ -37,10 +47,10 @@ def session_over(why: str) -> Problem:
     return Problem(409, "session_over", f"the session is over ({why}): nothing more is recorded under it")
 
 
-def budget_exhausted(which: str, limit: int) -> Problem:
-    """400: `which` is turns, context or tokens. The words for a full context are those by which agent programs know it on every wire, and
+def budget_exhausted(which: BudgetKind, limit: int) -> Problem:
+    """400. The words for a full context are those that agent programs recognize on every wire; they
     then shorten their history."""
-    if which == "context":
+    if which is BudgetKind.CONTEXT:
         message = (
             f"prompt is too long: this session's maximum context length is {limit} tokens;"
             " shorten the history or end here"
@@ -51,10 +61,10 @@ def budget_exhausted(which: str, limit: int) -> Problem:
 
 
 def upstream_refused(message: str) -> Problem:
-    """502: a rollout server refuses what we sent; the same request would fail again."""
+    """502: a rollout server refuses our request; the same request would fail again."""
     return Problem(502, "upstream_refused", f"the rollout server refused the request: {message}")
 
 
 def unavailable(message: str) -> Problem:
-    """503: try again later; nothing was recorded."""
-    return Problem(503, "unavailable", message)
+    """503: the platform lacks something (a rollout server, room on a disk); try again later, nothing was recorded."""
+    return Problem(503, "unavailable", message, ours=True)

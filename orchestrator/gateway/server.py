@@ -1,4 +1,4 @@
-"""The gateway put together: journal, sessions, rollout servers, listeners; open in a test, served as a process.
+"""The gateway's composition: journal, sessions, rollout servers, listeners. Tests open it; `serve` runs it as a process.
 
     async with Gateway.open(settings, engine, bus, run_id) as gateway:
         gateway.url, gateway.socket_path, gateway.admin_secret
@@ -6,7 +6,7 @@
 | loop | waits for | unblocked by |
 |---|---|---|
 | courier | the bus, the ingest | NATS, the orchestrator |
-| lease, watch and keeper, one per rollout server | its owner; its answer; a published version | time; the supervisor; the trainer |
+| lease, health probe and syncer, one per rollout server | its owner; its answer; a published version | time; the supervisor; the trainer |
 | policy | the bus, Postgres | NATS, Postgres |
 | sessions: forgets expired ones | time | time |
 """
@@ -25,48 +25,51 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
 from orchestrator.bus.courier import Confirm, Courier, Unsendable
-from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
-from orchestrator.clock import clock
-from orchestrator.collector import keep_loaded
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import Purpose
-from orchestrator.failpoints import boundary_sync
-from orchestrator.gateway.admin import AdminRoutes, admin_secret
-from orchestrator.gateway.app import SandboxRoutes, guard
-from orchestrator.gateway.book import SessionBook
-from orchestrator.gateway.calls import Calls
-from orchestrator.gateway.leases import ServerLease, ServerRows
-from orchestrator.gateway.listen import BACKLOG, listen_tcp, listen_unix
-from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.record import Recorder, routes_limit
+from orchestrator.gateway.completions.record import Recorder, routes_limit
+from orchestrator.gateway.completions.service import CompletionService
+from orchestrator.gateway.http.admin import AdminRoutes, admin_secret
+from orchestrator.gateway.http.app import SandboxRoutes, guard
+from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
+from orchestrator.gateway.http.protocol import WireRunner
+from orchestrator.gateway.http.stored_routes import StoredRoutes
+from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.render import experts, load_renderer, vocabulary
-from orchestrator.gateway.rollout_server import RolloutServer
-from orchestrator.gateway.servers import ServerPool
-from orchestrator.gateway.store import SessionStore
-from orchestrator.gateway.sync import EvaluatedVersions, Keeper, PublishedVersions
-from orchestrator.gateway.upstream import RolloutServerClient
-from orchestrator.gateway.watch import Watch
-from orchestrator.log import bind, get
-from orchestrator.metrics import joined
+from orchestrator.gateway.servers.client import RolloutServerClient
+from orchestrator.gateway.servers.health import HealthProbe
+from orchestrator.gateway.servers.lease import ServerLease
+from orchestrator.gateway.servers.pool import ServerPool
+from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.gateway.servers.weight_sync import EvaluatedVersions, PublishedVersions, WeightSyncer
+from orchestrator.gateway.sessions.registry import SessionRegistry
+from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.pool.chat_format import check_chat_format_of
 from orchestrator.pool.confirm import MessageKey, settled
-from orchestrator.pool.dead import keep_unsendable
+from orchestrator.pool.dead_letters import keep_unsendable
+from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role, check_revision, open_engine
-from orchestrator.pool.orders import Orders
-from orchestrator.pool.presence import announced
+from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.runs import get_run
+from orchestrator.pool.server_leases import ServerRows
 from orchestrator.pool.transact import transact
-from orchestrator.progress import looping, restartable
+from orchestrator.runtime.failpoints import boundary_sync
+from orchestrator.runtime.gc_tuning import keep_loaded
+from orchestrator.runtime.liveness import restartable, track_loop
+from orchestrator.runtime.log import bind, get
+from orchestrator.runtime.metrics import joined
+from orchestrator.settings.config import Config, effective, ignored
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """All that a gateway needs. Directories are made when absent. `url_file` gets the actual URL, whole, once calls can come;
-    with port 0 a restarted gateway takes the port again that this file names, if it is free."""
+    """The settings of a gateway. Missing directories are created. `url_file` gets the actual URL, written atomically, once the gateway accepts
+    calls. With port 0 a restarted gateway takes the port in this file again, if it is free."""
 
     run: str
     config: Config
@@ -83,7 +86,7 @@ class GatewaySettings:
 
 
 class Gateway:
-    """A gateway that listens. Made by `open`."""
+    """A listening gateway. `open` creates it."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Gateway:
         secret: str,
         pool: ServerPool,
         courier: Courier,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
     ) -> None:
         self.url = url
         self.socket_path = socket_path
@@ -106,7 +109,7 @@ class Gateway:
     async def open(
         cls, settings: GatewaySettings, engine: AsyncEngine, bus: Bus, run_id: int
     ) -> AsyncIterator["Gateway"]:
-        """Run a gateway while the context is open. ConfigurationError for what a person must change.
+        """Run a gateway while the context is open. Raises ConfigurationError for problems that a person must fix.
 
         Without rollout servers it serves scripted sessions only, and needs no policy version.
         """
@@ -123,7 +126,7 @@ class Gateway:
         routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)
         settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
         secret = admin_secret(settings.admin_secret_file)
-        metrics = Metrics()
+        metrics = GatewayMetrics()
         async with AsyncExitStack() as stack:
             stack.enter_context(bind(run=settings.run))
             registry = stack.enter_context(joined(metrics.registry))
@@ -145,58 +148,66 @@ class Gateway:
                 reserved=min(config.servers.evaluation, max(0, len(servers) - 1)),
             )
             courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
-            # The journal is locked: nobody else has this name.
+            # The journal is locked, so no other process has this name.
             owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"
-            sessions = SessionStore(engine, run_id, owner)
+            store = SessionStore(engine, run_id, owner)
             orders = Orders(of_servers=True)
-            book = SessionBook(engine, run_id, renderer, journal, sessions, metrics, orders)
-            versions = PublishedVersions(engine, run_id, metrics, look_s=config.servers.look_s)
-            evaluated = EvaluatedVersions(engine, run_id, look_s=config.servers.look_s)
+            sessions = SessionRegistry(engine, run_id, renderer, journal, store, metrics, orders)
+            versions = PublishedVersions(
+                engine, run_id, metrics, poll_interval_s=config.servers.version_poll_interval_s
+            )
+            evaluated = EvaluatedVersions(
+                engine, run_id, poll_interval_s=config.servers.version_poll_interval_s
+            )
             rows = ServerRows(engine, run_id, owner, config.servers.lease_ttl_s)
+            await rows.leave_others([server.url for server in servers])
             leases = [ServerLease(rows, server.url) for server in servers]
             stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics, routed, routes_bytes)
-            calls = Calls(
+            completions = CompletionService(
                 tasks=tasks,
                 renderer=renderer,
                 pool=pool,
                 recorder=recorder,
-                store=sessions,
+                store=store,
                 sampling=config.sampling,
                 metrics=metrics,
                 replay_hold_s=config.gateway.replay_hold_s,
             )
-            sandbox = SandboxRoutes(book, calls, metrics, settings.run)
+            sandbox = SandboxRoutes(
+                sessions, completions, metrics, settings.run, StoredRoutes(sessions, store)
+            )
             admin = AdminRoutes(
                 run=settings.run,
                 secret=secret,
-                book=book,
+                sessions=sessions,
                 pool=pool,
                 registry=registry,
                 session_ttl_s=config.gateway.session_ttl_s,
                 socket_path=settings.socket_path,
                 sandbox_port=config.gateway.sandbox_port,
                 orders=orders,
+                context=completions.budgets.context,
             )
             tasks.start_soon(courier.run)
 
-            async def held(connection: AsyncConnection) -> int:
-                return await sessions.running(connection) + len(journal.pending())
+            async def pending_writes(connection: AsyncConnection) -> int:
+                return await store.running(connection) + len(journal.pending())
 
-            orders.own, orders.calls = held, pool.calls_at
+            orders.own, orders.calls = pending_writes, pool.calls_at
             orders.servers_changed = lambda: pool.drain(orders.servers)
-            await stack.enter_async_context(announced(engine, run_id, orders))
-            tasks.start_soon(restartable, "sessions", book.tidy)
+            await stack.enter_async_context(send_heartbeats(engine, run_id, orders))
+            tasks.start_soon(restartable, "sessions", sessions.expire)
             tasks.start_soon(restartable, "versions.bus", partial(versions.follow, bus, settings.run))
             tasks.start_soon(restartable, "versions.look", versions.watch)
             if pool.reserved:
                 tasks.start_soon(restartable, "versions.evaluated", evaluated.watch)
             for server, lease in zip(servers, leases, strict=True):
-                watch = Watch(server, metrics, probe_s=config.servers.probe_s)
+                probe = HealthProbe(server, metrics, probe_s=config.servers.probe_s)
                 reserved = server in pool.reserved
-                keeper = Keeper(
+                syncer = WeightSyncer(
                     server,
                     lease,
                     evaluated if reserved else versions,
@@ -206,21 +217,21 @@ class Gateway:
                     purpose=Purpose.EVAL if reserved else Purpose.TRAIN,
                 )
                 tasks.start_soon(restartable, f"lease {server.url}", lease.run)
-                tasks.start_soon(restartable, f"watch {server.url}", watch.run)
-                tasks.start_soon(_keep, f"keeper {server.url}", keeper)
+                tasks.start_soon(restartable, f"watch {server.url}", probe.run)
+                tasks.start_soon(_run_syncer, f"syncer {server.url}", syncer)
 
             limit = config.gateway.body_limit_mb * 1024 * 1024
-            inside = _app(sandbox.routes(), limit)
-            outside = _app([*sandbox.routes(), *admin.routes()], limit)
+            sandbox_app = _app(sandbox.routes(), limit)
+            full_app = _app([*sandbox.routes(), *admin.routes()], limit)
             for_sandboxes = [listen_unix(settings.socket_path)]
             if config.gateway.sandbox_port:
                 for_sandboxes.append(listen_tcp(settings.host, config.gateway.sandbox_port))
-            await _serve(stack, inside, *for_sandboxes)
+            await _serve(stack, sandbox_app, *for_sandboxes)
             tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
             port = tcp.getsockname()[1]
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             admin.url = f"http://{host}:{port}"
-            await _serve(stack, outside, tcp)
+            await _serve(stack, full_app, tcp)
             if settings.url_file is not None:
                 _write_atomically(settings.url_file, admin.url + "\n")
             log.info("gateway.listening", url=admin.url, socket=str(settings.socket_path))
@@ -228,39 +239,42 @@ class Gateway:
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """The gateway as a process: connects, serves until cancelled. ConfigurationError or ServiceError name what is missing."""
+    """The gateway as a process: it connects and serves until cancelled. ConfigurationError or ServiceError name the missing part."""
     async with (
         open_engine(
-            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=clock().pool_start_s
+            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=timeouts().pool_start_s
         ) as engine,
         NatsBus.connect(settings.nats_url, name=f"gateway-{settings.run}") as bus,
     ):
         async with engine.connect() as connection:
             await check_revision(connection)
             run = await get_run(connection, settings.run)
-        # A run keeps the sampling parameters that it began with; the rest is this process's own.
-        config = settings.config.model_copy(update={"sampling": Config.from_json(run.config).sampling})
-        async with Gateway.open(replace(settings, config=config), engine, bus, run.run_id):
+        if changed := ignored(run.config, settings.config):
+            log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
+        config = effective(run.config, settings.config)
+        model = Path(config.policy.model) if config.policy.model else settings.model_dir
+        settings = replace(settings, config=config, model_dir=model)
+        async with Gateway.open(settings, engine, bus, run.run_id):
             keep_loaded(seldom=True)
             await anyio.sleep_forever()
 
 
-async def _keep(name: str, keeper: Keeper) -> None:
-    """Not to be begun anew: a sync that is cut off in the middle holds every call."""
-    with looping(name):
-        await keeper.run()
+async def _run_syncer(name: str, syncer: WeightSyncer) -> None:
+    """Run `syncer`. It is never restarted, because a sync that is interrupted in the middle blocks every call."""
+    with track_loop(name):
+        await syncer.run()
 
 
 async def _release(leases: Sequence[ServerLease]) -> None:
-    """Another gateway need not wait until the leases run out; if the data pool is away, it does."""
-    with anyio.move_on_after(clock().server_release_s, shield=True):
+    """Release the leases, so that another gateway need not wait until they run out. If the data pool is away, it must wait."""
+    with anyio.move_on_after(timeouts().server_release_s, shield=True):
         for lease in leases:
             await lease.release()
 
 
 def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
-    async def confirm(entries: Sequence[Entry]) -> Collection[int]:
-        """Numbers of the entries that Postgres has or refuses."""
+    async def confirm(entries: Sequence[JournalEntry]) -> Collection[int]:
+        """Numbers of the entries that Postgres has stored or refused."""
         numbers = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
         found = await transact(
             engine, lambda connection: settled(connection, run_id, list(numbers)), at="gateway.read"
@@ -271,8 +285,8 @@ def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
 
 
 def _unsendable(engine: AsyncEngine, run_id: int) -> Unsendable:
-    async def keep(entry: Entry, reason: str) -> None:
-        """A step that no stream takes is a dead letter; its attempt is then never complete, and runs again."""
+    async def keep(entry: JournalEntry, reason: str) -> None:
+        """A step that no stream accepts becomes a dead letter. Its attempt is then never complete, and runs again."""
         message = entry.message
         await transact(
             engine,
@@ -292,23 +306,23 @@ def _app(routes: Sequence[web.RouteDef], limit: int) -> web.Application:
 
 
 async def _serve(stack: AsyncExitStack, app: web.Application, *listeners: socket.socket) -> None:
-    # A harness that disconnects cancels its handler: that is how an abandoned call is noticed.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    # A harness that disconnects cancels its handler. The gateway notices an abandoned call by this.
+    runner = WireRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(_stop, runner)
-    # aiohttp listens once more, with a backlog of its own.
+    # aiohttp calls listen() again, with its own backlog.
     for listener in listeners:
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 async def _stop(runner: web.AppRunner) -> None:
-    """Nobody may reach a gateway whose tasks have ended: not even cancelled does it go on before its listeners are closed."""
+    """Close the listeners, shielded from cancellation: no client may reach a gateway whose tasks have ended."""
     with anyio.CancelScope(shield=True):  # bounded: `shutdown_timeout`
         await runner.cleanup()
 
 
 def _last_port(url_file: Path | None) -> int:
-    """The port that this gateway had before a restart, 0 when unknown: sessions' URLs then stay valid."""
+    """The port that this gateway had before a restart, so that sessions' URLs stay valid; 0 when unknown."""
     try:
         port = url_file.read_text().strip().rpartition(":")[2] if url_file is not None else ""
     except OSError:

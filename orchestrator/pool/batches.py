@@ -1,6 +1,6 @@
 """Batches: claimed in windowed-FIFO order, committed once, voided by a rewind.
 
-Taking is idempotent and durable: each take is a row and moves the window; after a crash the same batch_no is the same batch with the same
+Taking is idempotent and durable: each take is a row and moves the window. After a crash the same batch_no is the same batch with the same
 digest. Commit writes batch, groups, policy version, metrics and outbox in one transaction.
 """
 
@@ -15,14 +15,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import PolicyPublished
 from orchestrator.contracts.ids import sha256
-from orchestrator.contracts.states import BatchState, FilterReason, GroupState, Purpose, RolloutState
-from orchestrator.course import StageSection
-from orchestrator.pool import course as pool_course
-from orchestrator.pool import history, ratios
-from orchestrator.pool.clean import clean
-from orchestrator.pool.outbox import owe
-from orchestrator.pool.policies import committed
-from orchestrator.pool.ratios import TrainedStep
+from orchestrator.contracts.states import (
+    BatchState,
+    Entity,
+    FilterReason,
+    GroupState,
+    Purpose,
+    RolloutState,
+    RunState,
+)
+from orchestrator.pool import curriculum, transitions
+from orchestrator.pool.outbox import enqueue
+from orchestrator.pool.policy_versions import committed
+from orchestrator.pool.rows import from_wide_row
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import (
     batch_items,
     batch_rollouts,
@@ -35,14 +41,16 @@ from orchestrator.pool.tables import (
     runs,
     train_steps,
 )
+from orchestrator.pool.trainer_logprobs import TrainedStep, write_trainer_logprobs
 from orchestrator.scheduling.batching import BatchAction, batch_action
-from orchestrator.scheduling.policies import Policy
+from orchestrator.scheduling.queue_policies import Policy
 from orchestrator.scheduling.window import QueueRow, floor_after
+from orchestrator.settings.curriculum import StageSection
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A live batch. `taken` groups are in; `digest` fixes a closed one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBatch:
+    """A live batch. `taken` groups are in it; `digest` fixes a closed batch."""
 
     batch_id: int
     batch_no: int
@@ -51,7 +59,7 @@ class Batch:
     digest: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRollout:
     """One rollout to train, with its pinned reward: advantages are float per step, weight 0 = not trained."""
 
@@ -67,7 +75,7 @@ class BatchRollout:
     weights: Sequence[int]
 
 
-async def _live(connection: AsyncConnection, run_id: int) -> Batch | None:
+async def _live(connection: AsyncConnection, run_id: int) -> LiveBatch | None:
     """The newest batch that is neither committed nor voided."""
     row = (
         await connection.execute(
@@ -79,10 +87,16 @@ async def _live(connection: AsyncConnection, run_id: int) -> Batch | None:
     ).first()
     if row is None:
         return None
-    taken = await connection.scalar(
+    taken_groups = await connection.scalar(
         select(func.count()).where(batch_items.c.batch_id == row.batch_id, ~batch_items.c.voided)
     )
-    return Batch(row.batch_id, row.batch_no, BatchState(row.state), int(taken or 0), row.digest)
+    return LiveBatch(
+        batch_id=row.batch_id,
+        batch_no=row.batch_no,
+        state=BatchState(row.state),
+        taken=int(taken_groups or 0),
+        digest=row.digest,
+    )
 
 
 async def take(
@@ -91,28 +105,28 @@ async def take(
     policy: Policy,
     batch_groups: int,
     short_batch: int,
-    course: StageSection | None = None,
-) -> Batch | None:
-    """Advance the run's live batch as far as the window allows, and return it; None when none can ever fill again.
+    stages: StageSection | None = None,
+) -> LiveBatch | None:
+    """Advance the run's live batch as far as the window allows, and return it; None if no batch can ever fill again.
 
-    `course`: the stages of the run, so that what waits for a later one keeps no batch open.
+    `stages`: the stages of the run, so that groups that wait for a later stage do not keep a batch open.
 
-    A closed batch is returned as it is: the same batch, the same digest, however often it is asked for.
+    A closed batch is returned unchanged: every call returns the same batch with the same digest.
     """
     row = (await connection.execute(select(queue).where(queue.c.run_id == run_id).with_for_update())).one()
     batch = await _live(connection, run_id)
     if batch is not None and batch.state is BatchState.CLOSED:
         return batch
     state = await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id))
-    if state != "active":
+    if state != RunState.ACTIVE:
         return None
-    waiting = await _waiting(connection, run_id, course)
+    waiting = await _waiting(connection, run_id, stages)
     if batch is None and not waiting and not row.intake_open:
         return None
     if batch is None:
         batch = await _open(connection, run_id)
-    wanted = batch_groups - batch.taken
-    needed = policy.rows_needed(wanted)
+    missing = batch_groups - batch.taken
+    row_limit = policy.rows_needed(missing)
     query = (
         select(groups.c.seq, groups.c.state, groups.c.group_id, groups.c.domain)
         .where(
@@ -123,12 +137,12 @@ async def take(
         )
         .order_by(groups.c.seq)
     )
-    rows = (await connection.execute(query.limit(needed) if needed is not None else query)).all()
+    rows = (await connection.execute(query.limit(row_limit) if row_limit is not None else query)).all()
     open_rows = [QueueRow(r.seq, GroupState(r.state), r.domain) for r in rows]
-    by_seq = {r.seq: r.group_id for r in rows}
-    chosen = policy.takeable(open_rows, wanted)
+    group_of_seq = {r.seq: r.group_id for r in rows}
+    chosen = policy.takeable(open_rows, missing)
     if chosen:
-        batch = await _take_groups(connection, batch, [by_seq[seq] for seq in chosen])
+        batch = await _take_groups(connection, batch, [group_of_seq[seq] for seq in chosen])
     floor = floor_after(open_rows, chosen)
     if floor is not None and floor > row.floor_seq:
         await connection.execute(update(queue).where(queue.c.run_id == run_id).values(floor_seq=floor))
@@ -148,13 +162,13 @@ async def take(
     return batch
 
 
-async def _waiting(connection: AsyncConnection, run_id: int, course: StageSection | None) -> int:
-    """Training groups that may still be taken: dispatched or ready, and accepted ones; of several stages those of the one that is on,
-    counted as one for each kind."""
+async def _waiting(connection: AsyncConnection, run_id: int, stages: StageSection | None) -> int:
+    """Training groups that may still be taken: dispatched, ready and accepted groups. In a run of several stages only accepted groups of
+    the current stage count, as one per kind."""
     kinds, states = 0, [GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]
     dispatched: ColumnElement[bool] = true()
-    if course is not None and course.then:
-        kinds = len((await pool_course.waiting(connection, run_id, course)).present)
+    if stages is not None and stages.then:
+        kinds = len((await curriculum.waiting(connection, run_id, stages)).present)
         states.remove(GroupState.ACCEPTED)
         dispatched = groups.c.seq.is_not(None)  # the part of groups_open that is not accepted
     waiting = await connection.scalar(
@@ -163,13 +177,13 @@ async def _waiting(connection: AsyncConnection, run_id: int, course: StageSectio
             groups.c.purpose == Purpose.TRAIN,
             groups.c.state.in_(states),
             dispatched,
-            ~groups.c.done,  # follows from the states, but the planner does not know: groups_open, and not every group there ever was
+            ~groups.c.done,  # follows from the states, but the planner cannot infer it: it uses groups_open instead of scanning all groups
         )
     )
     return int(waiting or 0) + kinds
 
 
-async def _open(connection: AsyncConnection, run_id: int) -> Batch:
+async def _open(connection: AsyncConnection, run_id: int) -> LiveBatch:
     last = await connection.scalar(
         select(func.max(batches.c.batch_no)).where(
             batches.c.run_id == run_id, batches.c.state != BatchState.VOIDED
@@ -180,14 +194,14 @@ async def _open(connection: AsyncConnection, run_id: int) -> Batch:
         insert(batches).values(run_id=run_id, batch_no=number, size=0).returning(batches.c.batch_id)
     )
     assert batch_id is not None
-    await history.born(connection, run_id, "batch", batch_id, BatchState.OPEN)
-    return Batch(batch_id, number, BatchState.OPEN, 0, None)
+    await transitions.record_created(connection, run_id, Entity.BATCH, batch_id, BatchState.OPEN)
+    return LiveBatch(batch_id=batch_id, batch_no=number, state=BatchState.OPEN, taken=0, digest=None)
 
 
-async def _take_groups(connection: AsyncConnection, batch: Batch, group_ids: Sequence[int]) -> Batch:
-    """Take these groups, in this order: a row each, and the newest rewards of their rollouts pinned."""
-    moved = await history.move_groups(connection, group_ids, GroupState.READY, GroupState.TAKEN)
-    assert moved == len(group_ids), "the queue row is locked: nobody else takes"
+async def _take_groups(connection: AsyncConnection, batch: LiveBatch, group_ids: Sequence[int]) -> LiveBatch:
+    """Take these groups, in this order: a row for each, with the newest rewards of their rollouts pinned."""
+    moved = await transitions.move_groups(connection, group_ids, GroupState.READY, GroupState.TAKEN)
+    assert moved == len(group_ids), "the queue row is locked: no other process takes"
     await connection.execute(
         insert(batch_items),
         [
@@ -210,7 +224,7 @@ async def _take_groups(connection: AsyncConnection, batch: Batch, group_ids: Seq
         .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
         .where(
             rollouts.c.group_id.in_(group_ids),
-            # One that a rescore lost keeps the rewards that it had.
+            # A rollout that a rescore lost keeps its earlier rewards.
             rollouts.c.state == RolloutState.VERIFIED,
             rewards.c.advantage.is_not(None),
         )
@@ -232,10 +246,16 @@ async def _take_groups(connection: AsyncConnection, batch: Batch, group_ids: Seq
             newest,
         )
     )
-    return Batch(batch.batch_id, batch.batch_no, batch.state, batch.taken + len(group_ids), None)
+    return LiveBatch(
+        batch_id=batch.batch_id,
+        batch_no=batch.batch_no,
+        state=batch.state,
+        taken=batch.taken + len(group_ids),
+        digest=None,
+    )
 
 
-async def _close(connection: AsyncConnection, batch: Batch) -> Batch:
+async def _close(connection: AsyncConnection, batch: LiveBatch) -> LiveBatch:
     rows = await connection.execute(
         select(batch_rollouts)
         .where(batch_rollouts.c.batch_id == batch.batch_id)
@@ -246,15 +266,21 @@ async def _close(connection: AsyncConnection, batch: Batch) -> Batch:
         for r in rows
     ]
     digest = sha256(msgspec.json.encode(content))
-    moved = await history.move_batch(
+    moved = await transitions.move_batch(
         connection,
         batch.batch_id,
         BatchState.OPEN,
         BatchState.CLOSED,
         values={"digest": digest, "size": batch.taken, "closed": func.clock_timestamp()},
     )
-    assert moved, "the queue row is locked: nobody else closes"
-    return Batch(batch.batch_id, batch.batch_no, BatchState.CLOSED, batch.taken, digest)
+    assert moved, "the queue row is locked: no other process closes"
+    return LiveBatch(
+        batch_id=batch.batch_id,
+        batch_no=batch.batch_no,
+        state=BatchState.CLOSED,
+        taken=batch.taken,
+        digest=digest,
+    )
 
 
 async def drop(
@@ -264,27 +290,31 @@ async def drop(
     before: BatchState = BatchState.OPEN,
     detail: str | None = None,
 ) -> None:
-    """Void a batch that is in state `before`: its groups become filtered. `detail`: what the row says of it. The queue row must be locked."""
+    """Void a batch in state `before`: its groups become filtered. `detail`: the note in its row. The queue row must be locked."""
     rows = await connection.execute(
         select(batch_items.c.group_id).where(batch_items.c.batch_id == batch_id, ~batch_items.c.voided)
     )
     for group_id in rows.scalars().all():
-        await history.move_group(connection, group_id, GroupState.TAKEN, GroupState.FILTERED, reason=reason)
+        await transitions.move_group(
+            connection, group_id, GroupState.TAKEN, GroupState.FILTERED, reason=reason
+        )
     await connection.execute(
         update(batch_items).where(batch_items.c.batch_id == batch_id).values(voided=True)
     )
     values = {} if detail is None else {"void_detail": clean(detail)}
-    await history.move_batch(connection, batch_id, before, BatchState.VOIDED, reason=reason, values=values)
+    await transitions.move_batch(
+        connection, batch_id, before, BatchState.VOIDED, reason=reason, values=values
+    )
 
 
-async def closed_batch(connection: AsyncConnection, run_id: int) -> Batch | None:
-    """The batch that waits to be trained and committed, if there is one. Takes nothing."""
+async def closed_batch(connection: AsyncConnection, run_id: int) -> LiveBatch | None:
+    """The batch that waits to be trained and committed, or None. Takes nothing."""
     batch = await _live(connection, run_id)
     return batch if batch is not None and batch.state is BatchState.CLOSED else None
 
 
 async def contents(connection: AsyncConnection, batch_id: int) -> list[BatchRollout]:
-    """What a closed batch trains, in (seq, rollout) order, as pinned when its groups were taken."""
+    """The rollouts of a closed batch, in (seq, rollout) order, as pinned when its groups were taken."""
     rows = await connection.execute(
         select(
             batch_rollouts,
@@ -304,25 +334,19 @@ async def contents(connection: AsyncConnection, batch_id: int) -> list[BatchRoll
         .order_by(groups.c.seq, batch_rollouts.c.rollout_id)
     )
     return [
-        BatchRollout(
-            r.group_id,
-            r.seq,
-            r.domain,
-            r.rollout_id,
-            r.attempt,
-            r.reward_revision,
-            r.performance,
-            r.total,
-            [step["advantage"] for step in r.per_step],
-            [step["weight"] for step in r.per_step],
+        from_wide_row(
+            BatchRollout,
+            r,
+            advantages=[step["advantage"] for step in r.per_step],
+            weights=[step["weight"] for step in r.per_step],
         )
         for r in rows
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewVersion:
-    """Published weights: where they lie and what their manifest hashes to."""
+    """Published weights: their path and the hash of their manifest."""
 
     version: int
     parent: int | None
@@ -333,7 +357,7 @@ class NewVersion:
 async def publish(
     connection: AsyncConnection, run_id: int, run: str, new: NewVersion, subject: str, batch_no: int | None
 ) -> None:
-    """Insert a policy version and owe its announcement."""
+    """Insert a policy version and queue its announcement in the outbox."""
     await connection.execute(
         insert(policy_versions).values(
             run_id=run_id,
@@ -352,31 +376,31 @@ async def publish(
         batch_no=batch_no,
         revision=new.version,
     )
-    await owe(connection, run_id, subject, event, revision=new.version)
+    await enqueue(connection, run_id, subject, event, revision=new.version)
 
 
 async def commit(
     connection: AsyncConnection,
     run_id: int,
     run: str,
-    batch: Batch,
+    batch: LiveBatch,
     new: NewVersion,
     metrics: Sequence[Mapping[str, Any]],
     subject: str,
     trained: Sequence[TrainedStep] = (),
 ) -> bool:
-    """CLOSED → COMMITTED with everything that follows; False when it is committed already (a replayed commit). `trained`: the trainer
-    logprobs of its steps, where they are kept: the largest part of it, and the only one that nobody else waits for."""
-    await ratios.write(connection, run_id, batch.batch_id, trained)
-    await history.lock_run(connection, run_id)
+    """CLOSED → COMMITTED with all its effects. False if it is committed already (a replayed commit). `trained`: the trainer logprobs of its
+    steps, if they are kept: the largest part of the commit, and the only part that no other process waits for."""
+    await write_trainer_logprobs(connection, run_id, batch.batch_id, trained)
+    await transitions.lock_run(connection, run_id)
     rows = await connection.execute(
         select(batch_items.c.group_id)
         .where(batch_items.c.batch_id == batch.batch_id, ~batch_items.c.voided)
         .order_by(batch_items.c.group_id)
     )
-    held = rows.scalars().all()
-    before = await committed(connection, run_id)
-    moved = await history.move_batch(
+    group_ids = rows.scalars().all()
+    totals = await committed(connection, run_id)
+    moved = await transitions.move_batch(
         connection,
         batch.batch_id,
         BatchState.CLOSED,
@@ -384,13 +408,13 @@ async def commit(
         values={
             "version": new.version,
             "committed": func.clock_timestamp(),
-            "groups_so_far": before.groups + len(held),
+            "groups_so_far": totals.groups + len(group_ids),
         },
     )
     if not moved:
         return False
-    done = await history.move_groups(connection, held, GroupState.TAKEN, GroupState.TRAINED)
-    assert done == len(held), "a group of a closed batch is taken"
+    group_count = await transitions.move_groups(connection, group_ids, GroupState.TAKEN, GroupState.TRAINED)
+    assert group_count == len(group_ids), "a group of a closed batch is taken"
     first = await connection.scalar(
         select(func.coalesce(func.max(train_steps.c.train_step), 0)).where(train_steps.c.run_id == run_id)
     )

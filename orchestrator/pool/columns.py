@@ -1,4 +1,4 @@
-"""What the tables of the data pool are made of: names of constraints, columns that many of them have, and conditions on these."""
+"""The parts of the data pool's tables: names of constraints, shared columns, and conditions on them."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-# Dead versions are gone again before a table has doubled, however long its past is.
+# Vacuum removes dead row versions before a table has doubled, however long its history is.
 CHURNS = {"autovacuum_vacuum_scale_factor": "0.01", "autovacuum_vacuum_threshold": "2000"}
 
 metadata = MetaData(
@@ -51,22 +51,24 @@ def run(comment: str = "the run that the row belongs to") -> Column[int]:
 
 
 def now(name: str, comment: str) -> Column[object]:
-    """When the row was made, by the database's clock."""
-    made = func.clock_timestamp()
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=made, comment=comment)
+    """The creation time of the row, by the database's clock."""
+    current_time = func.clock_timestamp()
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=current_time, comment=comment)
 
 
 def moment(name: str, comment: str) -> Column[object]:
-    """When something happened, null until then."""
+    """The time of an event, null until then."""
     return Column(name, DateTime(timezone=True), comment=comment)
 
 
 def in_state(state: ColumnElement[str], *states: StrEnum) -> ColumnElement[bool]:
-    """That a state is one of `states`, which stand in the SQL itself. A plan that is kept for all values of a parameter cannot use an index
-    over the rows of one state, and would look through all of history for the few that are open."""
-    return state.in_(bindparam(None, [str(one) for one in states], expanding=True, literal_execute=True))
+    """The condition that a state is one of `states`, written into the SQL itself. A plan that is kept for all values of a parameter cannot use
+    an index over the rows of one state, and would scan all of history for the few open rows."""
+    return state.in_(
+        bindparam(None, [str(member) for member in states], expanding=True, literal_execute=True)
+    )
 
 
 def among(key: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
-    """That a key is one of `ids`, which are one parameter, however many."""
+    """The condition that a key is one of `ids`, passed as one parameter, however many."""
     return key == any_(literal(list(ids), ARRAY(BigInteger)))

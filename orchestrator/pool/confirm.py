@@ -1,26 +1,37 @@
-"""Which messages towards Postgres their senders need not keep any longer: their effect is committed, or they are refused for good."""
+"""Messages to Postgres that their senders need not keep any longer: their effect is committed, or they are refused for good."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.pool.rows import member
 
-@dataclass(frozen=True, slots=True)
+
+class MessageKind(StrEnum):
+    """What a message with a key reports."""
+
+    STEP = "step"
+    RESULT = "result"
+    VERDICT = "verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageKey:
-    """A message id `rollout:epoch:idx:kind`; kind is step, result or verdict (idx is 0 for the last two)."""
+    """A message id `rollout:epoch:idx:kind`; idx is 0 for results and verdicts."""
 
     rollout_id: int
     epoch: int
     idx: int
-    kind: str
+    kind: MessageKind
 
     @classmethod
     def parse(cls, msg_id: str) -> "MessageKey":
-        """Read a message id; ValueError when it is not of that form."""
+        """Parse a message id; ValueError if it has another form."""
         rollout, epoch, idx, kind = msg_id.split(":")
-        return cls(int(rollout), int(epoch), int(idx), kind)
+        return cls(rollout_id=int(rollout), epoch=int(epoch), idx=int(idx), kind=member(MessageKind, kind))
 
     def __str__(self) -> str:
         return f"{self.rollout_id}:{self.epoch}:{self.idx}:{self.kind}"
@@ -48,9 +59,9 @@ _SETTLED = text(
 
 
 async def settled(connection: AsyncConnection, run_id: int, keys: Sequence[MessageKey]) -> set[MessageKey]:
-    """The subset of `keys` that the data pool has, has refused (a dead letter), or will refuse (its lease epoch is over).
+    """The subset of `keys` that the data pool has stored, has refused (a dead letter), or will refuse (its lease epoch is over).
 
-    A refused result is no longer kept alive by its runner: its lease runs out, and the rollout runs again.
+    The runner no longer renews the lease of a refused result: it expires, and the rollout runs again.
     """
     if not keys:
         return set()

@@ -1,34 +1,34 @@
-"""Dispatch: accepted groups get their queue position and their rollouts an assignment, under the lock of the queue row."""
+"""Dispatch: gives accepted groups their queue position and their rollouts an assignment, under the lock of the queue row."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Select, func, literal_column, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState
-from orchestrator.course import NextStage, StageSection
-from orchestrator.pool import history
+from orchestrator.pool import transitions
 from orchestrator.pool.columns import in_state
-from orchestrator.pool.course import stage_number, waiting
-from orchestrator.pool.policies import committed
+from orchestrator.pool.curriculum import stage_number, waiting
+from orchestrator.pool.policy_versions import committed
+from orchestrator.pool.rows import from_row
 from orchestrator.pool.tables import attempts, groups, queue, resumes, rollouts
 from orchestrator.scheduling.admission import QueueCounts
+from orchestrator.settings.curriculum import NextStage, StageSection
 
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
-SERVED_WITHIN = (
-    2_000  # shares of domains hold over this many latest positions, so that counting them stays cheap
-)
+SERVED_WITHIN = 2_000  # domain shares hold over this many latest positions, so that counting them stays cheap
 
 WAITING_WITHIN = (
-    1_000  # more than are ever dispatched at once: what waits in a stage is not counted to its end
+    1_000  # more than are ever dispatched at once; a stage's waiting groups are not counted beyond
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """The queue row, the counts that admission needs, and per domain what was served and what waits: of the stage, if one was asked for."""
+    """The queue row, the counts for admission, and per domain the served and waiting groups (of the stage, if there is one)."""
 
     intake_open: bool
     admission_open: bool
@@ -36,12 +36,12 @@ class QueueView:
     served: Mapping[str, int]
     accepted: Mapping[str, int]
     stage: NextStage | None = (
-        None  # that is on, where a course of stages was given; with the weights that a person set
+        None  # the current stage, if the run has stages; with the weights that a person set
     )
-    number: int = 0  # its place in the course
+    number: int = 0  # its index among the stages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """A rollout that may be leased now."""
 
@@ -52,23 +52,23 @@ class Assignment:
 
 
 async def lock_queue(
-    connection: AsyncConnection, run_id: int, course: StageSection | None = None
+    connection: AsyncConnection, run_id: int, stages: StageSection | None = None
 ) -> QueueView:
     """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here."""
-    await history.lock_run(connection, run_id)
-    return await view_queue(connection, run_id, course)
+    await transitions.lock_run(connection, run_id)
+    return await view_queue(connection, run_id, stages)
 
 
 async def view_queue(
-    connection: AsyncConnection, run_id: int, course: StageSection | None = None
+    connection: AsyncConnection, run_id: int, stages: StageSection | None = None
 ) -> QueueView:
-    """What `lock_queue` returns, without its lock: for whoever only looks."""
+    """The result of `lock_queue` without its lock: for read-only callers."""
     row = (await connection.execute(select(queue).where(queue.c.run_id == run_id))).one()
     in_run = groups.c.run_id == run_id
     outstanding = await connection.scalar(
         select(func.count()).where(in_run, groups.c.seq.is_not(None), ~groups.c.done)
     )
-    done = await committed(connection, run_id)
+    totals = await committed(connection, run_id)
     busy = await connection.scalar(
         select(func.count())
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
@@ -76,12 +76,12 @@ async def view_queue(
             rollouts.c.run_id == run_id, in_state(rollouts.c.state, *BUSY), groups.c.purpose == Purpose.TRAIN
         )
     )
-    number = course.number(done.batches) if course is not None else 0
+    number = stages.number(totals.batches) if stages is not None else 0
     by_domain = select(groups.c.domain, func.count()).group_by(groups.c.domain)
     recent = by_domain.where(in_run, groups.c.seq >= row.next_seq - SERVED_WITHIN)
-    if course is not None and course.then:  # shares are those of the stage, not of the stages before it
+    if stages is not None and stages.then:  # shares are those of the stage, not of earlier stages
         recent = recent.where(func.coalesce(groups.c.stage, 0) == number)
-        accepted = await _present(connection, run_id, course)
+        accepted = await _present(connection, run_id, stages)
     else:
         waits = by_domain.where(
             in_run, in_state(groups.c.state, GroupState.ACCEPTED), groups.c.purpose == Purpose.TRAIN
@@ -89,48 +89,50 @@ async def view_queue(
         accepted = {d: n for d, n in await connection.execute(waits)}
     counts = QueueCounts(
         dispatched=row.next_seq,
-        resolved=row.next_seq - int(outstanding or 0) - done.groups,
-        consumed=done.groups,
-        committed_batches=done.batches,
+        resolved=row.next_seq - int(outstanding or 0) - totals.groups,
+        consumed=totals.groups,
+        committed_batches=totals.batches,
         running_rollouts=int(busy or 0),
     )
     served = {d: n for d, n in await connection.execute(recent)}
     return QueueView(
-        row.intake_open,
-        row.admission_open,
-        counts,
+        intake_open=row.intake_open,
+        admission_open=row.admission_open,
+        counts=counts,
         served=served,
         accepted=accepted,
-        stage=_steered(course.all[number], row.shares, {*served, *accepted}) if course is not None else None,
+        stage=_steered(stages.all[number], row.shares, {*served, *accepted}) if stages is not None else None,
         number=number,
     )
 
 
 def _steered(stage: NextStage, shares: Mapping[str, Any] | None, seen: Set[str]) -> NextStage:
-    """The stage with the weights that a person set for it. Where it names no domains, one that came later has weight 1."""
+    """The stage with the weights that a person set for it. If it names no domains, a domain that arrived later has weight 1."""
     if shares is None or shares["stage"] != stage.name:
         return stage
-    later = {} if stage.domains else dict.fromkeys(sorted(seen), 1.0)
-    return stage.model_copy(update={"domains": {**later, **shares["domains"]}})
+    new_shares = {} if stage.domains else dict.fromkeys(sorted(seen), 1.0)
+    return stage.model_copy(update={"domains": {**new_shares, **shares["domains"]}})
 
 
-async def _present(connection: AsyncConnection, run_id: int, course: StageSection) -> dict[str, int]:
-    """How many groups of each domain wait for the stage that is on, counted to `WAITING_WITHIN` for each difficulty."""
+async def _present(connection: AsyncConnection, run_id: int, stages: StageSection) -> dict[str, int]:
+    """How many groups of each domain wait for the current stage, counted up to `WAITING_WITHIN` per difficulty."""
     counts: dict[str, int] = {}
-    for kind in (await waiting(connection, run_id, course)).present:
-        some = select(groups.c.group_id).where(
+    for kind in (await waiting(connection, run_id, stages)).present:
+        matching = select(groups.c.group_id).where(
             groups.c.run_id == run_id,
             in_state(groups.c.state, GroupState.ACCEPTED),
             groups.c.difficulty == kind.difficulty,
             groups.c.domain == kind.domain,
         )
-        n = await connection.scalar(select(func.count()).select_from(some.limit(WAITING_WITHIN).subquery()))
+        n = await connection.scalar(
+            select(func.count()).select_from(matching.limit(WAITING_WITHIN).subquery())
+        )
         counts[kind.domain] = counts.get(kind.domain, 0) + int(n or 0)
     return counts
 
 
 def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tuple[int, int]]:
-    """(group_id, size) of the oldest accepted training group of a domain; of each difficulty the index gives one, however many others wait."""
+    """(group_id, size) of the oldest accepted training group of a domain. The index gives one group per difficulty, however many wait."""
     each = (
         select(groups.c.group_id, groups.c.size)
         .where(
@@ -151,24 +153,22 @@ def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tup
 
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
-    """(attempts that ended within the last `window_s` seconds, infrastructure failures among them). One that was resumed after such a failure
-    counts as both."""
-    lately = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
+    """(attempts that ended within the last `window_s` seconds, infrastructure failures among them). An attempt that was resumed after such a
+    failure counts as both."""
+    since = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
     failed = func.count().filter(attempts.c.failure_class == FailureClass.INFRA_FAILURE)
     row = (
         await connection.execute(
-            select(func.count(), failed).where(attempts.c.run_id == run_id, attempts.c.ended > lately)
+            select(func.count(), failed).where(attempts.c.run_id == run_id, attempts.c.ended > since)
         )
     ).one()
-    lost = select(func.count()).where(
-        resumes.c.run_id == run_id, resumes.c.at > lately, ~resumes.c.given_back
-    )
+    lost = select(func.count()).where(resumes.c.run_id == run_id, resumes.c.at > since, ~resumes.c.given_back)
     resumed = int(await connection.scalar(lost) or 0)
     return int(row[0]) + resumed, int(row[1]) + resumed
 
 
 async def anything_waits(connection: AsyncConnection, run_id: int) -> bool:
-    """Whether any group waits to be dispatched. Asked without the queue's lock, which others want more."""
+    """Whether any group waits to be dispatched. Reads without the queue's lock, which other transactions need more."""
     accepted = select(groups.c.group_id).where(
         groups.c.run_id == run_id, in_state(groups.c.state, GroupState.ACCEPTED)
     )
@@ -180,25 +180,25 @@ async def dispatch_train(
     run_id: int,
     choose: Callable[[QueueView], list[str]],
     running_rollouts: int | None = None,
-    course: StageSection | None = None,
+    stages: StageSection | None = None,
 ) -> list[Assignment]:
     """Dispatch one accepted train group for each domain that `choose` names, in order; each gets the next seq.
 
-    The first group that would exceed the bound of `running_rollouts` holds back the others, so that small ones cannot starve it.
+    The first group that would exceed the bound of `running_rollouts` blocks the others, so that small groups cannot starve it.
     """
-    view = await lock_queue(connection, run_id, course)
+    view = await lock_queue(connection, run_id, stages)
     if not view.admission_open:
         return []
     assignments: list[Assignment] = []
     seq, running = view.counts.dispatched, view.counts.running_rollouts
-    # In a run of one stage every accepted group is of it.
-    difficulties = view.stage.difficulties if course is not None and course.then and view.stage else ()
+    # In a run of one stage every accepted group belongs to it.
+    difficulties = view.stage.difficulties if stages is not None and stages.then and view.stage else ()
     for domain in choose(view):
         oldest = (await connection.execute(_oldest(run_id, domain, difficulties))).one()
         running += oldest.size
         if running_rollouts is not None and running > running_rollouts:
             break
-        moved = await history.move_group(
+        moved = await transitions.move_group(
             connection,
             oldest.group_id,
             GroupState.ACCEPTED,
@@ -206,7 +206,7 @@ async def dispatch_train(
             values={"seq": seq, "stage": view.number},
         )
         assert moved, (
-            "the queue row is locked: nobody else dispatches, and a run that ends takes the lock too"
+            "the queue row is locked: no other process dispatches, and a run that ends takes the lock too"
         )
         seq += 1
         assignments += await _queue_members(connection, oldest.group_id)
@@ -216,10 +216,10 @@ async def dispatch_train(
 
 
 async def dispatch_other(
-    connection: AsyncConnection, run_id: int, slots: int, course: StageSection | None = None
+    connection: AsyncConnection, run_id: int, slots: int, stages: StageSection | None = None
 ) -> list[Assignment]:
     """Dispatch accepted eval and record groups, oldest first, while at most `slots` of their rollouts are busy."""
-    await history.lock_run(connection, run_id)
+    await transitions.lock_run(connection, run_id)
     busy = await connection.scalar(
         select(func.count())
         .select_from(rollouts.join(groups, groups.c.group_id == rollouts.c.group_id))
@@ -227,24 +227,24 @@ async def dispatch_other(
             rollouts.c.run_id == run_id, in_state(rollouts.c.state, *BUSY), groups.c.purpose != Purpose.TRAIN
         )
     )
-    room = slots - int(busy or 0)
+    free_slots = slots - int(busy or 0)
     assignments: list[Assignment] = []
     rows = await connection.execute(
         select(groups.c.group_id, groups.c.size)
         .where(
             groups.c.run_id == run_id,
             in_state(groups.c.state, GroupState.ACCEPTED),
-            groups.c.purpose != literal_column(f"'{Purpose.TRAIN}'"),  # as groups_other has it
+            groups.c.purpose != literal_column(f"'{Purpose.TRAIN}'"),  # as in the index groups_other
         )
         .order_by(groups.c.group_id)
-        .limit(max(0, room))
+        .limit(max(0, free_slots))
     )
     found = rows.all()
-    number = await stage_number(connection, run_id, course) if found and course is not None else 0
+    number = await stage_number(connection, run_id, stages) if found and stages is not None else 0
     for row in found:
-        if room < row.size and room < slots:
+        if free_slots < row.size and free_slots < slots:
             break  # a group of more than `slots` runs alone
-        if await history.move_group(
+        if await transitions.move_group(
             connection,
             row.group_id,
             GroupState.ACCEPTED,
@@ -252,12 +252,52 @@ async def dispatch_other(
             values={"stage": number},
         ):
             assignments += await _queue_members(connection, row.group_id)
-            room -= row.size
+            free_slots -= row.size
     return assignments
 
 
 async def _queue_members(connection: AsyncConnection, group_id: int) -> list[Assignment]:
-    moved = await history.move_rollouts(
+    moved = await transitions.move_rollouts(
         connection, group_id, RolloutState.WAITING, RolloutState.QUEUED, epoch=1
     )
-    return [Assignment(row.rollout_id, row.attempt, 1, row.pool) for row in moved]
+    return [
+        Assignment(rollout_id=row.rollout_id, attempt=row.attempt, epoch=1, pool=row.pool) for row in moved
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingWork:
+    """A rollout that waits for a runner (its state is queued) or for a verifier (finished). `purpose`: its group's."""
+
+    rollout_id: int
+    attempt: int
+    lease_epoch: int
+    pool: str
+    state: RolloutState
+    purpose: Purpose
+
+
+async def waiting_work(
+    connection: AsyncConnection, run_id: int, unchanged_for: timedelta | None = None
+) -> list[WaitingWork]:
+    """The rollouts that wait for a worker, in the order of their ids; with `unchanged_for`, those that wait for longer than that."""
+    query = (
+        select(
+            rollouts.c.rollout_id,
+            rollouts.c.attempt,
+            rollouts.c.lease_epoch,
+            rollouts.c.pool,
+            rollouts.c.state,
+            groups.c.purpose,
+        )
+        .join(groups, groups.c.group_id == rollouts.c.group_id)
+        .where(
+            rollouts.c.run_id == run_id,
+            in_state(rollouts.c.state, RolloutState.QUEUED, RolloutState.FINISHED),
+        )
+        .order_by(rollouts.c.rollout_id)
+    )
+    if unchanged_for is not None:
+        query = query.where(rollouts.c.changed < func.clock_timestamp() - unchanged_for)
+    rows = await connection.execute(query)
+    return [from_row(WaitingWork, row, without=("state",), state=RolloutState(row.state)) for row in rows]

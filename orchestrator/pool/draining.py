@@ -1,64 +1,80 @@
-"""Draining: a runner, a gateway or a rollout server is asked to take nothing new; what it has ends, and then it may be stopped.
+"""Draining: a runner, gateway or rollout server takes no new work and finishes its current work. Then it may be stopped.
 
-| who | reads the order | obeys | is drained when |
+| kind | reads the order | effect | drained when |
 |---|---|---|---|
-| runner, verifier runner | at its next heartbeat | leases nothing | nothing is leased, its journal is empty |
-| gateway | at its next heartbeat | opens no session | no rollout of its sessions runs, its journal is empty |
-| rollout server | its gateways do, at theirs | gets no new calls; its weights follow | every gateway says that no call is there |
+| runner, verifier runner | at its next heartbeat | leases nothing | it holds no lease, and its journal is empty |
+| gateway | at its next heartbeat | opens no session | no rollout of its sessions runs, and its journal is empty |
+| rollout server | its gateways read it at their heartbeats | gets no new calls; its weights are still updated | every gateway reports no call there |
 
-The order is a column of the row of what drains; what is still held is the word of those who hold it (`processes.holds`), and says at the same
-time that they have heard. It is taken back by a person, and ends with a process that is stopped in an orderly way: whoever starts it again
-wants it to work. A process that died drains on when it comes back.
+The order is a column in the row of the draining process or server. The holders of the remaining work report it (`processes.holds`), which also
+acknowledges the order. A person can take the order back. An orderly stop also ends it: a process that is started again
+is meant to work. A process that died continues to drain when it comes back.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from enum import StrEnum
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.pool.orders import SELF
-from orchestrator.pool.presence import ProcessReport, present
-from orchestrator.pool.steer import record
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import DrainKind
+from orchestrator.pool.drain_requests import SELF
+from orchestrator.pool.heartbeats import ProcessReport, present
+from orchestrator.pool.steer import Action, record
 from orchestrator.pool.tables import processes, rollout_servers
 
-Kind = Literal["runner", "gateway", "server"]
-KINDS: tuple[Kind, ...] = ("runner", "gateway", "server")
 OTHERS = (
     "orchestrator",
     "trainer",
-)  # what announces itself and cannot be drained; a runner may have any other name
-CALLED: Mapping[Kind, str] = {"runner": "runner", "gateway": "gateway", "server": "rollout server"}
-HAS: Mapping[Kind, str] = {"runner": "attempts, results", "gateway": "sessions, steps", "server": "calls"}
+)  # processes that report but cannot be drained; a runner may have any other name
+CALLED: Mapping[DrainKind, str] = {
+    DrainKind.RUNNER: "runner",
+    DrainKind.GATEWAY: "gateway",
+    DrainKind.SERVER: "rollout server",
+}
+HAS: Mapping[DrainKind, str] = {
+    DrainKind.RUNNER: "attempts, results",
+    DrainKind.GATEWAY: "sessions, steps",
+    DrainKind.SERVER: "calls",
+}
 
 
-@dataclass(frozen=True, slots=True)
+class DrainState(StrEnum):
+    """How far something that can be drained is."""
+
+    WORKING = "working"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drainable:
-    """What can be drained. `id`: what a person calls it: the name of a process, with its host where others are called so too, or the URL of
-    a rollout server. `left`: how many pieces of work it still holds while it drains; None: it does not drain, or has not heard yet.
-    `silent_s`: since a process was last heard of."""
+    """A process or server that can be drained. `id`: its name for people: the process name, with its host if the name is not unique, or the URL
+    of a rollout server. `left`: how many pieces of work it still holds while it drains; None: it does not drain, or has not read the order yet.
+    `silent_s`: time since a process last reported. `process`, `host`: None for a rollout server."""
 
-    kind: Kind
+    kind: DrainKind
     id: str
     draining: bool
     left: int | None = None
     silent_s: float = 0.0
-    process: str = ""
-    host: str = ""
+    process: str | None = None
+    host: str | None = None
 
     @property
-    def state(self) -> str:
-        """working, draining or drained."""
+    def state(self) -> DrainState:
+        """How far it is."""
         if not self.draining:
-            return "working"
-        return "drained" if self.left == 0 else "draining"
+            return DrainState.WORKING
+        return DrainState.DRAINED if self.left == 0 else DrainState.DRAINING
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which a person may call it."""
-        if self.kind == "server":
+        """The names by which a person may refer to it."""
+        if self.process is None:
             return self.id, f"{self.id}/"
         return self.process, f"{self.process}@{self.host}"
 
@@ -72,15 +88,15 @@ class Drainable:
         if not self.draining:
             return f"{self.called} works"
         if self.left is None:
-            return f"{self.called} is told to drain, and has not answered yet"
+            return f"{self.called} was ordered to drain and has not answered yet"
         return f"{self.called} " + (
             f"drains: {self.left} left ({HAS[self.kind]})" if self.left else "is drained"
         )
 
 
 async def drainables(connection: AsyncConnection, run_id: int, no_progress_s: float) -> list[Drainable]:
-    """Everything of a run that can be drained now, by kind and name. A gateway that is silent for longer than `no_progress_s` counts as dead:
-    it holds no calls."""
+    """Everything in a run that can be drained now, by kind and name. A gateway that is silent for longer than `no_progress_s` counts as dead
+    and holds no calls."""
     living = [process for process in await present(connection, run_id) if not process.stopped]
     gateways = living_gateways(living, no_progress_s)
     leased = rollout_servers.c.lease_until > func.clock_timestamp()
@@ -90,70 +106,83 @@ async def drainables(connection: AsyncConnection, run_id: int, no_progress_s: fl
         )
     )
     servers = [
-        Drainable("server", row.url, True, calls_left(gateways, row.url))
+        Drainable(kind=DrainKind.SERVER, id=row.url, draining=True, left=calls_left(gateways, row.url))
         if row.draining
-        else Drainable("server", row.url, False)
+        else Drainable(kind=DrainKind.SERVER, id=row.url, draining=False)
         for row in rows
     ]
     found = [_process(each, kind, living) for each in living if (kind := kind_of(each.process)) is not None]
-    return sorted([*found, *servers], key=lambda one: (KINDS.index(one.kind), one.id))
+    order = list(DrainKind)
+    return sorted([*found, *servers], key=lambda drainable: (order.index(drainable.kind), drainable.id))
 
 
-def kind_of(process: str) -> Kind | None:
-    """What a process is to whoever drains it, by its name; verifier runners are runners."""
+def kind_of(process: str) -> DrainKind | None:
+    """The kind of a process for draining, by its name. Verifier runners are runners."""
     first = process.partition("-")[0]
-    return None if first in OTHERS else "gateway" if first == "gateway" else "runner"
+    if first in OTHERS:
+        return None
+    return DrainKind.GATEWAY if first == DrainKind.GATEWAY else DrainKind.RUNNER
 
 
 def living_gateways(found: Sequence[ProcessReport], no_progress_s: float) -> list[ProcessReport]:
-    """The gateways that may send calls. One that is silent for longer than `no_progress_s` counts as dead."""
+    """The gateways that may send calls. A gateway that is silent for longer than `no_progress_s` counts as dead."""
     return [
         each
         for each in found
-        if kind_of(each.process) == "gateway" and not each.stopped and each.silent_s <= no_progress_s
+        if kind_of(each.process) is DrainKind.GATEWAY and not each.stopped and each.silent_s <= no_progress_s
     ]
 
 
 def own_left(process: ProcessReport) -> int | None:
-    """How much a process that drains still holds; None: it does not drain, or has not heard yet."""
+    """How much work a draining process still holds. None: it does not drain, or has not read the order yet."""
     return process.holds.get(SELF) if process.draining else None
 
 
 def calls_left(gateways: Sequence[ProcessReport], url: str) -> int | None:
-    """How many calls a rollout server that drains still has; None: not every gateway has heard yet."""
-    told = [gateway.holds.get(url) for gateway in gateways]
-    return None if None in told else sum(n for n in told if n is not None)
+    """How many calls a draining rollout server still has. None: not every gateway has read the order yet."""
+    reported = [gateway.holds.get(url) for gateway in gateways]
+    return None if None in reported else sum(n for n in reported if n is not None)
 
 
-def _process(process: ProcessReport, kind: Kind, living: Sequence[ProcessReport]) -> Drainable:
-    alone = sum(each.process == process.process for each in living) == 1
-    name = process.process if alone else f"{process.process}@{process.host}"
+def _process(process: ProcessReport, kind: DrainKind, living: Sequence[ProcessReport]) -> Drainable:
+    only_one = sum(each.process == process.process for each in living) == 1
+    name = process.process if only_one else f"{process.process}@{process.host}"
     return Drainable(
-        kind, name, process.draining, own_left(process), process.silent_s, process.process, process.host
+        kind=kind,
+        id=name,
+        draining=process.draining,
+        left=own_left(process),
+        silent_s=process.silent_s,
+        process=process.process,
+        host=process.host,
     )
 
 
 async def find(
-    connection: AsyncConnection, run_id: int, kind: Kind, name: str, no_progress_s: float
+    connection: AsyncConnection, run_id: int, kind: DrainKind, name: str, no_progress_s: float
 ) -> Drainable:
-    """The one that a person means: a process by NAME or NAME@HOST, a rollout server by its URL. ConfigurationError, with those that there are,
-    when there is none, or more than one."""
-    known = [one for one in await drainables(connection, run_id, no_progress_s) if one.kind == kind]
-    meant = [one for one in known if name in one.names]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
+    """Find a person's target: a process by NAME or NAME@HOST, a rollout server by its URL. ConfigurationError lists the candidates if
+    none or several match."""
+    candidates = [
+        candidate
+        for candidate in await drainables(connection, run_id, no_progress_s)
+        if candidate.kind == kind
+    ]
+    matching = [candidate for candidate in candidates if name in candidate.names]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
         raise ConfigurationError(
-            f"{len(meant)} hosts have a {CALLED[kind]} {name!r}: say which, {' or '.join(one.id for one in meant)}"
+            f"{len(matching)} hosts have a {CALLED[kind]} {quoted(name)}: say which, {' or '.join(candidate.id for candidate in matching)}"
         )
-    there_are = ", ".join(one.id for one in known) or "none"
-    raise ConfigurationError(f"this run has no {CALLED[kind]} {name[:200]!r}; known: {there_are}")
+    listed = ", ".join(candidate.id for candidate in candidates) or "none"
+    raise ConfigurationError(f"this run has no {CALLED[kind]} {quoted(name)}; known: {listed}")
 
 
 async def drain(
     connection: AsyncConnection,
     run_id: int,
-    kind: Kind,
+    kind: DrainKind,
     name: str,
     who: str,
     reason: str,
@@ -162,65 +191,69 @@ async def drain(
     reserved: int = 0,
     last: bool = False,
 ) -> Drainable:
-    """Ask one to take nothing new; as it is when it drains already. `reserved`: rollout servers that serve evaluations alone. `last`: also a
-    rollout server without which calls are held. ConfigurationError, one sentence, where it cannot be done as things are."""
-    one = await find(connection, run_id, kind, name, no_progress_s)
-    if one.draining:
-        return one
-    if kind == "server" and not last:
-        others = [
+    """Order a process or server to take no new work. Nothing changes if it drains already. `reserved`: number of rollout servers for evaluations
+    only. `last`: also drain a rollout server without which calls must wait. ConfigurationError, one sentence, if it is not possible now."""
+    target = await find(connection, run_id, kind, name, no_progress_s)
+    if target.draining:
+        return target
+    if kind is DrainKind.SERVER and not last:
+        remaining = [
             each
             for each in await drainables(connection, run_id, no_progress_s)
-            if each.kind == "server" and each.id != one.id and not each.draining
+            if each.kind is DrainKind.SERVER and each.id != target.id and not each.draining
         ]
-        if len(others) <= reserved:
+        if len(remaining) <= reserved:
             raise ConfigurationError(
-                f"without {one.called} no server is left for rollouts: their calls would be held until it is taken back; "
+                f"without {target.called} no server is left for rollouts: their calls would be held until the order is taken back; "
                 "if you want that, say --yes"
             )
-    if await _ordered(connection, run_id, one, True):
+    if await _ordered(connection, run_id, target, True):
         await record(
-            connection, run_id, who=who, what="drain", target=f"{kind} {one.id}",
+            connection, run_id, who=who, what=Action.DRAIN, target=f"{kind} {target.id}",
             before={"draining": False}, after={"draining": True}, reason=reason,
         )  # fmt: skip
-    return replace(one, draining=True, left=None)
+    return replace(target, draining=True, left=None)
 
 
 async def undrain(
     connection: AsyncConnection,
     run_id: int,
-    kind: Kind,
+    kind: DrainKind,
     name: str,
     who: str,
     reason: str,
     *,
     no_progress_s: float,
 ) -> Drainable:
-    """Let one work again. ConfigurationError when it does not drain."""
-    one = await find(connection, run_id, kind, name, no_progress_s)
-    if not one.draining:
-        raise ConfigurationError(f"{one.called} does not drain: there is nothing to take back")
-    if await _ordered(connection, run_id, one, False):
+    """Let it work again. ConfigurationError if it does not drain."""
+    target = await find(connection, run_id, kind, name, no_progress_s)
+    if not target.draining:
+        raise ConfigurationError(f"{target.called} does not drain: there is nothing to take back")
+    if await _ordered(connection, run_id, target, False):
         await record(
-            connection, run_id, who=who, what="undrain", target=f"{kind} {one.id}",
+            connection, run_id, who=who, what=Action.UNDRAIN, target=f"{kind} {target.id}",
             before={"draining": True}, after={"draining": False}, reason=reason,
         )  # fmt: skip
-    return replace(one, draining=False, left=None)
+    return replace(target, draining=False, left=None)
 
 
 async def _ordered(connection: AsyncConnection, run_id: int, one: Drainable, drains: bool) -> bool:
-    """Write the order; False when somebody else has meanwhile. What was said of an earlier order counts no more."""
-    since = func.clock_timestamp() if drains else None
-    if one.kind == "server":
+    """Write the order. False if another person changed it in the meantime. Reports about an earlier order no longer count."""
+    draining_since = func.clock_timestamp() if drains else None
+    if one.kind is DrainKind.SERVER:
         of_url = (rollout_servers.c.run_id == run_id, rollout_servers.c.url == one.id)
-        other = rollout_servers.c.draining.is_(None) if drains else rollout_servers.c.draining.is_not(None)
-        done = await connection.execute(update(rollout_servers).where(*of_url, other).values(draining=since))
+        unchanged = (
+            rollout_servers.c.draining.is_(None) if drains else rollout_servers.c.draining.is_not(None)
+        )
+        updated = await connection.execute(
+            update(rollout_servers).where(*of_url, unchanged).values(draining=draining_since)
+        )
         await connection.execute(
             text("UPDATE processes SET holds = holds - CAST(:url AS text) WHERE run_id = :run"),
             {"run": run_id, "url": one.id},
         )
-        return done.rowcount == 1
-    done = await connection.execute(
+        return updated.rowcount == 1
+    updated = await connection.execute(
         update(processes)
         .where(
             processes.c.run_id == run_id,
@@ -228,6 +261,6 @@ async def _ordered(connection: AsyncConnection, run_id: int, one: Drainable, dra
             processes.c.host == one.host,
             processes.c.draining.is_(None) if drains else processes.c.draining.is_not(None),
         )
-        .values(draining=since, holds=processes.c.holds.op("-")(SELF))
+        .values(draining=draining_since, holds=processes.c.holds.op("-")(SELF))
     )
-    return done.rowcount == 1
+    return updated.rowcount == 1

@@ -1,8 +1,7 @@
 """Connections to the data pool: asyncpg under SQLAlchemy, one engine per process, a role per kind of process."""
 
-import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,19 +13,25 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from orchestrator.clock import clock
 from orchestrator.contracts.errors import ServiceError
+from orchestrator.pool.address import Address, address_of
+from orchestrator.pool.rights import check_schema
 from orchestrator.pool.transact import passing
+from orchestrator.settings.timeouts import timeouts
 
 CLOSE_S = 5.0
-LOOK_S = 0.5
-MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
-REVISION = "0023"
-"""The newest migration. Written here because every process checks it, and to ask Alembic takes each as long as all else that it imports."""
+POLL_INTERVAL_S = 0.5
+_PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED_MIGRATIONS = _PACKAGE / "_migrations"  # their place in a wheel (pyproject.toml)
+MIGRATIONS = INSTALLED_MIGRATIONS if INSTALLED_MIGRATIONS.is_dir() else _PACKAGE.parent / "migrations"
+REVISION = "0106"
+"""The newest migration. A constant, because every process checks it, and importing Alembic takes as long as all other imports together."""
+FIRST = "0100"
+"""The migration that fills an empty database. Lower numbers belong to removed migrations from before the first release."""
 
 
 class Role(StrEnum):
-    """Database roles made by the migrations. A process connects with its login and then takes one of these."""
+    """Database roles created by the migrations. A process connects with its login and then takes one of these roles."""
 
     OWNER = ""  # the login itself: orchestrator and migrations
     GATEWAY = "penstock_gateway"
@@ -35,15 +40,20 @@ class Role(StrEnum):
     READER = "penstock_reader"
 
 
-def sqlalchemy_url(url: str) -> str:
-    """`postgresql://…` (or `postgres://…`) with the asyncpg driver named, and `sslmode` in its word for it."""
-    for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
-        if url.startswith(prefix):
-            place, mark, options = url.removeprefix(prefix).partition("?")
-            return "postgresql+asyncpg://" + place + mark + re.sub(r"(^|&)sslmode=", r"\1ssl=", options)
-    raise ServiceError(
-        f"{url.split('@')[-1]!r} is not a PostgreSQL URL: use postgresql://user:password@host:port/database"
-    )
+DRIVER = "postgresql+asyncpg://"  # the driver gets the server's address by arguments (address.py)
+
+
+def bare_engine(url: str, **options: Any) -> AsyncEngine:
+    """An engine for `url` with the options of the URL and none of our settings: for migrations. ServiceError for an option that cannot be
+    honoured."""
+    return create_async_engine(DRIVER, connect_args=_arguments(address_of(url), {}), **options)
+
+
+def _arguments(address: Address, settings: Mapping[str, str]) -> dict[str, Any]:
+    found = address.arguments(timeout_s=timeouts().pool_connect_s, server_settings=settings)
+    if (cached := found.get("statement_cache_size")) is not None:
+        found["prepared_statement_cache_size"] = cached  # SQLAlchemy has its own cache
+    return found
 
 
 @asynccontextmanager
@@ -55,93 +65,158 @@ async def open_engine(
     name: str = "penstock",
     patience_s: float = 0.0,
 ) -> AsyncIterator[AsyncEngine]:
-    """An engine whose sessions have taken `role`. Raises ServiceError when the server cannot be reached within `patience_s` seconds, or
+    """An engine whose sessions have taken `role`. Raises ServiceError if the server cannot be reached within `patience_s` seconds, or
     refuses."""
     settings = {
         "application_name": name,
         "tcp_keepalives_idle": str(_keep_alive()[0]),
         "tcp_keepalives_interval": str(_keep_alive()[1]),
         "tcp_keepalives_count": "3",
-        "tcp_user_timeout": str(int(clock().pool_silence_s * 1000)),
+        "tcp_user_timeout": str(int(timeouts().pool_silence_s * 1000)),
     }
     if role is not Role.OWNER:
         settings["role"] = role.value
     if role is Role.READER:
         settings["default_transaction_read_only"] = "on"
     else:
-        settings["idle_in_transaction_session_timeout"] = str(int(clock().pool_idle_s * 1000))
+        settings["idle_in_transaction_session_timeout"] = str(int(timeouts().pool_idle_s * 1000))
+    address = address_of(url)
+    arguments = _arguments(address, settings)
+    if role is Role.READER and arguments.get("target_session_attrs") == "read-write":
+        arguments["target_session_attrs"] = "primary"  # a reader's own session does not write, on any server
     engine = create_async_engine(
-        sqlalchemy_url(url),
+        DRIVER,
         pool_size=size,
         max_overflow=size,
         pool_pre_ping=True,
-        connect_args={"server_settings": settings, "timeout": clock().pool_connect_s},
+        connect_args=arguments,
     )
-    event.listen(engine.sync_engine, "connect", _break_when_silent)
+    event.listen(
+        engine.sync_engine,
+        "connect",
+        lambda dbapi_connection, _record: _break_when_silent(dbapi_connection, address),
+    )
     try:
-        await _answers(engine, url, patience_s)
+        await _answers(engine, address, role, patience_s)
     except BaseException:
         await engine.dispose()
         raise
     try:
         yield engine
     finally:
-        # Also when cancelled: a connection that is left half closed stays open at the server.
+        # Also when cancelled: a half-closed connection would stay open at the server.
         with anyio.move_on_after(CLOSE_S, shield=True):
             await engine.dispose()
 
 
-async def _answers(engine: AsyncEngine, url: str, patience_s: float) -> None:
-    """Return once Postgres has answered. Raises ServiceError, one sentence, when it does not, or says no."""
+async def _answers(engine: AsyncEngine, address: Address, role: Role, patience_s: float) -> None:
+    """Return once Postgres has answered. Raises ServiceError, one sentence, if it does not answer or refuses."""
     deadline = anyio.current_time() + patience_s
     while True:
         try:
             async with engine.connect() as connection:
                 await connection.execute(text("select 1"))
             return
-        except (OSError, asyncpg.PostgresError, DBAPIError) as error:
+        except CANNOT_CONNECT as error:
             if not passing(error) or anyio.current_time() >= deadline:
-                said = str(error).partition("\n")[0] or "it does not answer"  # a time-out says nothing
-                raise ServiceError(
-                    f"PostgreSQL at {url.split('@')[-1]} cannot be used ({error.__class__.__name__}: {said}); "
-                    "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
-                ) from error
-        await anyio.sleep(LOOK_S)
+                raise refusal(error, address, role) from error
+        await anyio.sleep(POLL_INTERVAL_S)
+
+
+CANNOT_CONNECT = (
+    OSError,
+    DBAPIError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    ValueError,
+)
+"""The errors of a connection attempt, for any cause: the network, the login, the server or the URL."""
+
+
+def refusal(error: BaseException, address: Address, role: Role = Role.OWNER) -> ServiceError:
+    """One sentence for a connection that Postgres, or the network, refused."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    message = (
+        str(cause).rpartition("'>: ")[2].partition("\n")[0] or "it does not answer"
+    )  # a time-out has no text
+    if role is not Role.OWNER and role.value in message:
+        if "does not exist" in message:
+            return ServiceError(
+                f"PostgreSQL at {address.place} has no role {role.value}: run `alembic upgrade head` (ops/guides/database.md)"
+            )
+        login = address.user or "LOGIN"
+        return ServiceError(
+            f"the login {login} may not take the role {role.value} at {address.place} ({message}): as a superuser, or who may grant it, run "
+            f'`GRANT {role.value} TO "{login}"` (ops/guides/database.md)'
+        )
+    if "options" in address.options and (
+        "configuration parameter" in message or "command-line argument" in message
+    ):
+        return ServiceError(
+            f"PostgreSQL at {address.place} refuses the options of the URL ({message}): correct or remove options= in DATABASE_URL"
+        )
+    return ServiceError(
+        f"PostgreSQL at {address.place} cannot be used ({type(cause).__name__}: {message}); "
+        "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
+    )
 
 
 def _keep_alive() -> tuple[int, int]:
-    """(seconds of silence before the first probe, between two), so that the third is missed after `clock.pool_silence_s`.
+    """(seconds of silence before the first probe, seconds between two probes), so that the third is missed after `timeouts.pool_silence_s`.
 
-    A partition must not be waited for without end, nor hold locks; a server that is only stopped or busy still answers probes.
+    A network partition must not block without end, nor hold locks. A server that is only stopped or busy still answers probes.
     """
-    between = max(1, round(clock().pool_silence_s / 5))
-    return max(1, round(clock().pool_silence_s) - 3 * between), between
+    interval_s = max(1, round(timeouts().pool_silence_s / 5))
+    return max(1, round(timeouts().pool_silence_s) - 3 * interval_s), interval_s
 
 
-def _break_when_silent(connection: Any, _record: object) -> None:
-    """Our side of `clock.pool_silence_s`; a Unix socket needs none."""
+def _break_when_silent(connection: Any, address: Address) -> None:
+    """Our side of `timeouts.pool_silence_s`, unless the URL sets it; a Unix socket needs none."""
     transport = connection.driver_connection._transport  # asyncpg has no option for it
     found = transport.get_extra_info("socket")
     if found is None or found.family == socket.AF_UNIX:
         return
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, _keep_alive()[0]),
-        (socket.TCP_KEEPINTVL, _keep_alive()[1]),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, int(clock().pool_silence_s * 1000)),
+    idle_s, interval_s = _keep_alive()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(address.number("keepalives") != 0))
+    for option, named, default in (
+        (socket.TCP_KEEPIDLE, "keepalives_idle", idle_s),
+        (socket.TCP_KEEPINTVL, "keepalives_interval", interval_s),
+        (socket.TCP_KEEPCNT, "keepalives_count", 3),
+        (socket.TCP_USER_TIMEOUT, "tcp_user_timeout", int(timeouts().pool_silence_s * 1000)),
     ):
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
+        found.setsockopt(socket.IPPROTO_TCP, option, address.number(named) or default)
 
 
 class OldCode(ServiceError):
-    """The database has contracted since this code: no waiting helps, only newer code."""
+    """The database has contracted since this code: only newer code can use it."""
+
+
+class OldDatabase(ServiceError):
+    """The database is older than `FIRST`: no code with this file can use or migrate it."""
+
+
+NO_WAITING_HELPS = (OldCode, OldDatabase)
+
+
+def check_migratable(found: str | None) -> None:
+    """Raise OldDatabase if no migration leads from `found`, a database's revision, to this code's."""
+    if found is not None and found < FIRST:
+        raise OldDatabase(
+            f"the database is at revision {found}, which is from before the first release, and no migration leads from there to {REVISION}: "
+            "export what you want to keep with the code that made it, then take a new database, or with `penstock up` a new directory "
+            "(ops/guides/upgrade.md)"
+        )
 
 
 async def check_revision(connection: AsyncConnection) -> None:
-    """Raise ServiceError unless this code may run on the database: it is at this code's revision, or at a newer one that says of itself
-    (`compatibility`) that code as old as this still may. OldCode where it says otherwise."""
+    """Raise ServiceError unless this code may run on the database: it is at this code's revision, or at a newer revision whose
+    `compatibility` row still allows this code. OldCode if the row does not allow it, OldDatabase if the database is older than `FIRST`."""
     found = await revision_of(connection)
+    check_migratable(found)
+    if found is None:
+        login, schema = (await connection.execute(text("SELECT session_user, current_schema()"))).one()
+        check_schema(login, schema)
     if found is None or found < REVISION:
         raise ServiceError(
             f"the database is at revision {found or 'none'}, this version of Penstock needs {REVISION}: run `alembic upgrade head`"
@@ -156,7 +231,7 @@ async def check_revision(connection: AsyncConnection) -> None:
 
 
 async def revision_of(connection: AsyncConnection) -> str | None:
-    """The newest migration that was run; None: none yet. Four digits, so that they compare as text."""
+    """The newest migration that was run, None if none was. Four digits, so that revisions compare as text."""
     exists = await connection.scalar(text("select to_regclass('alembic_version')"))
     found: str | None = (
         await connection.scalar(text("select version_num from alembic_version")) if exists else None
@@ -171,3 +246,8 @@ async def _oldest_code(connection: AsyncConnection) -> str | None:
         await connection.scalar(text("select oldest_code from compatibility")) if exists else None
     )
     return found
+
+
+async def limit_statements(connection: AsyncConnection, seconds: float) -> None:
+    """Cancel each statement of the current transaction that takes longer than `seconds`."""
+    await connection.execute(text(f"SET LOCAL statement_timeout = {round(seconds * 1000)}"))

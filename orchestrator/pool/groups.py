@@ -8,15 +8,16 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
-from orchestrator.pool import history
-from orchestrator.pool.history import lock_run
+from orchestrator.pool import transitions
+from orchestrator.pool.rows import from_row, from_wide_row
 from orchestrator.pool.steps import StepReading, readings
 from orchestrator.pool.tables import attempts, groups, rewards, rollouts, tasks, verdicts
+from orchestrator.pool.transitions import lock_run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """A terminal rollout with what its reward is made of; `performance` is None without a verdict."""
+    """A terminal rollout with the inputs of its reward; `performance` is None without a verdict."""
 
     rollout_id: int
     member: int
@@ -29,31 +30,38 @@ class GroupMember:
     agent_s: float
     queued_s: float
     steps: Sequence[StepReading]
+    judged: Mapping[str, float | Sequence[float]] | None = None  # the verdict's process scores
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalGroup:
     """A dispatched group, locked, whose members are all terminal."""
 
     group_id: int
     purpose: Purpose
     domain: str
+    scaffold: str
     pinned_version: int | None
     settings: dict[str, Any]
     members: Sequence[GroupMember]
 
 
 async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int) -> TerminalGroup | None:
-    """Lock the group row first, then look at its members; None while one is unfinished or the group is no longer dispatched.
+    """Lock the group row first, then read its members. None if one is unfinished or the group is no longer dispatched.
 
-    The queue row comes first, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock two
-    last members that end at once would each see the other unfinished, and the group would hang.
+    The queue row is locked before that, so that the history of a run's queue is in commit order and can be replayed. Without the group's lock
+    two last members that end at once would each see the other unfinished, and the group would hang.
     """
     await lock_run(connection, run_id)
     group = (
         await connection.execute(
             select(
-                groups.c.state, groups.c.purpose, groups.c.domain, groups.c.pinned_version, tasks.c.settings
+                groups.c.state,
+                groups.c.purpose,
+                groups.c.domain,
+                groups.c.scaffold,
+                groups.c.pinned_version,
+                tasks.c.settings,
             )
             .join(tasks, tasks.c.task_id == groups.c.task_id)
             .where(groups.c.group_id == group_id)
@@ -76,6 +84,7 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
                 attempts.c.agent_s,
                 attempts.c.queued_s,
                 verdicts.c.reward,
+                verdicts.c.process,
                 verdicts.c.revision.label("verdict_revision"),
             )
             .join(
@@ -98,29 +107,35 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
     verified = [(row.rollout_id, row.attempt) for row in rows if row.state == RolloutState.VERIFIED]
     recorded = await readings(connection, run_id, verified)
     members = [
-        GroupMember(
-            row.rollout_id,
-            row.member,
-            row.attempt,
-            RolloutState(row.state),
-            FailureClass(row.failure_class),
-            row.reason,
-            row.reward,
-            row.verdict_revision,
-            row.agent_s or 0.0,
-            row.queued_s or 0.0,
-            recorded.get(row.rollout_id, []),
+        from_wide_row(
+            GroupMember,
+            row,
+            state=RolloutState(row.state),
+            failure=FailureClass(row.failure_class),
+            performance=row.reward,
+            agent_s=row.agent_s or 0.0,
+            queued_s=row.queued_s or 0.0,
+            steps=recorded.get(row.rollout_id, []),
+            judged=row.process,
         )
         for row in rows
     ]
-    return TerminalGroup(
-        group_id, Purpose(group.purpose), group.domain, group.pinned_version, group.settings, members
+    return from_row(
+        TerminalGroup,
+        group,
+        without=("state",),
+        group_id=group_id,
+        purpose=Purpose(group.purpose),
+        members=members,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewReward:
-    """One revision of a rollout's reward with every component. baseline, divisor, advantage: None where nothing is compared."""
+    """One revision of a rollout's reward with every component. baseline, divisor, advantage: None if nothing is compared.
+
+    `sd_log_t`, `speed_noise` and `silent` belong to the group. `silent`: why it gives no training signal.
+    """
 
     rollout_id: int
     attempt: int
@@ -133,6 +148,11 @@ class NewReward:
     total: float
     t_agent: float
     t_base: float | None
+    t_base_origin: str | None
+    process_by_signal: Mapping[str, float]
+    sd_log_t: float | None
+    speed_noise: float | None
+    silent: str | None
     baseline: float | None
     divisor: float | None
     advantage: float | None
@@ -163,6 +183,11 @@ async def write_rewards(connection: AsyncConnection, run_id: int, written: Seque
                 total=reward.total,
                 t_agent=reward.t_agent,
                 t_base=reward.t_base,
+                t_base_origin=reward.t_base_origin,
+                process_by_signal=dict(reward.process_by_signal),
+                sd_log_t=reward.sd_log_t,
+                speed_noise=reward.speed_noise,
+                silent=reward.silent,
                 baseline=reward.baseline,
                 divisor=reward.divisor,
                 advantage=reward.advantage,
@@ -173,4 +198,4 @@ async def write_rewards(connection: AsyncConnection, run_id: int, written: Seque
 
 async def conclude(connection: AsyncConnection, group_id: int, state: GroupState, reason: str | None) -> bool:
     """DISPATCHED → ready, scored, filtered or dead; False when the race was lost."""
-    return await history.move_group(connection, group_id, GroupState.DISPATCHED, state, reason=reason)
+    return await transitions.move_group(connection, group_id, GroupState.DISPATCHED, state, reason=reason)

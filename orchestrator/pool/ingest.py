@@ -1,11 +1,12 @@
-"""Ingest: what gateways record, into the tree of deltas. Steps are immutable.
+"""Ingest: writes the steps that gateways record into the tree of deltas. Steps are immutable.
 
-One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a different row under the same key is a conflict. Messages come in any
-order, so a parent may be missing for a while: `broken_steps` looks at whole trajectories once they are complete.
+One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a different row under the same key is a conflict. Messages arrive in any
+order, so a parent may be missing for a while: `broken_steps` checks whole trajectories once they are complete.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -28,11 +29,12 @@ from orchestrator.contracts.ids import (
     sha256,
     unb64,
 )
-from orchestrator.contracts.routes import routes_sha
+from orchestrator.contracts.marks import MarkReason
+from orchestrator.contracts.spans import flat, not_tiling
 from orchestrator.contracts.states import RolloutState, StepKind
-from orchestrator.pool import history
-from orchestrator.pool.clean import clean, clean_json
-from orchestrator.pool.current import not_current
+from orchestrator.pool import transitions
+from orchestrator.pool.lease_check import not_current
+from orchestrator.pool.sanitize import clean, clean_json
 from orchestrator.pool.steps import canonical
 from orchestrator.pool.tables import (
     messages,
@@ -43,13 +45,15 @@ from orchestrator.pool.tables import (
     step_routes,
     steps,
 )
+from orchestrator.trajectory.routes import routes_sha
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
-VERSION_SUSPECT = "version_suspect"
+YEAR = 366 * 86400.0
+LAST = 200 * YEAR  # seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """A checked step message with its binary parts."""
 
@@ -71,12 +75,11 @@ class Decoded:
 
 
 def decode_step(event: StepRecorded) -> Decoded:
-    """Check lengths, logprobs, lineage, spans and digests. Raises MessageError naming everything that does not fit."""
+    """Check lengths, logprobs, lineage, spans and digests. Raises MessageError naming every mismatch."""
     name = f"step {event.rollout}:{event.attempt}:{event.idx}"
     try:
-        StepKind(event.kind)
         step = Decoded(
-            event,
+            event=event,
             delta=unb64(event.delta),
             action=unb64(event.action),
             logprobs=unb64(event.logprobs),
@@ -84,13 +87,13 @@ def decode_step(event: StepRecorded) -> Decoded:
             prompt_digest=bytes.fromhex(event.prompt_sha) if event.prompt_sha else None,
             chain=bytes.fromhex(event.chain_sha),
             row=bytes.fromhex(event.row_sha),
-            request_digest=bytes.fromhex(event.request_digest) or None,
+            request_digest=bytes.fromhex(event.request_digest) if event.request_digest else None,
             routes=unb64(event.routes.ids) if event.routes is not None else None,
             routes_sha=bytes.fromhex(event.routes.sha) if event.routes is not None else b"",
         )
     except ValueError as error:
         raise MessageError(f"{name}: {error}") from error
-    problems = [*_wrong_lengths(step), *_wrong_logprobs(step), *_wrong_lineage(step)]
+    problems = [*_wrong_lengths(step), *_wrong_logprobs(step), *_wrong_lineage(step), *_wrong_times(step)]
     try:
         problems += [*_wrong_digests(step), *_wrong_routes(step)]
     except OverflowError as error:
@@ -109,29 +112,32 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
     n = event.full_len - event.state_len
     if len(step.action) != 4 * n or len(step.logprobs) != 4 * n:
         yield "action and logprobs do not hold full_len - state_len values"
-    end = 0
+    if fault := not_tiling(event.spans, n):
+        yield fault
     for span in event.spans:
-        if span.start != end or span.end <= span.start:
-            yield "version spans do not tile the action"
-            return
         if not 0 <= span.version < 2**31:
-            yield f"there is no policy version {span.version}"
+            yield f"policy version {span.version} does not exist"
             return
-        end = span.end
-    if end != n:
-        yield "version spans do not cover the action"
 
 
 def _wrong_logprobs(step: Decoded) -> Iterable[str]:
-    """One that is no number would take the whole batch into quarantine with it. Scripted replies and certain tokens have exactly 0."""
+    """A NaN logprob would put the whole batch into quarantine. Scripted replies and certain tokens have exactly 0."""
     if len(step.logprobs) % 4:
-        return  # said already: they are not as many as the action's ids
+        return  # already reported: their number differs from the action's ids
     values = logprobs_from_bytes(step.logprobs)
-    for wrong, rule in ((~np.isfinite(values), "finite"), (values > LOGPROB_SLACK, "at most 0")):
-        if wrong.any():
-            at = int(wrong.argmax())
+    for invalid, rule in ((~np.isfinite(values), "finite"), (values > LOGPROB_SLACK, "at most 0")):
+        if invalid.any():
+            at = int(invalid.argmax())
             yield f"the logprob of token {at} is {float(values[at]):g}, it must be {rule}"
             return
+
+
+def _wrong_times(step: Decoded) -> Iterable[str]:
+    """A value that its column cannot hold would put the whole batch into quarantine."""
+    for name, value in msgspec.structs.asdict(step.event.timings).items():
+        maximum, rule = (LAST, "since 1970") if name == "ended" else (YEAR, "from 0 on")
+        if not 0.0 <= value <= maximum:
+            yield f"timings.{name} is {value}, it must be seconds {rule}"
 
 
 def _wrong_lineage(step: Decoded) -> Iterable[str]:
@@ -145,7 +151,7 @@ def _wrong_lineage(step: Decoded) -> Iterable[str]:
             yield "keep_len is longer than the prompt"
     else:
         if event.parent is None or not 0 <= event.root <= event.parent < event.idx:
-            yield "a step that is no root has an earlier parent and root"
+            yield "a step that is not a root has an earlier parent and root"
         if step.prompt is not None or step.prompt_digest is not None:
             yield "only a root has a prompt"
 
@@ -155,55 +161,55 @@ def _wrong_digests(step: Decoded) -> Iterable[str]:
     if step.prompt is not None and step.prompt_digest != prompt_sha(step.prompt):
         yield "prompt_sha is not the digest of the prompt"
     if event.kind == StepKind.ROOT and event.keep_len >= 0:
-        above = step.prompt_digest if step.prompt_digest and len(step.prompt_digest) == 32 else NO_PARENT
-        if step.chain != chain_sha(above, event.keep_len, step.delta, step.action):
+        parent_digest = (
+            step.prompt_digest if step.prompt_digest and len(step.prompt_digest) == 32 else NO_PARENT
+        )
+        if step.chain != chain_sha(parent_digest, event.keep_len, step.delta, step.action):
             yield "chain_sha is not the digest of the root"
-    spans = [(span.version, span.start, span.end) for span in event.spans]
-    if len(step.chain) != 32 or step.row != row_sha(
-        step.chain, step.logprobs, spans, canonical(event.sampling)
-    ):
+    digest = row_sha(step.chain, step.logprobs, flat(event.spans), canonical(event.sampling))
+    if len(step.chain) != 32 or step.row != digest:
         yield "row_sha is not the digest of the row"
 
 
 def _wrong_routes(step: Decoded) -> Iterable[str]:
-    told = step.event.routes
-    if told is None or step.routes is None:
+    header = step.event.routes
+    if header is None or step.routes is None:
         return
-    if not (0 < told.layers < 2**15 and 0 < told.top_k < 2**15 and told.width in (1, 2)):
-        yield f"there are no routes of {told.layers} layers, {told.top_k} experts and {told.width} bytes per id"
+    if not (0 < header.layers < 2**15 and 0 < header.top_k < 2**15 and header.width in (1, 2)):
+        yield f"there are no routes of {header.layers} layers, {header.top_k} experts and {header.width} bytes per id"
         return
-    tokens, rest = divmod(len(step.routes), told.layers * told.top_k * told.width)
-    if rest or not tokens or told.start < 0 or told.start + tokens >= step.event.full_len:
+    tokens, remainder = divmod(len(step.routes), header.layers * header.top_k * header.width)
+    if remainder or not tokens or header.start < 0 or header.start + tokens >= step.event.full_len:
         yield "routes are not whole rows of tokens that were fed"
-    elif told.start > (len(step.prompt or b"") // 4 if step.event.parent is None else step.event.keep_len):
+    elif header.start > (len(step.prompt or b"") // 4 if step.event.parent is None else step.event.keep_len):
         yield "routes begin behind the first token that the step was sampled after"
     elif step.routes_sha != routes_sha(
-        step.chain, told.start, told.layers, told.top_k, told.width, step.routes
+        step.chain, header.start, header.layers, header.top_k, header.width, step.routes
     ):
         yield "the digest of the routes is another"
 
 
 def policies_of(step: Decoded) -> set[int]:
-    """The policy versions that made this step's tokens, as far as it may train: a script is no policy, and a step that its gateway
-    suspects says which weights answered, whether they are ours or not."""
-    if step.event.sampling.get("scripted") is True or VERSION_SUSPECT in step.event.marks:
+    """The policy versions that generated this step's tokens, if it may train. Empty for a script, which is not a policy, and for a step with a
+    suspect version, whose spans may name weights that are not ours."""
+    if step.event.sampling.get("scripted") is True or MarkReason.VERSION_SUSPECT in step.event.marks:
         return set()
     return {span.version for span in step.event.spans}
 
 
 class Fate(StrEnum):
-    """What became of one arrived step."""
+    """The outcome of one arrived step."""
 
     NEW = "new"
     REPEATED = "repeated"  # it is stored already: a no-op
     STALE = "stale"  # its lease epoch is over: refused
-    CONFLICTING = "conflicting"  # another row has its key: refused, steps never change
+    CONFLICTING = "conflicting"  # another row has its key: refused, because steps never change
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """`fates` in order of arrival; `why`: of those that are stale, by their place. `waiting`: rollouts of these steps whose result came
-    before."""
+    """`fates` in order of arrival; `why`: the reasons of stale steps, by position. `waiting`: rollouts of these steps whose result arrived
+    earlier."""
 
     fates: Sequence[Fate]
     why: Mapping[int, str]
@@ -211,7 +217,7 @@ class Ingested:
 
 
 async def ingest(connection: AsyncConnection, run_id: int, arrived: Sequence[Decoded]) -> Ingested:
-    """Write steps of one run. Whatever is not new is counted, never silent.
+    """Write steps of one run. A step that is not new is counted, never silently dropped.
 
     The rollouts are share-locked: no epoch can change between the check and the commit.
     """
@@ -239,32 +245,34 @@ async def ingest(connection: AsyncConnection, run_id: int, arrived: Sequence[Dec
         if current(step):
             first.setdefault(step.key, step)
     new = await _write(connection, run_id, list(first.values())) if first else set()
-    known = await _row_shas(connection, run_id, {step.key for step in arrived} - new)
+    stored_shas = await _row_shas(connection, run_id, {step.key for step in arrived} - new)
 
     def fate(step: Decoded) -> Fate:
         if step.key in new and step is first[step.key]:
             return Fate.NEW
-        stored = first[step.key].row if step.key in new else known.get(step.key)
+        stored = first[step.key].row if step.key in new else stored_shas.get(step.key)
         if stored == step.row:
             return Fate.REPEATED
         return Fate.CONFLICTING if stored is not None and current(step) else Fate.STALE
 
     fates = [fate(step) for step in arrived]
-    for one in (Fate.STALE, Fate.CONFLICTING, Fate.REPEATED):
-        if amount := fates.count(one):
-            await history.count(connection, run_id, f"steps_{one}", amount)
+    for outcome in (Fate.STALE, Fate.CONFLICTING, Fate.REPEATED):
+        if amount := fates.count(outcome):
+            await transitions.count(connection, run_id, f"steps_{outcome}", amount)
     waiting = {id for id, row in owners.items() if row.state == RolloutState.REPORTED}
-    why = {i: flaw(arrived[i]) or "it is not stored" for i, one in enumerate(fates) if one is Fate.STALE}
-    return Ingested(fates, why, frozenset(waiting))
+    reasons = {
+        i: flaw(arrived[i]) or "it is not stored" for i, outcome in enumerate(fates) if outcome is Fate.STALE
+    }
+    return Ingested(fates, reasons, frozenset(waiting))
 
 
 async def _row_shas(connection: AsyncConnection, run_id: int, keys: Iterable[Key]) -> dict[Key, bytes]:
-    wanted = sorted(keys)
-    if not wanted:
+    requested = sorted(keys)
+    if not requested:
         return {}
     rows = await connection.execute(
         select(steps.c.rollout_id, steps.c.attempt, steps.c.idx, steps.c.row_sha).where(
-            steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt, steps.c.idx).in_(wanted)
+            steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt, steps.c.idx).in_(requested)
         )
     )
     return {(row.rollout_id, row.attempt, row.idx): row.row_sha for row in rows}
@@ -273,19 +281,19 @@ async def _row_shas(connection: AsyncConnection, run_id: int, keys: Iterable[Key
 async def _sampling_ids(
     connection: AsyncConnection, run_id: int, batch: Iterable[Decoded]
 ) -> dict[bytes, int]:
-    wanted = {sha256(canonical(step.event.sampling)): step.event.sampling for step in batch}
+    params_by_sha = {sha256(canonical(step.event.sampling)): step.event.sampling for step in batch}
     query = select(sampling.c.sha, sampling.c.sampling_id).where(
-        sampling.c.run_id == run_id, sampling.c.sha.in_(wanted)
+        sampling.c.run_id == run_id, sampling.c.sha.in_(params_by_sha)
     )
-    known = {row.sha: row.sampling_id for row in await connection.execute(query)}
-    missing = sorted(set(wanted) - set(known))
+    id_by_sha = {row.sha: row.sampling_id for row in await connection.execute(query)}
+    missing = sorted(set(params_by_sha) - set(id_by_sha))
     if missing:
         await connection.execute(
             insert(sampling).on_conflict_do_nothing(),
-            [{"run_id": run_id, "sha": sha, "params": wanted[sha]} for sha in missing],
+            [{"run_id": run_id, "sha": sha, "params": params_by_sha[sha]} for sha in missing],
         )
-        known = {row.sha: row.sampling_id for row in await connection.execute(query)}
-    return known
+        id_by_sha = {row.sha: row.sampling_id for row in await connection.execute(query)}
+    return id_by_sha
 
 
 async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded]) -> set[Key]:
@@ -308,7 +316,7 @@ async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded])
         await connection.exec_driver_sql(_INSERT_ROUTES, _columns(step_routes, routes))
     if texts := [_message(run_id, step) for step in batch if step.key in new]:
         await connection.exec_driver_sql(_INSERT_MESSAGES, _columns(messages, texts))
-    # What is known when a step is recorded stands from then on; its gateway may be gone before the result says it again.
+    # Marks known when a step is recorded are stored now: its gateway may be gone before the result repeats them.
     if marks := [mark for step in batch if step.key in new for mark in _marks(run_id, step)]:
         await connection.execute(insert(step_marks).on_conflict_do_nothing(), marks)
     return new
@@ -332,7 +340,7 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "full_len": event.full_len,
         "v_lo": min(versions),
         "v_hi": max(versions),
-        "spans": _int_array(x for span in event.spans for x in (span.version, span.start, span.end)),
+        "spans": _int_array(flat(event.spans)),
         "sampling_id": sampling_id,
         "agent": clean(event.agent),
         "finish": clean(event.finish),
@@ -341,6 +349,7 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "t_first": event.timings.first_byte,
         "t_gen": event.timings.generation,
         "t_gap": event.timings.gap,
+        "ended": datetime.fromtimestamp(event.timings.ended, UTC) if event.timings.ended else None,
         "request_digest": step.request_digest,
         "branch_reason": clean(event.branch_reason) if event.branch_reason else None,
         "branch": msgspec.json.encode(clean_json(event.branch)).decode() if event.branch else None,
@@ -368,12 +377,12 @@ def _message(run_id: int, step: Decoded) -> dict[str, Any]:
 
 
 def _routes(run_id: int, step: Decoded) -> list[dict[str, Any]]:
-    told = step.event.routes
-    if told is None:
+    header = step.event.routes
+    if header is None:
         return []
     rollout_id, attempt, idx = step.key
     keys = {"run_id": run_id, "rollout_id": rollout_id, "attempt": attempt, "idx": idx}
-    shape = {"start": told.start, "layers": told.layers, "top_k": told.top_k, "width": told.width}
+    shape = {"start": header.start, "layers": header.layers, "top_k": header.top_k, "width": header.width}
     return [keys | shape | {"sha": step.routes_sha, "routes": step.routes}]
 
 
@@ -386,7 +395,7 @@ def _marks(run_id: int, step: Decoded) -> list[dict[str, Any]]:
 def _unnested(table: Table) -> str:
     """One insert of many rows: an array parameter per column, about 10 times cheaper than a parameter per value.
 
-    Arrays and JSON travel as text: unnest would flatten an array of arrays.
+    Arrays and JSON travel as text, because unnest would flatten an array of arrays.
     """
     names = _names(table)
     dialect = postgresql.asyncpg.dialect()  # type: ignore[no-untyped-call]

@@ -1,31 +1,41 @@
-"""Leases of rollouts: taken, kept alive, expired, retried, lost. Every later write checks the epoch (fencing).
+"""Leases of rollouts: taken, renewed, expired, retried, lost. Every later write checks the epoch (fencing).
 
-One lease epoch is leased at most once. Expiry and retries raise the epoch, so whatever an old holder still says is refused and counted.
-Times are the database's.
+An epoch is leased at most once. Expiry and retries raise the epoch, so every later message of an old holder is refused and counted.
+Times are from the database's clock.
 """
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, func, select, text, true, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ColumnElement, case, func, literal_column, select, text, true, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.clock import clock
-from orchestrator.contracts.states import FailureClass, RolloutState
-from orchestrator.pool import history, resumes
-from orchestrator.pool.clean import clean
+from orchestrator.contracts.states import FailureClass, Purpose, RolloutState
+from orchestrator.pool import resumes, transitions
 from orchestrator.pool.columns import among, in_state
+from orchestrator.pool.rows import from_row, member
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, groups, rollouts, tasks
+from orchestrator.settings.timeouts import timeouts
 
 LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
 
+_OTHERS = "(tasks.body -> '{0}') - ARRAY(SELECT path FROM jsonb_object_keys(tasks.body -> '{0}') AS path WHERE path ~ '^(steps/[^/]+/)?solution/')"
+WITHOUT_SOLUTION: ColumnElement[dict[str, Any]] = literal_column(
+    "tasks.body || jsonb_strip_nulls(jsonb_build_object("
+    f"'files', {_OTHERS.format('files')}, 'files_b64', {_OTHERS.format('files_b64')}))",
+    JSONB,
+).label("body")
+"""The packed task without the files of `solution/`, also those of its steps. No runner needs them, except for the scaffolds that run them."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What a holder needs to do its work, and the epoch that fences it. `body` is the packed task."""
+    """Everything that a holder needs for its work, and the epoch that fences it. `body` is the packed task without its reference solution."""
 
     run_id: int
     rollout_id: int
@@ -34,15 +44,18 @@ class Lease:
     attempt: int
     epoch: int
     seed: int
-    purpose: str
+    purpose: Purpose
     scaffold: str
     pinned_version: int | None
     domain: str
     task_name: str
     body: dict[str, Any]
-    label: str | None = None  # the evaluation or recording that its group belongs to
+    label: str | None = None  # the evaluation or recording of its group
     sampling: dict[str, float] = field(default_factory=dict)  # overrides of the run's sampling parameters
-    stage: int = 0  # number of the one that its group was dispatched in
+    stage: int = 0  # number of the stage in which its group was dispatched
+    began: float = field(
+        default_factory=time.monotonic
+    )  # `time.monotonic()` at the start time in its attempt's row
 
 
 async def lease(
@@ -55,15 +68,15 @@ async def lease(
     before: RolloutState = RolloutState.QUEUED,
 ) -> Lease | None:
     """Take the lease of `epoch` (QUEUED → RUNNING, or FINISHED → VERIFYING); None when it is stale or taken."""
-    after = RolloutState.RUNNING if before is RolloutState.QUEUED else RolloutState.VERIFYING
-    until = func.clock_timestamp() + timedelta(seconds=ttl_s)
-    if not await history.move_rollout(
+    new_state = RolloutState.RUNNING if before is RolloutState.QUEUED else RolloutState.VERIFYING
+    expires = func.clock_timestamp() + timedelta(seconds=ttl_s)
+    if not await transitions.move_rollout(
         connection,
         rollout_id,
         before,
-        after,
+        new_state,
         epoch=epoch,
-        values={"lease_owner": owner, "lease_until": until},
+        values={"lease_owner": owner, "lease_until": expires},
     ):
         return None
     row = (
@@ -81,8 +94,8 @@ async def lease(
                 groups.c.domain,
                 groups.c.label,
                 groups.c.sampling,
-                tasks.c.name,
-                tasks.c.body,
+                tasks.c.name.label("task_name"),
+                WITHOUT_SOLUTION,
                 groups.c.stage,
             )
             .join(groups, groups.c.group_id == rollouts.c.group_id)
@@ -90,8 +103,10 @@ async def lease(
             .where(rollouts.c.rollout_id == rollout_id)
         )
     ).one()
-    if after is RolloutState.RUNNING:
-        await connection.execute(
+    age_s = 0.0
+    if new_state is RolloutState.RUNNING:
+        age = func.extract("epoch", func.clock_timestamp() - attempts.c.started)
+        started = await connection.scalar(
             insert(attempts)
             .values(
                 run_id=row.run_id,
@@ -104,18 +119,34 @@ async def lease(
             .on_conflict_do_update(
                 index_elements=["rollout_id", "attempt"], set_={"epoch": epoch, "runner": owner}
             )
+            .returning(age)
         )
-    return Lease(
-        row.run_id, rollout_id, row.group_id, row.member, row.attempt, epoch, row.seed, row.purpose, row.scaffold,
-        row.pinned_version, row.domain, row.name, row.body, row.label, row.sampling or {},
-        row.stage or 0,
-    )  # fmt: skip
+        age_s = max(0.0, float(started or 0))
+    return from_row(
+        Lease,
+        row,
+        epoch=epoch,
+        sampling=row.sampling or {},
+        stage=row.stage or 0,
+        began=time.monotonic() - age_s,
+    )
+
+
+async def whole_task(connection: AsyncConnection, rollout_id: int) -> dict[str, Any]:
+    """The packed task of a rollout, with its reference solution."""
+    query = (
+        select(tasks.c.body)
+        .join(groups, groups.c.task_id == tasks.c.task_id)
+        .join(rollouts, rollouts.c.group_id == groups.c.group_id)
+        .where(rollouts.c.rollout_id == rollout_id)
+    )
+    return dict((await connection.execute(query)).scalar_one())
 
 
 async def heartbeat(
     connection: AsyncConnection, owner: str, epochs: dict[int, int], ttl_s: float
 ) -> set[int]:
-    """Extend the leases {rollout_id: epoch} of `owner`; returns those that are still held. The others are lost: stop their work."""
+    """Extend the leases {rollout_id: epoch} of `owner`. Return those that are still held. The others are lost: stop their work."""
     if not epochs:
         return set()
     rows = await connection.execute(
@@ -134,9 +165,9 @@ async def heartbeat(
 
 
 async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, int]) -> int:
-    """End the leases {rollout_id: epoch} of an `owner` that stops: they have run out, and the reaper need not wait. Returns how many.
+    """End the leases {rollout_id: epoch} of an `owner` that stops. They expire at once, so the reaper need not wait. Returns how many.
 
-    The attempts under them are cancelled, which is nobody's failure.
+    Their attempts are cancelled, which does not count as a failure.
     """
     rows = await connection.execute(
         text(
@@ -156,7 +187,7 @@ async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, i
 
 
 async def failures(connection: AsyncConnection, rollout_id: int) -> int:
-    """How many attempts of a rollout failed; those that a stopping runner gave back did not."""
+    """How many attempts of a rollout failed. Attempts that a stopping runner gave back do not count."""
     failed = attempts.c.failure_class.is_distinct_from(FailureClass.CANCELLED)
     query = select(func.count()).where(attempts.c.rollout_id == rollout_id, failed)
     return int(await connection.scalar(query) or 0)
@@ -173,7 +204,7 @@ async def retry(
 ) -> tuple[int, int] | None:
     """Back to QUEUED as a new attempt with a new epoch: (attempt, epoch), or None when the race was lost."""
     new_epoch = epoch + 1
-    moved = await history.move_rollout(
+    moved = await transitions.move_rollout(
         connection,
         rollout_id,
         before,
@@ -205,8 +236,8 @@ async def lose(
     failure: FailureClass,
     reason: str,
 ) -> bool:
-    """End a rollout without a verdict: it leaves baseline and batch."""
-    moved = await history.move_rollout(
+    """End a rollout without a verdict: it is in neither the baseline nor a batch."""
+    moved = await transitions.move_rollout(
         connection,
         rollout_id,
         before,
@@ -223,14 +254,16 @@ async def lose(
 
 
 async def cancel_members(connection: AsyncConnection, group_ids: Sequence[int], reason: str) -> None:
-    """`lose`, as cancelled, every open rollout of several groups that are locked."""
+    """Apply `lose`, as cancelled, to every open rollout of several locked groups."""
     values = {
         "failure_class": FailureClass.CANCELLED,
         "reason": clean(reason),
         "lease_owner": None,
         "lease_until": None,
     }
-    moved = await history.end_members(connection, group_ids, RolloutState.LOST, reason=reason, values=values)
+    moved = await transitions.end_members(
+        connection, group_ids, RolloutState.LOST, reason=reason, values=values
+    )
     if not moved:
         return
     await connection.execute(
@@ -244,7 +277,7 @@ async def cancel_members(connection: AsyncConnection, group_ids: Sequence[int], 
 async def _end_attempt(
     connection: AsyncConnection, rollout_id: int, attempt: int | None, failure: FailureClass, reason: str
 ) -> None:
-    """What reported nothing has ended as well, and why: `attempt`, or whichever is open. One that reported keeps its own word."""
+    """End an attempt that has reported nothing, with its reason: `attempt`, or the open attempt. A reported attempt keeps its own reason."""
     statement = (
         attempts.update()
         .where(attempts.c.rollout_id == rollout_id, attempts.c.ended.is_(None))
@@ -255,9 +288,9 @@ async def _end_attempt(
     await connection.execute(statement)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """A lease that ran out, or was given back before its time."""
+    """A lease that expired or was given back early."""
 
     run_id: int
     rollout_id: int
@@ -274,7 +307,7 @@ async def expired(
     *,
     states: Collection[RolloutState] = LEASED,
 ) -> list[Expired]:
-    """Lock leases of `states` that have run out, skipping what another reaper holds."""
+    """Lock the expired leases of `states`, skipping those that another reaper holds."""
     rows = await connection.execute(
         select(
             rollouts.c.run_id,
@@ -295,11 +328,15 @@ async def expired(
     )
     return [
         Expired(
-            row.run_id, row.rollout_id, row.attempt, row.lease_epoch, RolloutState(row.state),
+            run_id=row.run_id,
+            rollout_id=row.rollout_id,
+            attempt=row.attempt,
+            epoch=row.lease_epoch,
+            state=RolloutState(row.state),
             given_back=row.lease_owner is None and row.state != RolloutState.REPORTED,
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 async def grace(
@@ -310,17 +347,17 @@ async def grace(
     states: Collection[RolloutState] = LEASED,
     again: bool = False,
 ) -> None:
-    """Give every lease of `states` at least one full time to live: its holder could not renew while Postgres, or the reaper, was away. What a
-    reported rollout waits for may have been kept back by the bus: it gets its full time to arrive.
+    """Give every lease of `states` at least one full time to live: its holder could not renew it while Postgres or the reaper was unreachable.
+    The bus may have delayed messages that a reported rollout waits for: it gets the full time for them to arrive.
 
-    Once until its owner renews it, whoever gave it: `graced_until` remembers the end that was given, and whatever else sets an end sets
-    another one. So neither an orchestrator that begins again and again nor several of them keep a dead holder's lease alive. One that was
-    given back has no holder. `again`: not only once, for what has no owner who could renew it, but waits for the bus.
+    A lease gets grace only once until its owner renews it, from any orchestrator: `graced_until` stores the end that grace set, and every other
+    write sets a different end. So neither an orchestrator that restarts repeatedly nor several of them keep a dead holder's lease alive. A lease
+    that was given back has no holder. `again`: also repeatedly, for leases without an owner to renew them that wait for the bus.
     """
     now, reported = func.clock_timestamp(), rollouts.c.state == RolloutState.REPORTED
-    full, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, clock().arrival_s))
-    length = case((reported, arrived), else_=full)
-    short = (
+    ttl, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, timeouts().arrival_s))
+    length = case((reported, arrived), else_=ttl)
+    expiring = (
         select(rollouts.c.rollout_id, length.label("length"))
         .where(
             rollouts.c.run_id == run_id,
@@ -333,37 +370,36 @@ async def grace(
         .with_for_update()
         .cte("short")
     )
-    # One reading of the clock for both columns, and after the wait for the lock.
-    given = (
-        select(short.c.rollout_id, (now + short.c.length).label("until"))
+    # One reading of the clock for both columns, taken after the wait for the lock.
+    extensions = (
+        select(expiring.c.rollout_id, (now + expiring.c.length).label("until"))
         .cte("given")
         .prefix_with("MATERIALIZED")
     )
     await connection.execute(
         update(rollouts)
-        .where(rollouts.c.rollout_id == given.c.rollout_id)
-        .values(lease_until=given.c.until, graced_until=given.c.until)
+        .where(rollouts.c.rollout_id == extensions.c.rollout_id)
+        .values(lease_until=extensions.c.until, graced_until=extensions.c.until)
     )
 
 
 async def group_of(connection: AsyncConnection, rollout_id: int) -> int:
-    """The group that a rollout belongs to."""
+    """The group of a rollout."""
     return int(
         await connection.scalar(select(rollouts.c.group_id).where(rollouts.c.rollout_id == rollout_id)) or 0
     )
 
 
 async def pool_of(connection: AsyncConnection, rollout_id: int) -> str:
-    """The pool of runners that a rollout is assigned to."""
+    """The runner pool of a rollout."""
     return str(await connection.scalar(select(rollouts.c.pool).where(rollouts.c.rollout_id == rollout_id)))
 
 
-async def purpose_of(connection: AsyncConnection, rollout_id: int) -> str:
+async def purpose_of(connection: AsyncConnection, rollout_id: int) -> Purpose:
     """The purpose that a rollout inherits from its group."""
-    return str(
-        await connection.scalar(
-            select(groups.c.purpose)
-            .join(rollouts, rollouts.c.group_id == groups.c.group_id)
-            .where(rollouts.c.rollout_id == rollout_id)
-        )
+    purpose = await connection.scalar(
+        select(groups.c.purpose)
+        .join(rollouts, rollouts.c.group_id == groups.c.group_id)
+        .where(rollouts.c.rollout_id == rollout_id)
     )
+    return member(Purpose, str(purpose))

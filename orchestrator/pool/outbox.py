@@ -1,8 +1,8 @@
-"""The outbox: messages that a committed state change owes to the bus.
+"""The outbox: messages that a committed state change must send to the bus.
 
-`owe` is called inside the transaction of the state change. The relay takes rows with SKIP LOCKED (never `id > last`) for a while, publishes
-them outside of any transaction, and deletes what was acknowledged; a crash in between publishes twice, which the message id and unique keys
-make a no-op. `not_before` is when a row may be taken: a delay, a pause after a refusal, or the end of somebody's turn.
+`enqueue` is called inside the transaction of the state change. The relay takes rows with SKIP LOCKED (never `id > last`) for a while, publishes
+them outside of any transaction, and deletes acknowledged rows. A crash in between publishes twice; the message id and unique keys make the
+second publish a no-op. `not_before` is the earliest time to take a row: a delay, a pause after a refusal, or the end of another relay's turn.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ from sqlalchemy import delete, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.events import Event
+from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.tables import outbox
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
     """One unpublished message; `msg_id` is deterministic, so that a second publish is de-duplicated.
 
-    Row ids begin again in a new database: with its time of birth no row is taken for one that the bus saw from another database.
+    Row ids start again in a new database. The row's creation time keeps it distinct from a row that the bus saw from another database.
     """
 
     outbox_id: int
@@ -37,7 +38,7 @@ class Owed:
         return f"outbox:{self.run_id}:{self.outbox_id}:{self.born_us}"
 
 
-async def owe(
+async def enqueue(
     connection: AsyncConnection,
     run_id: int,
     subject: str,
@@ -47,10 +48,10 @@ async def owe(
     delay_s: float = 0.0,
 ) -> None:
     """Insert `event` for `subject`; it may be published after `delay_s` seconds."""
-    await owe_all(connection, run_id, [(subject, event)], revision=revision, delay_s=delay_s)
+    await enqueue_all(connection, run_id, [(subject, event)], revision=revision, delay_s=delay_s)
 
 
-async def owe_all(
+async def enqueue_all(
     connection: AsyncConnection,
     run_id: int,
     messages: Sequence[tuple[str, Event]],
@@ -58,7 +59,7 @@ async def owe_all(
     revision: int = 0,
     delay_s: float = 0.0,
 ) -> None:
-    """`owe` for many (subject, event) pairs: 100,000 take seconds."""
+    """`enqueue` for many (subject, event) pairs: 100,000 take seconds."""
     if not messages:
         return
     now = await connection.scalar(select(func.clock_timestamp())) if delay_s > 0 else None
@@ -81,10 +82,10 @@ async def owe_all(
 async def take_due(
     connection: AsyncConnection, run_id: int, limit: int = 256, *, taken_s: float
 ) -> Sequence[Owed]:
-    """Up to `limit` rows of a run that may be published now, oldest first, skipping what another relay has.
+    """Up to `limit` rows of a run that may be published now, oldest first, skipping rows that another relay has.
 
-    They are taken for `taken_s` seconds: until then nobody else gets them, and no lock is held. That this is lost in a crash of Postgres
-    costs a second publish, so its commit need not wait for the disk.
+    They are taken for `taken_s` seconds: until then no other relay gets them, and no lock is held. If a crash of Postgres loses this update,
+    the cost is a second publish, so its commit need not wait for the disk.
     """
     await _without_waiting_for_the_disk(connection)
     page = (
@@ -105,28 +106,20 @@ async def take_due(
         .returning(outbox)
     )
     return [
-        Owed(
-            outbox_id=row.outbox_id,
-            run_id=row.run_id,
-            subject=row.subject,
-            schema=row.schema,
-            body=msgspec.json.encode(row.body),
-            revision=row.revision,
-            born_us=round(row.at.timestamp() * 1e6),
-        )
+        from_wide_row(Owed, row, body=msgspec.json.encode(row.body), born_us=round(row.at.timestamp() * 1e6))
         for row in sorted(rows, key=lambda row: int(row.outbox_id))
     ]
 
 
 async def postpone(connection: AsyncConnection, ids: Sequence[int], delay_s: float) -> None:
-    """Try again later: rows that the bus refuses must not stand before those that it takes."""
+    """Retry later: rows that the bus refuses must not block rows that it accepts."""
     if ids:
         later = func.clock_timestamp() + timedelta(seconds=delay_s)
         await connection.execute(update(outbox).where(outbox.c.outbox_id.in_(ids)).values(not_before=later))
 
 
 async def settle(connection: AsyncConnection, ids: Sequence[int]) -> None:
-    """Delete rows whose publish was acknowledged. Rows that a crash of Postgres brings back are published again."""
+    """Delete rows whose publish was acknowledged. A row that a crash of Postgres restores is published again."""
     if ids:
         await _without_waiting_for_the_disk(connection)
         await connection.execute(delete(outbox).where(outbox.c.outbox_id.in_(ids)))

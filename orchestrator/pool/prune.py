@@ -1,10 +1,10 @@
-"""Retention: an ended run's steps, routes, messages and prompts are dropped whole. Groups, rewards, batches, digests and the history stay.
+"""Retention: drops an ended run's steps, routes, messages and prompts entirely. Groups, rewards, batches, digests and the history stay.
 
-Each of the four tables has one partition per run. A partition is detached CONCURRENTLY, which takes no lock that reads or writes of other
-runs would wait for; then it is nobody's, and dropped. What is still reading when it begins is waited for, in turns of `LOCK_WAIT`.
+Each of the four tables has one partition per run. A partition is detached CONCURRENTLY, which takes no lock that blocks reads or writes of other
+runs. The detached table is then dropped. The prune waits for readers that are active at its start, in turns of `LOCK_WAIT`.
 
-`runs.pruned` is set first, in a transaction that refuses what may not be pruned: from then on the run takes no step, and the audit says
-"pruned". A prune that was killed is continued by the next one; two at once do no harm.
+`runs.pruned` is set first, in a transaction that refuses runs that may not be pruned. From then on the run accepts no step, and the audit reports
+"pruned". The next prune continues a killed one. Two concurrent prunes do no harm.
 """
 
 from collections.abc import AsyncIterator
@@ -17,40 +17,42 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.states import BatchState
-from orchestrator.failpoints import boundary
-from orchestrator.log import get
-from orchestrator.pool.runs import Run
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import BatchState, RunState
+from orchestrator.pool.rows import member
+from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.tables import artifacts, batches, dead_letters, groups, runs, tool_calls
 from orchestrator.pool.transact import transact
+from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.log import get
 
 log = get(__name__)
 
 PARTITIONED = ("steps", "step_routes", "trained_steps", "messages", "prompts")
-BESIDE = (tool_calls, artifacts)  # of the same trajectories, few and small: plain rows
+UNPARTITIONED = (tool_calls, artifacts)  # of the same trajectories, few and small: plain rows
 LOCK_WAIT = (
-    "1s"  # whoever wants another lock on these tables (a new run's partitions, say) waits no longer than this
+    "1s"  # other locks on these tables (for a new run's partitions, for example) wait at most this long
 )
 PATIENCE_S = 60.0
-OLDEST_DAYS = 36_500  # a hundred years: PostgreSQL's calendar ends somewhere
+OLDEST_DAYS = 36_500  # a hundred years: PostgreSQL's dates are limited
 _NO_LOCK, _UNFINISHED, _NO_TABLE = "55P03", "55000", "42P01"
-"""lock_not_available · another detach was broken off, or was finished by somebody else · somebody else has detached it"""
+"""lock_not_available · another detach was interrupted, or another process finished it · another process has detached it"""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one table holds of a run. `size` counts bytes with indexes; None where its rows share a table with those of other runs."""
+    """The data of a run in one table. `size`: bytes with indexes; None if its rows share a table with rows of other runs."""
 
     table: str
     rows: int
     size: int | None
 
 
-async def check_prunable(connection: AsyncConnection, run: Run) -> None:
-    """Raise ConfigurationError, one sentence, for what may still be asked for."""
-    if run.state != "ended":
+async def check_prunable(connection: AsyncConnection, run: StoredRun) -> None:
+    """Raise ConfigurationError, one sentence, if the data may still be needed."""
+    if run.state != RunState.ENDED:
         raise ConfigurationError(
-            f"run {run.name!r} is {run.state}: only an ended run can be pruned; `penstock run end` ends it"
+            f"run {quoted(run.name)} is {run.state}: only an ended run can be pruned; `penstock run end` ends it"
         )
     closed = await connection.scalar(
         select(func.min(batches.c.batch_no)).where(
@@ -59,17 +61,19 @@ async def check_prunable(connection: AsyncConnection, run: Run) -> None:
     )
     if closed is not None:
         raise ConfigurationError(
-            f"batch {closed} of run {run.name!r} is claimed and not committed: the trainer still needs its steps"
+            f"batch {closed} of run {quoted(run.name)} is claimed and not committed: the trainer still needs its steps"
         )
-    left = await connection.scalar(select(func.count()).where(groups.c.run_id == run.run_id, ~groups.c.done))
-    if left:
+    open_groups = await connection.scalar(
+        select(func.count()).where(groups.c.run_id == run.run_id, ~groups.c.done)
+    )
+    if open_groups:
         raise ConfigurationError(
-            f"{left} groups of run {run.name!r} are still open (evaluations or recordings): let them end first"
+            f"{open_groups} groups of run {quoted(run.name)} are still open (evaluations or recordings): let them end first"
         )
 
 
 async def held(connection: AsyncConnection, run_id: int) -> list[Held]:
-    """What a prune of the run would drop."""
+    """The data that a prune of the run would drop."""
     found = []
     for table in PARTITIONED:
         partition = f"{table}_{run_id}"
@@ -80,19 +84,22 @@ async def held(connection: AsyncConnection, run_id: int) -> list[Held]:
         )
         rows = await connection.scalar(text(f"SELECT count(*) FROM {partition}"))
         found.append(Held(partition, int(rows or 0), int(size or 0)))
-    for beside in BESIDE:
-        rows = await connection.scalar(select(func.count()).where(beside.c.run_id == run_id))
+    for unpartitioned in UNPARTITIONED:
+        rows = await connection.scalar(select(func.count()).where(unpartitioned.c.run_id == run_id))
         if rows:
-            found.append(Held(beside.name, int(rows), None))
+            found.append(Held(unpartitioned.name, int(rows), None))
     return found
 
 
-async def begin(connection: AsyncConnection, run: Run) -> None:
-    """Mark the run as pruned. Raises ConfigurationError as `check_prunable` does; nobody can add to the run meanwhile."""
+async def begin(connection: AsyncConnection, run: StoredRun) -> None:
+    """Mark the run as pruned. Raises ConfigurationError like `check_prunable`. Nothing can be added to the run in the meantime."""
     locked = (
         await connection.execute(select(runs.c.state).where(runs.c.run_id == run.run_id).with_for_update())
     ).one()
-    await check_prunable(connection, Run(run.run_id, run.name, locked.state, run.config))
+    await check_prunable(
+        connection,
+        StoredRun(run_id=run.run_id, name=run.name, state=member(RunState, locked.state), config=run.config),
+    )
     await connection.execute(
         update(runs)
         .where(runs.c.run_id == run.run_id, runs.c.pruned.is_(None))
@@ -101,7 +108,7 @@ async def begin(connection: AsyncConnection, run: Run) -> None:
 
 
 async def drop(engine: AsyncEngine, run_id: int, patience_s: float = PATIENCE_S) -> None:
-    """Drop what `held` lists of a run that is marked. Raises ConfigurationError when something keeps reading for `patience_s` seconds."""
+    """Drop everything that `held` lists for a marked run. Raises ConfigurationError if a reader stays for `patience_s` seconds."""
     async with _alone(engine) as connection:
         for table in PARTITIONED:
             with anyio.move_on_after(patience_s) as waiting:
@@ -112,48 +119,48 @@ async def drop(engine: AsyncEngine, run_id: int, patience_s: float = PATIENCE_S)
                     f"something has been reading {table} for {patience_s:g} s (see pg_stat_activity); run the same command again later"
                 )
 
-    async def beside(connection: AsyncConnection) -> None:
-        for rows in BESIDE:
+    async def delete_rows(connection: AsyncConnection) -> None:
+        for rows in UNPARTITIONED:
             await connection.execute(delete(rows).where(rows.c.run_id == run_id))
 
-    await transact(engine, beside, at="person.commit")
+    await transact(engine, delete_rows, at="person.commit")
 
 
 async def old_letters(connection: AsyncConnection, run_id: int, older_than_days: float) -> int:
-    """How many dead messages of the run are older. Raises ConfigurationError, one sentence, for what is no age."""
+    """How many dead messages of the run are older. Raises ConfigurationError, one sentence, for an invalid age."""
     found = select(func.count()).select_from(dead_letters).where(*_older(run_id, older_than_days))
     return int(await connection.scalar(found) or 0)
 
 
 async def drop_letters(connection: AsyncConnection, run_id: int, older_than_days: float) -> int:
     """Delete them; returns how many. Raises as `old_letters` does."""
-    done = await connection.execute(delete(dead_letters).where(*_older(run_id, older_than_days)))
-    return done.rowcount
+    deleted = await connection.execute(delete(dead_letters).where(*_older(run_id, older_than_days)))
+    return deleted.rowcount
 
 
 def _older(run_id: int, days: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    if not 0 <= days <= OLDEST_DAYS:  # what is not a number neither
+    if not 0 <= days <= OLDEST_DAYS:  # also refuses NaN
         raise ConfigurationError(
-            f"{days:g} days are no age of dead messages: give 0, which is all of them, to {OLDEST_DAYS:,}"
+            f"the age of dead messages must be 0 (all of them) to {OLDEST_DAYS:,} days, not {days:g}"
         )
-    before = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 0, days * 86400)
-    return dead_letters.c.run_id == run_id, dead_letters.c.at < before
+    cutoff = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 0, days * 86400)
+    return dead_letters.c.run_id == run_id, dead_letters.c.at < cutoff
 
 
 @asynccontextmanager
 async def _alone(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection for statements that allow no transaction around them, and that wait for locks in turns."""
-    async with engine.connect() as plain:
-        connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
+    """A connection for statements that do not run in a transaction and that wait for locks in turns."""
+    async with engine.connect() as base:
+        connection = await base.execution_options(isolation_level="AUTOCOMMIT")
         await connection.execute(text(f"SET lock_timeout = '{LOCK_WAIT}'"))
         try:
             yield connection
         finally:
-            await connection.invalidate()  # its settings are nobody else's
+            await connection.invalidate()  # its settings must not leak into the pool
 
 
 async def _detach(connection: AsyncConnection, table: str, run_id: int) -> None:
-    """Until the partition is no partition any more. At most one partition of a table is half detached: it is finished first."""
+    """Repeat until the partition is detached. At most one partition of a table is half detached: it is finished first."""
     while True:
         states = await connection.execute(
             text(
@@ -163,11 +170,11 @@ async def _detach(connection: AsyncConnection, table: str, run_id: int) -> None:
             {"table": table, "own": f"{table}_{run_id}"},
         )
         pending = {row.relname: row.inhdetachpending for row in states}
-        half = [name for name, unfinished in pending.items() if unfinished]
-        if half:
+        half_detached = [name for name, unfinished in pending.items() if unfinished]
+        if half_detached:
             await _without(
                 connection,
-                f"ALTER TABLE {table} DETACH PARTITION {half[0]} FINALIZE",
+                f"ALTER TABLE {table} DETACH PARTITION {half_detached[0]} FINALIZE",
                 at="prune.detach",
                 once=True,
             )
@@ -183,8 +190,8 @@ async def _detach(connection: AsyncConnection, table: str, run_id: int) -> None:
 
 
 async def _without(connection: AsyncConnection, statement: str, *, at: str, once: bool = False) -> None:
-    """Run it as soon as its locks are free. It commits by itself: `at` is its failpoint. `once`: return also where they were not; it may have
-    been half done, or done by somebody else."""
+    """Run the statement as soon as its locks are free. It commits by itself: `at` is its failpoint. `once`: also return if the locks were not
+    free; the statement may be half done, or done by another process."""
     while True:
         try:
             await boundary(at, lambda: connection.execute(text(statement)))

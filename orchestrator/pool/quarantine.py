@@ -4,14 +4,14 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import BatchState, FilterReason
-from orchestrator.pool import history
+from orchestrator.pool import transitions as history
 from orchestrator.pool.batches import drop
 from orchestrator.pool.rewind import REWIND
 from orchestrator.pool.tables import batches, transitions
 
 
 async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int, why: str) -> bool:
-    """Void a closed batch that cannot be trained, and keep `why`: its groups become filtered(quarantined). False when it is no longer closed."""
+    """Void a closed batch that cannot be trained, and store `why`: its groups become filtered(quarantined). False if it is no longer closed."""
     await history.lock_run(connection, run_id)
     state = await connection.scalar(select(batches.c.state).where(batches.c.batch_id == batch_id))
     if state != BatchState.CLOSED:
@@ -21,7 +21,7 @@ async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int, wh
 
 
 async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
-    """How many batches were quarantined since the last commit, or the last rewind: it took the weights away that they failed with."""
+    """How many batches were quarantined since the last commit or rewind. A rewind removes the weights with which they failed."""
     of_batches = (transitions.c.run_id == run_id) & (transitions.c.kind == "batch")
     last_good = (
         select(func.coalesce(func.max(transitions.c.transition_id), 0))

@@ -1,8 +1,9 @@
-"""Verdicts once more, for groups that no batch has: after the tests of their tasks, or what runs them, were mended.
+"""Rescore: new verdicts for groups that are in no batch, after their tasks' tests, or the programs that run them, were repaired.
 
-A group that is ready goes back to dispatched, and its verified rollouts to finished under a new epoch; whoever verifies brings a new revision of each
-verdict, and the last one concludes the group again: new revisions of its rewards, ready or filtered. So nothing is taken that is half judged
-anew, and a verdict that was on its way is of an old epoch: counted, and dropped. Whatever a batch holds, or has ended otherwise, stays as it is.
+A ready group returns to dispatched, and its verified rollouts to finished under a new epoch. A verifier then writes a new revision of each
+verdict, and the last verdict concludes the group again, with new revisions of its rewards, as ready or filtered. So no batch takes a group with
+a mixture of old and new verdicts. A verdict in flight has an old epoch: it is counted and dropped. Groups in a batch or ended otherwise stay
+unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState, Purpose, RolloutState
-from orchestrator.pool import history
+from orchestrator.pool import transitions
 from orchestrator.pool.tables import groups, rollouts, tasks
 
 OPEN = (GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY)
@@ -22,7 +23,7 @@ OPEN = (GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which training groups: of these domains and tasks, by name. Empty: of any."""
+    """Selects training groups: of these domains and tasks, by name. Empty: of any."""
 
     domains: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -36,9 +37,9 @@ class Chosen:
         return condition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGroup:
-    """A group that no batch has, locked; `body` is its packed task."""
+    """A group that is in no batch, locked; `body` is its packed task."""
 
     group_id: int
     state: GroupState
@@ -47,8 +48,8 @@ class OpenGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
-    """A rollout that waits for a verdict again."""
+class Reverification:
+    """A rollout that waits for another verdict."""
 
     rollout_id: int
     attempt: int
@@ -56,7 +57,7 @@ class Anew:
 
 
 async def open_groups(connection: AsyncConnection, run_id: int, chosen: Chosen) -> list[OpenGroup]:
-    """Lock those that were chosen and are open, by id. The queue row must be locked."""
+    """Lock the chosen open groups, by id. The queue row must be locked."""
     rows = await connection.execute(
         select(groups.c.group_id, groups.c.state, tasks.c.name, tasks.c.body)
         .join(tasks, tasks.c.task_id == groups.c.task_id)
@@ -64,11 +65,26 @@ async def open_groups(connection: AsyncConnection, run_id: int, chosen: Chosen) 
         .order_by(groups.c.group_id)
         .with_for_update(of=groups)
     )
-    return [OpenGroup(row.group_id, GroupState(row.state), row.name, row.body) for row in rows]
+    return [
+        OpenGroup(group_id=row.group_id, state=GroupState(row.state), task=row.name, body=row.body)
+        for row in rows
+    ]
+
+
+async def ended(connection: AsyncConnection, run_id: int, chosen: Chosen) -> list[tuple[int, str, str]]:
+    """(id, state, reason or empty) of the chosen groups that are not open, newest first, at most 4."""
+    rows = await connection.execute(
+        select(groups.c.group_id, groups.c.state, func.coalesce(groups.c.reason, ""))
+        .join(tasks, tasks.c.task_id == groups.c.task_id)
+        .where(chosen.of(run_id), groups.c.state.not_in(OPEN))
+        .order_by(groups.c.group_id.desc())
+        .limit(4)
+    )
+    return [(group_id, state, reason) for group_id, state, reason in rows]
 
 
 async def left_alone(connection: AsyncConnection, run_id: int, chosen: Chosen) -> dict[str, int]:
-    """How many of those that were chosen a batch has, or have ended, by their state."""
+    """How many of the chosen groups are in a batch or have ended, by their state."""
     rows = await connection.execute(
         select(groups.c.state, func.count())
         .join(tasks, tasks.c.task_id == groups.c.task_id)
@@ -82,7 +98,7 @@ async def left_alone(connection: AsyncConnection, run_id: int, chosen: Chosen) -
 async def retarget(
     connection: AsyncConnection, run_id: int, group_ids: Sequence[int], task: Mapping[str, Any]
 ) -> None:
-    """Have these groups be of another edition of their task: `task` holds its row's sha, name, domain, settings and body."""
+    """Point these groups to another edition of their task: `task` holds its row's sha, name, domain, settings and body."""
     task_id = await connection.scalar(
         insert(tasks)
         .values(run_id=run_id, **task)
@@ -92,8 +108,8 @@ async def retarget(
     await connection.execute(update(groups).where(groups.c.group_id.in_(group_ids)).values(task_id=task_id))
 
 
-async def verify_anew(connection: AsyncConnection, group: OpenGroup, reason: str) -> list[Anew]:
-    """Send the group's verified rollouts, and those that are being verified, back to be verified; the group, if ready, with them."""
+async def verify_again(connection: AsyncConnection, group: OpenGroup, reason: str) -> list[Reverification]:
+    """Send the group's verified and verifying rollouts back to verification; and the group back to dispatched if it is ready."""
     rows = (
         await connection.execute(
             select(rollouts.c.rollout_id, rollouts.c.state, rollouts.c.attempt, rollouts.c.lease_epoch)
@@ -105,10 +121,10 @@ async def verify_anew(connection: AsyncConnection, group: OpenGroup, reason: str
             .with_for_update()
         )
     ).all()
-    sent: list[Anew] = []
+    sent: list[Reverification] = []
     for row in rows:
         epoch = row.lease_epoch + 1
-        moved = await history.move_rollout(
+        moved = await transitions.move_rollout(
             connection,
             row.rollout_id,
             RolloutState(row.state),
@@ -117,8 +133,10 @@ async def verify_anew(connection: AsyncConnection, group: OpenGroup, reason: str
             values={"lease_epoch": epoch, "lease_owner": None, "lease_until": None, "verify_tries": 0},
         )
         assert moved, "its row is locked"
-        sent.append(Anew(row.rollout_id, row.attempt, epoch))
+        sent.append(Reverification(row.rollout_id, row.attempt, epoch))
     if group.state is GroupState.READY:
-        moved = await history.move_group(connection, group.group_id, GroupState.READY, GroupState.DISPATCHED)
+        moved = await transitions.move_group(
+            connection, group.group_id, GroupState.READY, GroupState.DISPATCHED
+        )
         assert moved and sent, "the queue row is locked, and a ready group has verdicts"
     return sent

@@ -1,4 +1,4 @@
-"""Results of rollouts: what a runner announced, whether all of it has arrived, and the verdict.
+"""Results of rollouts: the runner's announcement, whether everything announced has arrived, and the verdict.
 
 A rollout is complete only when every step it announced is in the data pool with the announced digest.
 """
@@ -12,12 +12,12 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.clock import clock
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached
 from orchestrator.contracts.ids import b64, unb64
-from orchestrator.contracts.states import FailureClass, Replay, RolloutState
-from orchestrator.pool import history, resumes
-from orchestrator.pool.clean import clean
+from orchestrator.contracts.states import FailureClass, Left, Purpose, RolloutState
+from orchestrator.pool import resumes, transitions
+from orchestrator.pool.rows import from_row, from_wide_row, member
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import (
     artifacts,
     attempts,
@@ -28,11 +28,12 @@ from orchestrator.pool.tables import (
     tool_calls,
     verdicts,
 )
+from orchestrator.settings.timeouts import timeouts
 
 
 async def report(connection: AsyncConnection, run_id: int, event: RolloutFinished) -> bool:
-    """RUNNING → REPORTED with everything that the runner announced; False (counted) for a stale epoch or a repeat."""
-    moved = await history.move_rollout(
+    """RUNNING → REPORTED with everything that the runner announced. False (counted) for a stale epoch or a repeat."""
+    moved = await transitions.move_rollout(
         connection,
         event.rollout,
         RolloutState.RUNNING,
@@ -41,14 +42,14 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         attempt=event.attempt,
         epoch=event.epoch,
         reason=event.failure_class,
-        # The lease of a reported rollout is the orchestrator's: it expires when the announced steps never arrive.
+        # The orchestrator owns the lease of a reported rollout: it expires if the announced steps never arrive.
         values={
             "lease_owner": None,
-            "lease_until": func.clock_timestamp() + timedelta(seconds=clock().arrival_s),
+            "lease_until": func.clock_timestamp() + timedelta(seconds=timeouts().arrival_s),
         },
     )
     if not moved:
-        await history.count(connection, run_id, "results_stale")
+        await transitions.count(connection, run_id, "results_stale")
         return False
     await connection.execute(
         update(attempts)
@@ -56,27 +57,31 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         .values(
             ended=func.clock_timestamp(),
             failure_class=event.failure_class,
-            reason=clean(event.reason) or None,
+            reason=_cleaned(event.reason),
             steps=event.steps,
             last_idx=event.last_idx,
-            digest=bytes.fromhex(event.digest) or None,
-            answer=clean(event.answer) if event.answer is not None else None,
+            digest=bytes.fromhex(event.digest) if event.digest else None,
+            answer=_cleaned(event.answer),
             agent_s=event.agent_s,
             queued_s=event.queued_s,
+            generation_s=event.generation_s,
+            waiting_s=event.waiting_s,
+            system=_cleaned(event.system),
             log=clean(event.log),
-            scaffold=event.scaffold or None,
-            scaffold_version=event.scaffold_version or None,
-            scaffold_sha=event.scaffold_sha or None,
+            scaffold=event.scaffold,
+            scaffold_version=event.scaffold_version,
+            scaffold_sha=event.scaffold_sha,
             resumable=event.resumable,
             spent=event.spent or None,
+            ungradable=_cleaned(event.ungradable),
         )
     )
-    if event.replay:
-        await resumes.told(
-            connection, run_id, event.rollout, event.epoch, Replay(event.replay), event.replayed
+    if event.replay is not None:
+        await resumes.record_result(
+            connection, run_id, event.rollout, event.epoch, event.replay, event.replayed
         )
     keys: dict[str, Any] = {"run_id": run_id, "rollout_id": event.rollout, "attempt": event.attempt}
-    # Whether a step reached its harness is not settled while it may be replayed: the result that ends the attempt says it.
+    # While a step may be replayed, it is open whether it reached its harness. The result that ends the attempt decides.
     if event.marks and not event.resumable:
         await connection.execute(
             insert(step_marks).on_conflict_do_nothing(),
@@ -91,6 +96,11 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
                     "path": clean(f.path),
                     "mode": f.mode,
                     "body": unb64(f.body) if f.body is not None else None,
+                    "kind": f.kind,
+                    "why": _cleaned(f.why),
+                    "step": f.step,
+                    "parts": [bytes.fromhex(sha) for sha in f.parts] or None,
+                    "size": f.size if f.parts else None,
                 }
                 for f in event.artifacts
             ],
@@ -115,21 +125,25 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
     return True
 
 
-@dataclass(frozen=True, slots=True)
+def _cleaned(value: str | None) -> str | None:
+    return None if value is None else clean(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A reported attempt with what was announced and what has arrived."""
+    """A reported attempt: the announced and the arrived steps."""
 
     rollout_id: int
     group_id: int
     attempt: int
     epoch: int
-    purpose: str
+    purpose: Purpose
     failure_class: FailureClass
     reason: str | None
     resumable: bool
     announced: int
     arrived: int
-    digest_matches: bool  # of all steps together; and each is what its parent, delta and action make it
+    digest_matches: bool  # over all steps together; each step also matches its parent, delta and action
 
 
 async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> list[Reported]:
@@ -181,19 +195,24 @@ async def reported(connection: AsyncConnection, rollout_ids: Sequence[int]) -> l
                 )
             )
         found.append(
-            Reported(
-                row.rollout_id, row.group_id, row.attempt, row.lease_epoch, row.purpose,
-                FailureClass(row.failure_class), row.reason, row.resumable, row.steps or 0, arrived.n, matches,
+            from_wide_row(
+                Reported,
+                row,
+                epoch=row.lease_epoch,
+                failure_class=FailureClass(row.failure_class),
+                announced=row.steps or 0,
+                arrived=arrived.n,
+                digest_matches=matches,
             )
-        )  # fmt: skip
+        )
     return found
 
 
 async def finish(
     connection: AsyncConnection, rollout_id: int, epoch: int, failure: FailureClass
 ) -> int | None:
-    """REPORTED → FINISHED under a new epoch, which the verification carries; None when the race was lost."""
-    moved = await history.move_rollout(
+    """REPORTED → FINISHED under a new epoch for the verification. None if the race was lost."""
+    moved = await transitions.move_rollout(
         connection,
         rollout_id,
         RolloutState.REPORTED,
@@ -220,8 +239,8 @@ async def verify_again(
     delay_s: float,
     tried: bool = True,
 ) -> tuple[int, int] | None:
-    """VERIFYING → FINISHED under a new epoch: (tries so far, new epoch), or None when the race was lost. `tried`: this one counts."""
-    moved = await history.move_rollout(
+    """VERIFYING → FINISHED under a new epoch: (tries so far, new epoch), or None if the race was lost. `tried`: count this try."""
+    moved = await transitions.move_rollout(
         connection,
         rollout_id,
         RolloutState.VERIFYING,
@@ -239,16 +258,21 @@ async def verify_again(
     )
     if not moved:
         return None
+    return await verify_tries(connection, rollout_id), epoch + 1
+
+
+async def verify_tries(connection: AsyncConnection, rollout_id: int) -> int:
+    """How many verifications of the attempt have failed so far."""
     tries = await connection.scalar(
         select(rollouts.c.verify_tries).where(rollouts.c.rollout_id == rollout_id)
     )
-    return int(tries or 0), epoch + 1
+    return int(tries or 0)
 
 
 async def verdict(connection: AsyncConnection, run_id: int, event: VerdictReached) -> bool:
-    """VERIFYING → VERIFIED with the verdict's row; False (counted) for a stale epoch or a repeat."""
+    """VERIFYING → VERIFIED with the verdict's row. False (counted) for a stale epoch or a repeat."""
     assert event.reward is not None
-    moved = await history.move_rollout(
+    moved = await transitions.move_rollout(
         connection,
         event.rollout,
         RolloutState.VERIFYING,
@@ -259,7 +283,7 @@ async def verdict(connection: AsyncConnection, run_id: int, event: VerdictReache
         values={"lease_owner": None, "lease_until": None},
     )
     if not moved:
-        await history.count(connection, run_id, "verdicts_stale")
+        await transitions.count(connection, run_id, "verdicts_stale")
         return False
     revision = func.coalesce(
         select(func.max(verdicts.c.revision) + 1)
@@ -281,24 +305,49 @@ async def verdict(connection: AsyncConnection, run_id: int, event: VerdictReache
             exit_code=event.exit_code,
             log=clean(event.log),
             verify_s=event.verify_s,
+            process=event.process,
+            components=event.components,
         )
     )
     return True
 
 
+async def ungradable_of(connection: AsyncConnection, rollout_id: int, attempt: int) -> str | None:
+    """Why nothing that the attempt left can be graded, so that its verdict is 0. None: it can be graded."""
+    query = select(attempts.c.ungradable)
+    found = query.where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == attempt)
+    return (await connection.execute(found)).scalar()
+
+
 async def artifacts_of(
     connection: AsyncConnection, rollout_id: int, attempt: int
 ) -> tuple[str | None, list[ArtifactFile]]:
-    """The attempt's answer and the files that cross to verification (bodies base64, None = deleted)."""
+    """The attempt's answer and the files for verification."""
     answer = await connection.scalar(
         select(attempts.c.answer).where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == attempt)
     )
     rows = await connection.execute(
-        select(artifacts)
+        select(
+            artifacts.c.path,
+            artifacts.c.body,
+            artifacts.c.mode,
+            artifacts.c.kind,
+            artifacts.c.why,
+            artifacts.c.step,
+            artifacts.c.parts,
+            artifacts.c.size,
+        )
         .where(artifacts.c.rollout_id == rollout_id, artifacts.c.attempt == attempt)
-        .order_by(artifacts.c.path)
+        .order_by(artifacts.c.step, artifacts.c.path)
     )
     return answer, [
-        ArtifactFile(path=row.path, body=b64(row.body) if row.body is not None else None, mode=row.mode)
+        from_row(
+            ArtifactFile,
+            row,
+            body=b64(row.body) if row.body is not None else None,
+            kind=member(Left, row.kind),
+            parts=[sha.hex() for sha in row.parts or ()],
+            size=row.size or 0,
+        )
         for row in rows
     ]

@@ -1,7 +1,7 @@
-"""Resumes: an attempt that goes on under another lease, from its recorded steps.
+"""Resumes: an attempt that continues under another lease, from its recorded steps.
 
-A resume keeps the attempt and raises the epoch: what the old holder still says is refused, and the new one's scaffold is served the steps
-that are stored, then goes on after the last of them. Each is a row; how many a rollout may have is bounded, so that one which
+A resume keeps the attempt and raises the epoch. Later messages of the old holder are refused. The new holder's scaffold is served the stored
+steps and continues after the last of them. Each resume is a row. Their number per rollout is bounded, so that a rollout which
 kills its runner every time comes to an end.
 """
 
@@ -12,9 +12,9 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import Replay, RolloutState
-from orchestrator.pool import history
-from orchestrator.pool.clean import clean
+from orchestrator.pool import transitions
 from orchestrator.pool.columns import among
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps
 
 _NOTHING = {
@@ -27,15 +27,19 @@ _NOTHING = {
     "answer": None,
     "agent_s": None,
     "queued_s": None,
+    "generation_s": None,
+    "waiting_s": None,
+    "system": None,
     "log": None,
     "spent": None,
+    "ungradable": None,
     "resumable": False,
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """An attempt whose `steps` recorded steps are to be replayed under `epoch`, in `delay_s` at the earliest."""
+    """An attempt whose `steps` recorded steps are to be replayed under `epoch`, after `delay_s` at the earliest."""
 
     attempt: int
     epoch: int
@@ -56,7 +60,7 @@ async def resume(
 ) -> Resumed | None:
     """Back to QUEUED in the same attempt with a new epoch; `retry_delay_s` doubles with every resume.
 
-    None, and nothing is changed: no step is stored, or one between them is not, the scaffold is not replayable, the rollout was resumed
+    None, without any change: no step is stored, or a step between them is missing, the scaffold is not replayable, the rollout was resumed
     `most` times already (after a stopping runner gave it back it is resumed beyond that, unless `most` is 0), or the race was lost.
     """
     row = (
@@ -82,7 +86,7 @@ async def resume(
     if so_far >= most and not (given_back and most):
         return None
     delay_s = 0.0 if given_back else retry_delay_s * 2**so_far
-    moved = await history.move_rollout(
+    moved = await transitions.move_rollout(
         connection,
         rollout_id,
         before,
@@ -115,12 +119,12 @@ async def resume(
             given_back=given_back,
         )
     )
-    await history.count(connection, row.run_id, "rollouts_resumed")
-    return Resumed(row.attempt, epoch + 1, recorded, delay_s)
+    await transitions.count(connection, row.run_id, "rollouts_resumed")
+    return Resumed(attempt=row.attempt, epoch=epoch + 1, steps=recorded, delay_s=delay_s)
 
 
 async def _replayable(connection: AsyncConnection, rollout_id: int, attempt: int) -> bool:
-    """As the scaffold of the newest session of the attempt was declared."""
+    """Whether the scaffold of the newest session of the attempt was declared replayable."""
     return bool(
         await connection.scalar(
             select(sessions.c.replayable)
@@ -137,7 +141,7 @@ async def _resumes(connection: AsyncConnection, rollout_id: int) -> int:
 
 
 async def interrupted(connection: AsyncConnection, *rollout_ids: int) -> None:
-    """Their leases have ended: a resume of which nobody said what became of it did not come to its end."""
+    """Their leases have ended: a resume without a reported result was interrupted."""
     await connection.execute(
         update(resumes)
         .where(among(resumes.c.rollout_id, rollout_ids), resumes.c.replay.is_(None))
@@ -145,14 +149,14 @@ async def interrupted(connection: AsyncConnection, *rollout_ids: int) -> None:
     )
 
 
-async def told(
+async def record_result(
     connection: AsyncConnection, run_id: int, rollout_id: int, epoch: int, replay: Replay, replayed: int
 ) -> None:
-    """What became of the resume under `epoch`, as its runner tells it; counted where it diverged."""
+    """Store the result of the resume under `epoch`, as its runner reports it. A divergence is counted."""
     await connection.execute(
         update(resumes)
         .where(resumes.c.rollout_id == rollout_id, resumes.c.epoch == epoch)
         .values(replay=replay, replayed=replayed)
     )
     if replay is Replay.DIVERGED:
-        await history.count(connection, run_id, "resumes_diverged")
+        await transitions.count(connection, run_id, "resumes_diverged")

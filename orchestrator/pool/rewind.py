@@ -1,16 +1,16 @@
-"""A rewind: the batches after one are undone, as if they had never been trained. One transaction, under the lock of the queue row.
+"""A rewind undoes the batches after a given batch, as if they had never been trained. One transaction, under the lock of the queue row.
 
 | row | before | after |
 |---|---|---|
-| batches after N, and their items | committed, closed, open | voided; their rows and train steps stay as history, with who and why |
-| groups of those batches | trained, taken | ready, at the queue positions that they always had |
+| batches after N, and their items | committed, closed, open | voided; their rows and train steps stay as history, with the person and the reason |
+| groups of those batches | trained, taken | ready, at their unchanged queue positions |
 | queue.floor_seq | | the oldest open position |
 | versions of those batches | serve, or did | superseded by the version below |
-| a new version | | batch N's weights once more, under the next number: parent and manifest are those of batch N's version |
+| a new version | | batch N's weights again, under the next number: parent and manifest are those of batch N's version |
 
-Version numbers never go back, so whatever compares them (gateways, importance ratios, staleness) sees a newer version like any other; a trainer that
-stands elsewhere is fenced: its claim sees another newest version, its commit a batch that is no longer closed. Groups that were dispatched or are
-ready already keep what they are, whichever version they were sampled from: their ratios are against their own behavior logprobs.
+Version numbers never decrease, so every comparison of versions (gateways, importance ratios, staleness) sees an ordinary newer version. A trainer
+at another version is fenced: its claim finds another newest version, and its commit finds a batch that is no longer closed. Groups that are
+dispatched or ready stay as they are, from any version: their ratios use their own behavior logprobs.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,42 +21,41 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.states import BatchState, GroupState
-from orchestrator.pool import history
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import BatchState, GroupState, RunState
+from orchestrator.pool import transitions
 from orchestrator.pool.batches import NewVersion, publish
-from orchestrator.pool.policies import PolicyVersion, next_version
+from orchestrator.pool.policy_versions import PolicyVersion, next_version
+from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.tables import batch_items, batches, groups, policy_versions, queue, runs
 
 FIRST = -1
-"""The batch number before the first batch: a rewind to it leaves the weights that the run began with."""
+"""The batch number before the first batch: a rewind to it leaves the initial weights of the run."""
 REWIND = "rewind"
-"""How the reason of a voided batch begins in the history."""
+"""The beginning of a voided batch's reason in the history."""
 _FREED = {BatchState.COMMITTED: GroupState.TRAINED, BatchState.CLOSED: GroupState.TAKEN, BatchState.OPEN: GroupState.TAKEN}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rewound:
-    """What a rewind did. `version` is None where only a batch without weights was undone, and the newest version stays what it was."""
+    """The result of a rewind. `version` is None if only a batch without weights was undone and the newest version did not change."""
 
     to_batch: int
-    batches: tuple[int, ...]  # numbers of the batches undone
-    groups: int  # that are free again
+    batches: tuple[int, ...]  # numbers of the undone batches
+    groups: int  # number of groups set free
     superseded: tuple[int, ...]  # versions
     version: int | None
 
 
 async def versions_by_batch(connection: AsyncConnection, run_id: int) -> dict[int, PolicyVersion]:
-    """The version that stands for each batch that counts (FIRST: before the first); of one published again, the newest."""
+    """The version of each batch that counts (FIRST: before the first). If it was published again, the newest."""
     rows = await connection.execute(
         select(policy_versions)
         .where(policy_versions.c.run_id == run_id, policy_versions.c.superseded_by.is_(None))
         .order_by(policy_versions.c.version)
     )
     return {
-        FIRST if row.batch_no is None else row.batch_no: PolicyVersion(
-            row.version, row.parent, row.batch_no, row.path, row.manifest_sha
-        )
-        for row in rows
+        FIRST if row.batch_no is None else row.batch_no: from_wide_row(PolicyVersion, row) for row in rows
     }
 
 
@@ -68,43 +67,49 @@ async def rewind(
     why: str,
     there: Callable[[PolicyVersion], bool],
 ) -> Rewound:
-    """Undo every batch after `to_batch`; `why` is kept with each. `subject` is where the new version is announced.
+    """Undo every batch after `to_batch`; `why` is stored with each. `subject` is the subject of the new version's announcement.
 
-    `there` says, quickly, whether a checkpoint lies where it should: nobody prunes while the queue row is locked. Raises
-    ConfigurationError, one sentence, when there is no such batch, nothing after it, or no checkpoint of it, when the run has
+    `there` reports, quickly, whether a checkpoint exists: no process prunes while the queue row is locked. Raises
+    ConfigurationError, one sentence, if the batch, a later batch or its checkpoint does not exist, if the run has
     ended, or while evaluations are open that pin a version.
     """
-    await history.lock_run(connection, run_id)
+    await transitions.lock_run(connection, run_id)
     run = (await connection.execute(select(runs.c.name, runs.c.state).where(runs.c.run_id == run_id))).one()
-    if run.state != "active":
+    if run.state != RunState.ACTIVE:
         raise ConfigurationError(
-            f"run {run.name!r} is {run.state}: what it trained stays trained; continue from its weights in a new run"
+            f"run {quoted(run.name)} is {run.state}: what it trained stays trained; continue from its weights in a new run"
         )
-    known = await versions_by_batch(connection, run_id)
-    target = known.get(to_batch)
+    versions = await versions_by_batch(connection, run_id)
+    target = versions.get(to_batch)
     if target is None:
         raise ConfigurationError(
-            f"batch {to_batch} is none that counts: {_choice(sorted(known)) if known else 'nothing is trained yet'}"
+            f"batch {to_batch} does not count: {_choice(sorted(versions)) if versions else 'nothing is trained yet'}"
         )
     undone = await _after(connection, run_id, to_batch)
-    if not any(row.groups for row in undone):  # the next batch is opened before its first group comes
+    if not any(row.groups for row in undone):  # a batch is opened before its first group arrives
         raise ConfigurationError(f"batch {to_batch} is the last one: there is nothing to undo")
     if not there(target):
-        left = [number for number, version in sorted(known.items()) if there(version)]
+        restorable = [number for number, version in sorted(versions.items()) if there(version)]
         raise ConfigurationError(
-            f"the checkpoint of batch {to_batch} (version {target.version}) is pruned; {_choice(left)}; "
+            f"the checkpoint of batch {to_batch} (version {target.version}) is pruned; {_choice(restorable)}; "
             "trainer.keep_checkpoints of a new run keeps more"
         )
     await _refuse_pins(connection, run_id)
-    freed = await _void(connection, undone, f"{REWIND} to batch {to_batch}: {why}")
+    freed_groups = await _void(connection, undone, f"{REWIND} to batch {to_batch}: {why}")
     await _lower_floor(connection, run_id)
     superseded, version = await _supersede(connection, run_id, run.name, target, to_batch, subject)
-    await history.count(connection, run_id, "rewinds")
-    return Rewound(to_batch, tuple(row.batch_no for row in undone), freed, superseded, version)
+    await transitions.count(connection, run_id, "rewinds")
+    return Rewound(
+        to_batch=to_batch,
+        batches=tuple(row.batch_no for row in undone),
+        groups=freed_groups,
+        superseded=superseded,
+        version=version,
+    )
 
 
 def _choice(numbers: Sequence[int]) -> str:
-    """The numbers that can be given, ascending."""
+    """The possible numbers, ascending."""
     shown = ", ".join("-1 (the first weights)" if number == FIRST else str(number) for number in numbers)
     return f"choose from {shown}"
 
@@ -129,17 +134,17 @@ async def _after(connection: AsyncConnection, run_id: int, to_batch: int) -> Seq
 
 
 async def _refuse_pins(connection: AsyncConnection, run_id: int) -> None:
-    """An evaluation asks for one version from its first step to its last: another one in between voids it."""
+    """An evaluation uses one version from its first step to its last. Another version in between would invalidate it."""
     pins = await connection.execute(
         select(groups.c.pinned_version, func.count().label("n"))
         .where(groups.c.run_id == run_id, ~groups.c.done, groups.c.pinned_version.is_not(None))
         .group_by(groups.c.pinned_version)
         .order_by(groups.c.pinned_version)
     )
-    if open_ones := pins.all():
-        first = open_ones[0]
+    if pinned_groups := pins.all():
+        first = pinned_groups[0]
         raise ConfigurationError(
-            f"{sum(row.n for row in open_ones)} evaluations are not over yet, and a rewind would void them (they pin version "
+            f"{sum(row.n for row in pinned_groups)} evaluations are not over yet, and a rewind would void them (they pin version "
             f"{first.pinned_version}): wait until they are scored"
         )
 
@@ -154,14 +159,14 @@ async def _void(connection: AsyncConnection, undone: Sequence[Any], reason: str)
     )
     freed = items.all()
     for item in freed:
-        moved = await history.move_group(
+        moved = await transitions.move_group(
             connection, item.group_id, _FREED[ids[item.batch_id]], GroupState.READY
         )
         assert moved, "the queue row is locked: a group of a batch is what its batch is"
     await connection.execute(update(batch_items).where(batch_items.c.batch_id.in_(ids)).values(voided=True))
     for batch_id, state in ids.items():
-        moved = await history.move_batch(connection, batch_id, state, BatchState.VOIDED, reason=reason)
-        assert moved, "the queue row is locked: nobody else closes, commits or voids"
+        moved = await transitions.move_batch(connection, batch_id, state, BatchState.VOIDED, reason=reason)
+        assert moved, "the queue row is locked: no other process closes, commits or voids"
     return len(freed)
 
 
@@ -199,6 +204,8 @@ async def _supersede(
         return (), None
     number = await next_version(connection, run_id)
     await connection.execute(update(policy_versions).where(later).values(superseded_by=number))
-    again = NewVersion(number, target.version, target.path, target.manifest_sha)
+    again = NewVersion(
+        version=number, parent=target.version, path=target.path, manifest_sha=target.manifest_sha
+    )
     await publish(connection, run_id, run, again, subject, target.batch_no)
     return superseded, number

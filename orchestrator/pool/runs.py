@@ -9,43 +9,46 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
-from orchestrator.pool import history
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Entity, RunState
+from orchestrator.pool import transitions
+from orchestrator.pool.rows import from_wide_row, member
 from orchestrator.pool.tables import groups, queue, runs
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One training run. `config` is the resolved configuration that it was created with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """One training run. `config` is the resolved configuration from its creation."""
 
     run_id: int
     name: str
-    state: str
+    state: RunState
     config: dict[str, Any]
-    pruned: datetime | None = None  # since when its steps, messages and prompts are dropped
-    created: datetime | None = None  # as it was found: another database's run of that name is another one
+    pruned: datetime | None = None  # when its steps, messages and prompts were dropped
+    created: datetime | None = None  # as found: a run of that name in another database is a different run
 
 
-async def find_run(connection: AsyncConnection, name: str) -> Run | None:
-    """The run of that name, if there is one."""
+async def find_run(connection: AsyncConnection, name: str) -> StoredRun | None:
+    """The run of that name, or None."""
     row = (await connection.execute(select(runs).where(runs.c.name == name))).first()
-    return Run(row.run_id, row.name, row.state, row.config, row.pruned, row.created) if row else None
+    return from_wide_row(StoredRun, row) if row else None
 
 
-async def get_run(connection: AsyncConnection, name: str) -> Run:
-    """The run of that name; ConfigurationError lists the known ones."""
+async def get_run(connection: AsyncConnection, name: str) -> StoredRun:
+    """The run of that name. ConfigurationError lists the known runs."""
     found = await find_run(connection, name)
     if found is None:
         names = (await connection.scalars(select(runs.c.name).order_by(runs.c.run_id))).all()
         raise ConfigurationError(
-            f"there is no run {name!r} in this database; known: {', '.join(names) or 'none yet'}"
+            f"run {quoted(name)} does not exist in this database; known: {', '.join(names) or 'none yet'}"
         )
     return found
 
 
-async def ensure_run(connection: AsyncConnection, name: str, config: dict[str, Any]) -> Run:
-    """The run of that name, created with `config` if it is new. An existing run keeps the configuration that it began with."""
+async def ensure_run(connection: AsyncConnection, name: str, config: dict[str, Any]) -> StoredRun:
+    """The run of that name, created with `config` if it is new. An existing run keeps its original configuration."""
     check_name("run", name)
-    # One creator at a time, else two first starts would both make the partition.
+    # One creator at a time: otherwise two first starts would both create the partition.
     await connection.execute(text("select pg_advisory_xact_lock(hashtext('penstock.runs'))"))
     found = await find_run(connection, name)
     if found is not None:
@@ -54,12 +57,12 @@ async def ensure_run(connection: AsyncConnection, name: str, config: dict[str, A
     assert run_id is not None
     await connection.execute(insert(queue).values(run_id=run_id))
     await connection.execute(select(func.open_partition(run_id)))
-    await history.born(connection, run_id, "run", run_id, "active")
-    return Run(run_id, name, "active", config)
+    await transitions.record_created(connection, run_id, Entity.RUN, run_id, RunState.ACTIVE)
+    return StoredRun(run_id=run_id, name=name, state=RunState.ACTIVE, config=config)
 
 
 async def close_intake(connection: AsyncConnection, run_id: int) -> bool:
-    """No further task of this run is accepted. False when it was closed before."""
+    """Accept no further task of this run. False if intake was closed before."""
     result = await connection.execute(
         update(queue)
         .where(queue.c.run_id == run_id, queue.c.intake_open)
@@ -70,7 +73,7 @@ async def close_intake(connection: AsyncConnection, run_id: int) -> bool:
 
 
 async def intake_open(connection: AsyncConnection, run_id: int) -> bool:
-    """Whether new submissions are accepted. It stays so until the end of the transaction: the queue row is share-locked."""
+    """Whether new submissions are accepted. The answer holds until the end of the transaction: the queue row is share-locked."""
     return bool(
         await connection.scalar(
             select(queue.c.intake_open).where(queue.c.run_id == run_id).with_for_update(read=True)
@@ -79,7 +82,7 @@ async def intake_open(connection: AsyncConnection, run_id: int) -> bool:
 
 
 async def takes_steps(connection: AsyncConnection, run_id: int) -> bool:
-    """Whether steps of the run can be stored, which a pruned run's cannot. It stays so until the end of the transaction."""
+    """Whether steps of the run can be stored; not if it is pruned. The answer holds until the end of the transaction."""
     pruned = select(runs.c.pruned).where(runs.c.run_id == run_id).with_for_update(read=True)
     return (await connection.scalar(pruned)) is None
 
@@ -95,11 +98,11 @@ async def first_dispatch_age(connection: AsyncConnection, run_id: int) -> float:
 
 
 async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bool:
-    """active → ending: no more intake, no more dispatch. False when it was ending before."""
+    """active → ending: no more intake, no more dispatch. False if it was ending before."""
     row = await connection.execute(
         update(runs)
-        .where(runs.c.run_id == run_id, runs.c.state == "active")
-        .values(state="ending")
+        .where(runs.c.run_id == run_id, runs.c.state == RunState.ACTIVE)
+        .values(state=RunState.ENDING)
         .returning(runs.c.run_id)
     )
     if row.first() is None:
@@ -109,27 +112,29 @@ async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bo
         .where(queue.c.run_id == run_id)
         .values(intake_open=False, admission_open=False, admission_reason=f"the run ends: {reason}")
     )
-    await history.moved_run(connection, run_id, "active", "ending", reason)
+    await transitions.moved_run(connection, run_id, RunState.ACTIVE, RunState.ENDING, reason)
     return True
 
 
 async def finish_end(connection: AsyncConnection, run_id: int) -> bool:
-    """ending → ended once every group is terminal: what was accepted to be evaluated or recorded is waited for, however long it takes."""
-    left = await connection.scalar(select(func.count()).where(groups.c.run_id == run_id, ~groups.c.done))
-    if left:
+    """ending → ended once every group is terminal. Accepted groups for evaluation or recording are awaited without limit."""
+    open_groups = await connection.scalar(
+        select(func.count()).where(groups.c.run_id == run_id, ~groups.c.done)
+    )
+    if open_groups:
         return False
     row = await connection.execute(
         update(runs)
-        .where(runs.c.run_id == run_id, runs.c.state == "ending")
-        .values(state="ended", ended=func.clock_timestamp())
+        .where(runs.c.run_id == run_id, runs.c.state == RunState.ENDING)
+        .values(state=RunState.ENDED, ended=func.clock_timestamp())
         .returning(runs.c.run_id)
     )
     if row.first() is None:
         return False
-    await history.moved_run(connection, run_id, "ending", "ended", None)
+    await transitions.moved_run(connection, run_id, RunState.ENDING, RunState.ENDED, None)
     return True
 
 
-async def state_of(connection: AsyncConnection, run_id: int) -> str:
-    """active, ending or ended."""
-    return str(await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id)))
+async def state_of(connection: AsyncConnection, run_id: int) -> RunState:
+    """The state that the run is in."""
+    return member(RunState, str(await connection.scalar(select(runs.c.state).where(runs.c.run_id == run_id))))

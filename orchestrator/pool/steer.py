@@ -1,28 +1,66 @@
-"""What people do to a run: each in one transaction, with a row in `actions` that says who, what, on what, before, after and why.
+"""Actions of people on a run. Each is one transaction, with a row in `actions`: who, what, target, before, after and why.
 
-Whoever calls these gives them a transaction of their own. ConfigurationError, one sentence, where it cannot be done as things are.
+The caller provides a transaction for each call. ConfigurationError, one sentence, if an action is not possible now.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.states import FilterReason, GroupState, RolloutState
-from orchestrator.course import StageSection
-from orchestrator.pool import dead, history
-from orchestrator.pool.clean import clean
-from orchestrator.pool.course import stage_number
-from orchestrator.pool.ending import cancel_group
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import FilterReason, GroupState, RolloutState, RunState
+from orchestrator.pool import dead_letters, transitions
+from orchestrator.pool.curriculum import stage_number
+from orchestrator.pool.dead_letters import LetterEnd
+from orchestrator.pool.run_end import cancel_group
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import actions, queue, rollouts, runs
+from orchestrator.settings.curriculum import StageSection
 
-What = Literal["pause", "resume", "cancel", "reweigh", "drop", "retry", "drain", "undrain"]
+
+class Action(StrEnum):
+    """What a person did to a run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    REWEIGH = "reweigh"
+    DROP = "drop"
+    RETRY = "retry"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+
+
 PAUSED = (
-    "paused by"  # how the reason begins when a person closed admission: only that is opened again by a person
+    "paused by"  # the beginning of the reason if a person closed admission: only then may a person reopen it
 )
+
+
+RESUMED = "Admission is open again."
+
+
+def paused(left: int) -> str:
+    """The message after a pause; `left` as `pause` returns it."""
+    if left:
+        return f"Admission is paused; {left} rollouts run to their end."
+    return "Admission is paused; the run is drained."
+
+
+def cancelled(group_id: int) -> str:
+    """The message after a cancellation."""
+    return f"Group {group_id} is cancelled."
+
+
+def reweighed(weights: Mapping[str, float] | None) -> str:
+    """The message after new weights; None: the weights of the stage's configuration."""
+    if weights is None:
+        return "The stage's own weights hold again."
+    return "The new weights hold while this stage is on."
 
 
 async def record(
@@ -30,7 +68,7 @@ async def record(
     run_id: int,
     *,
     who: str,
-    what: What,
+    what: Action,
     target: str,
     before: Any,
     after: Any,
@@ -51,28 +89,28 @@ async def record(
 
 
 async def pause(connection: AsyncConnection, run_id: int, who: str, reason: str) -> int:
-    """Dispatch no further training group; what is dispatched runs to its end. Returns how many rollouts are not over yet: with 0 the run is
-    drained. Evaluations and recordings go on."""
+    """Dispatch no further training group; dispatched groups finish. Returns how many rollouts are still unfinished: with 0 the run is
+    drained. Evaluations and recordings continue."""
     row = await _locked(connection, run_id)
-    if row.state != "active":
+    if row.state != RunState.ACTIVE:
         raise ConfigurationError(f"the run is {row.state}: nothing is dispatched any more")
     if not row.admission_open:
         raise ConfigurationError(
             f"admission is closed already: {row.admission_reason or 'no reason is recorded'}"
         )
-    said = f"{PAUSED} {who}: {reason}"
+    admission_reason = f"{PAUSED} {who}: {reason}"
     await connection.execute(
         update(queue)
         .where(queue.c.run_id == run_id)
-        .values(admission_open=False, admission_reason=clean(said))
+        .values(admission_open=False, admission_reason=clean(admission_reason))
     )
     await record(
-        connection, run_id, who=who, what="pause", target="admission",
+        connection, run_id, who=who, what=Action.PAUSE, target="admission",
         before={"open": True}, after={"open": False}, reason=reason,
     )  # fmt: skip
     over = (RolloutState.VERIFIED, RolloutState.LOST, RolloutState.WAITING)
-    left = select(func.count()).where(rollouts.c.run_id == run_id, rollouts.c.state.not_in(over))
-    return int(await connection.scalar(left) or 0)
+    unfinished = select(func.count()).where(rollouts.c.run_id == run_id, rollouts.c.state.not_in(over))
+    return int(await connection.scalar(unfinished) or 0)
 
 
 async def resume(connection: AsyncConnection, run_id: int, who: str, reason: str) -> None:
@@ -80,7 +118,7 @@ async def resume(connection: AsyncConnection, run_id: int, who: str, reason: str
     row = await _locked(connection, run_id)
     if row.admission_open:
         raise ConfigurationError("admission is open: there is nothing to resume")
-    if row.state != "active" or not (row.admission_reason or "").startswith(PAUSED):
+    if row.state != RunState.ACTIVE or not (row.admission_reason or "").startswith(PAUSED):
         raise ConfigurationError(
             f"admission was not paused by a person: {row.admission_reason or f'the run is {row.state}'}"
         )
@@ -88,7 +126,7 @@ async def resume(connection: AsyncConnection, run_id: int, who: str, reason: str
         update(queue).where(queue.c.run_id == run_id).values(admission_open=True, admission_reason=None)
     )
     await record(
-        connection, run_id, who=who, what="resume", target="admission",
+        connection, run_id, who=who, what=Action.RESUME, target="admission",
         before={"open": False, "reason": row.admission_reason}, after={"open": True}, reason=reason,
     )  # fmt: skip
 
@@ -96,41 +134,41 @@ async def resume(connection: AsyncConnection, run_id: int, who: str, reason: str
 async def cancel(
     connection: AsyncConnection, run_id: int, group_id: int, who: str, reason: str
 ) -> GroupState:
-    """Filter an open group as cancelled; its rollouts under way lose their leases. Returns the state that it was in."""
-    before = await cancel_group(connection, run_id, group_id)
+    """Filter an open group as cancelled; its running rollouts lose their leases. Returns its previous state."""
+    old_state = await cancel_group(connection, run_id, group_id)
     await record(
-        connection, run_id, who=who, what="cancel", target=f"group {group_id}",
-        before={"state": before}, after={"state": GroupState.FILTERED, "reason": FilterReason.CANCELLED}, reason=reason,
+        connection, run_id, who=who, what=Action.CANCEL, target=f"group {group_id}",
+        before={"state": old_state}, after={"state": GroupState.FILTERED, "reason": FilterReason.CANCELLED}, reason=reason,
     )  # fmt: skip
-    return before
+    return old_state
 
 
 async def reweigh(
     connection: AsyncConnection,
     run_id: int,
-    course: StageSection,
+    stages: StageSection,
     weights: Mapping[str, float] | None,
     who: str,
     reason: str,
 ) -> None:
-    """Set the weights of domains for as long as the stage that is on lasts, on any scale; None: as configured again.
+    """Set the weights of domains for the rest of the current stage, on any scale; None: as configured.
 
-    Only domains that the stage takes, each above 0: one of weight 0 would keep its accepted groups waiting, and the run from ending.
+    Accepts only domains of the stage, each above 0: a weight of 0 would keep the domain's accepted groups waiting, and the run from ending.
     """
     row = await _locked(connection, run_id)
-    if row.state != "active":
+    if row.state != RunState.ACTIVE:
         raise ConfigurationError(f"the run is {row.state}: nothing is dispatched any more")
-    stage = course.all[await stage_number(connection, run_id, course)]
+    stage = stages.all[await stage_number(connection, run_id, stages)]
     if weights is not None:
-        known = {name for name, share in stage.domains.items() if share > 0} or await _domains(
+        domains = {name for name, share in stage.domains.items() if share > 0} or await _domains(
             connection, run_id
         )
-        _check(weights, known, stage.name)
-    after = None if weights is None else {"stage": stage.name, "domains": dict(weights)}
-    await connection.execute(update(queue).where(queue.c.run_id == run_id).values(shares=after))
+        _check(weights, domains, stage.name)
+    shares = None if weights is None else {"stage": stage.name, "domains": dict(weights)}
+    await connection.execute(update(queue).where(queue.c.run_id == run_id).values(shares=shares))
     await record(
-        connection, run_id, who=who, what="reweigh", target=f"stage {stage.name}",
-        before=row.shares or {"stage": stage.name, "domains": stage.domains}, after=after or {"stage": stage.name, "domains": stage.domains},
+        connection, run_id, who=who, what=Action.REWEIGH, target=f"stage {stage.name}",
+        before=row.shares or {"stage": stage.name, "domains": stage.domains}, after=shares or {"stage": stage.name, "domains": stage.domains},
         reason=reason,
     )  # fmt: skip
 
@@ -139,35 +177,35 @@ def _check(weights: Mapping[str, float], known: set[str], stage: str) -> None:
     unknown = sorted(set(weights) - known)
     if unknown:
         raise ConfigurationError(
-            f"stage {stage!r} takes no domain {unknown[0]!r}; it takes: {', '.join(sorted(known)) or 'none so far'}"
+            f"stage {quoted(stage)} takes no domain {quoted(unknown[0])}; it takes: {', '.join(sorted(known)) or 'none so far'}"
         )
     if missing := sorted(known - set(weights)):
         raise ConfigurationError(
-            f"say a weight for {missing[0]!r} too: the others would be served in its place"
+            f"say a weight for {quoted(missing[0])} too: the others would be served in its place"
         )
-    bad = [name for name, weight in weights.items() if not (math.isfinite(weight) and 0 < weight <= 1e6)]
-    if bad:
+    invalid = [name for name, weight in weights.items() if not (math.isfinite(weight) and 0 < weight <= 1e6)]
+    if invalid:
         raise ConfigurationError(
-            f"the weight of {bad[0]!r} must be above 0 and at most a million: with 0 its accepted groups would wait for ever"
+            f"the weight of {quoted(invalid[0])} must be above 0 and at most a million: with 0 its accepted groups would wait forever"
         )
 
 
 async def drop(connection: AsyncConnection, run_id: int, number: int, who: str, reason: str) -> bool:
-    """Forget a dead message for good. False when there is none of that number."""
-    return await _gone(connection, run_id, number, "dropped", who, reason)
+    """Delete a dead message for good. False if no message has that number."""
+    return await _gone(connection, run_id, number, LetterEnd.DROPPED, who, reason)
 
 
 async def retried(connection: AsyncConnection, run_id: int, number: int, who: str, reason: str) -> bool:
-    """A dead message was published again: it is dead no more. False when there is none of that number."""
-    return await _gone(connection, run_id, number, "retried", who, reason)
+    """Record that a dead message was published again and is no longer dead. False if no message has that number."""
+    return await _gone(connection, run_id, number, LetterEnd.RETRIED, who, reason)
 
 
 async def resubmitted(
     connection: AsyncConnection, run_id: int, group_id: int, submission: str, who: str, reason: str
 ) -> None:
-    """A dead group's task was submitted again, and accepted as `submission`."""
+    """Record that a dead group's task was submitted again and accepted as `submission`."""
     await record(
-        connection, run_id, who=who, what="retry", target=f"group {group_id}",
+        connection, run_id, who=who, what=Action.RETRY, target=f"group {group_id}",
         before={"state": GroupState.DEAD}, after={"submission": submission}, reason=reason,
     )  # fmt: skip
 
@@ -176,22 +214,22 @@ async def _gone(
     connection: AsyncConnection,
     run_id: int,
     number: int,
-    what: Literal["dropped", "retried"],
+    end: LetterEnd,
     who: str,
     reason: str,
 ) -> bool:
-    if not await dead.drop_message(connection, run_id, number, what, who, reason):
+    if not await dead_letters.drop_message(connection, run_id, number, end, who, reason):
         return False
     await record(
-        connection, run_id, who=who, what="drop" if what == "dropped" else "retry", target=f"message {number}",
-        before={"state": "dead"}, after={"state": what}, reason=reason,
+        connection, run_id, who=who, what=Action.DROP if end is LetterEnd.DROPPED else Action.RETRY, target=f"message {number}",
+        before={"state": "dead"}, after={"state": end}, reason=reason,
     )  # fmt: skip
     return True
 
 
 async def _locked(connection: AsyncConnection, run_id: int) -> Any:
-    """The queue row, locked as every dispatch and claim locks it, with the run's state."""
-    await history.lock_run(connection, run_id)
+    """The queue row, locked like in every dispatch and claim, with the run's state."""
+    await transitions.lock_run(connection, run_id)
     rows = await connection.execute(
         select(queue, runs.c.state)
         .join(runs, runs.c.run_id == queue.c.run_id)
@@ -201,7 +239,7 @@ async def _locked(connection: AsyncConnection, run_id: int) -> Any:
 
 
 async def _domains(connection: AsyncConnection, run_id: int) -> set[str]:
-    """The domains of a run whose stage takes whatever is submitted: those of its open groups and of its latest positions."""
+    """The domains of a run whose stage takes every task: those of its open groups and of its latest positions."""
     found = await connection.scalars(
         text(
             """SELECT domain FROM groups WHERE run_id = :run AND NOT done AND purpose = 'train'

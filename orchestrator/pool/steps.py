@@ -1,7 +1,7 @@
 """Steps as they are stored: reading trajectories back, with or without their tokens. `pool.ingest` writes them.
 
-full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt. One index scan; a step comes back as a branch of
-its parent, so tokens that steps share are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
+full = state + action; state = parent.full[:keep_len] + delta; a root's parent is its prompt. It takes one index scan. A step is returned as a
+branch of its parent, so shared tokens are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,15 @@ import numpy as np
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.branch import Branch
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import VersionSpan, from_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.routes import recorded_routes, routed_branch
-from orchestrator.pool.tables import messages, prompts, sampling, step_marks, steps
+from orchestrator.pool.rows import from_wide_row, member
+from orchestrator.pool.tables import messages, prompts, sampling, step_marks, steps, tool_calls
+from orchestrator.rewards.actions import ToolResult
+from orchestrator.trajectory.branch import Branch
 
 
 def canonical(params: dict[str, Any]) -> bytes:
@@ -25,7 +29,7 @@ def canonical(params: dict[str, Any]) -> bytes:
     return msgspec.json.encode(params, order="sorted")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StoredStep:
     """One step, a branch of its parent: tokens has full_len ids; logprobs: float32[full_len - state_len]."""
 
@@ -38,17 +42,17 @@ class StoredStep:
     state_len: int
     tokens: Branch
     logprobs: Logprobs
-    spans: tuple[tuple[int, int, int], ...]  # (version, start, end) over the action
+    spans: tuple[VersionSpan, ...]  # over the action
     agent: str
-    parse: str
+    parse: ParseStatus
     marked: bool
     temperature: float
     reply: dict[str, Any]
-    finish: str  # stop | length | abort
+    finish: Finish
 
     @property
     def full(self) -> Ids:
-        """int32[full_len]: state and action, put together anew at every call."""
+        """int32[full_len]: state and action, built again at every call."""
         return self.tokens.full
 
     @property
@@ -65,8 +69,8 @@ async def trajectories(
 ) -> dict[int, list[StoredStep]]:
     """The steps of (rollout, attempt) pairs by rollout, in idx order: one index scan, nothing expanded.
 
-    With `routes` their tokens carry the experts that they were sent to, where that is recorded: a second scan.
-    Raises ValueError when a step keeps more of its parent, or of its prompt, than there is.
+    With `routes` their tokens carry the recorded experts, if any: a second scan.
+    Raises ValueError if a step keeps more of its parent, or of its prompt, than there is.
     """
     if not attempts_of:
         return {}
@@ -87,51 +91,58 @@ async def trajectories(
         )
     ).all()
     routed = await recorded_routes(connection, run_id, attempts_of) if routes else {}
-    like = next((told.rows for told in routed.values()), None)
-    known: dict[tuple[int, int, int], Branch] = {}
+    template = next((recorded.rows for recorded in routed.values()), None)
+    branches: dict[tuple[int, int, int], Branch] = {}
     roots: dict[bytes | None, Branch] = {}
     result: dict[int, list[StoredStep]] = {}
     for row in rows:
         if row.parent_idx is not None:
-            parent = known.get((row.rollout_id, row.attempt, row.parent_idx))
+            parent = branches.get((row.rollout_id, row.attempt, row.parent_idx))
             if parent is None:
                 raise ValueError(
                     f"step {row.idx} of rollout {row.rollout_id}, attempt {row.attempt} continues step {row.parent_idx}, "
                     "which is not stored before it"
                 )
-            above = parent
+            base = parent
         else:
             if row.prompt_sha not in roots:
-                roots[row.prompt_sha] = Branch(ids_from_bytes(row.prompt_ids or b""))
-            above = roots[row.prompt_sha]
+                roots[row.prompt_sha] = Branch(own=ids_from_bytes(row.prompt_ids or b""))
+            base = roots[row.prompt_sha]
         own = np.concatenate([ids_from_bytes(row.delta), ids_from_bytes(row.action)])
         key = (row.rollout_id, row.attempt, row.idx)
-        branch = known[key] = (
-            Branch(own, above, row.keep_len)
-            if like is None
-            else routed_branch(own, above, row.keep_len, routed.get(key), like)
+        branch = branches[key] = (
+            Branch(own=own, parent=base, keep_len=row.keep_len)
+            if template is None
+            else routed_branch(own, base, row.keep_len, routed.get(key), template)
         )
-        flat = row.spans
         result.setdefault(row.rollout_id, []).append(
-            StoredStep(
-                row.rollout_id, row.attempt, row.idx, StepKind(row.kind), row.parent_idx, row.keep_len, row.state_len, branch,
-                logprobs_from_bytes(row.logprobs), tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True)), row.agent,
-                row.parse, key in marked, float(row.params.get("temperature", 1.0)),
-                row.reply or {}, row.finish,
+            from_wide_row(
+                StoredStep,
+                row,
+                kind=StepKind(row.kind),
+                parent=row.parent_idx,
+                tokens=branch,
+                logprobs=logprobs_from_bytes(row.logprobs),
+                spans=from_flat(row.spans),
+                marked=key in marked,
+                temperature=float(row.params.get("temperature", 1.0)),
+                reply=row.reply or {},
             )
-        )  # fmt: skip
+        )
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReading:
-    """What rewards need of a step: everything but its tokens. `versions`: the policy versions that made it."""
+    """The data of a step for rewards: everything but its tokens. `versions`: the policy versions that generated it; `tools`: in call order."""
 
     idx: int
-    parse: str
+    parse: ParseStatus
     reply: dict[str, Any]
     marked: bool
     versions: frozenset[int]
+    agent: str = "main"
+    tools: tuple[ToolResult, ...] = ()
 
 
 async def readings(
@@ -141,9 +152,16 @@ async def readings(
     if not attempts_of:
         return {}
     marked = await _marked(connection, run_id, attempts_of)
+    tools = await _tools(connection, run_id, attempts_of)
     rows = await connection.execute(
         select(
-            steps.c.rollout_id, steps.c.attempt, steps.c.idx, steps.c.parse, steps.c.spans, messages.c.reply
+            steps.c.rollout_id,
+            steps.c.attempt,
+            steps.c.idx,
+            steps.c.parse,
+            steps.c.spans,
+            steps.c.agent,
+            messages.c.reply,
         )
         .join(messages, _READING, isouter=True)
         .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of))
@@ -151,11 +169,44 @@ async def readings(
     )
     result: dict[int, list[StepReading]] = {}
     for row in rows:
-        known = (row.rollout_id, row.attempt, row.idx) in marked
+        key = (row.rollout_id, row.attempt, row.idx)
+        versions = frozenset(row.spans[::3])
         result.setdefault(row.rollout_id, []).append(
-            StepReading(row.idx, row.parse, row.reply or {}, known, frozenset(row.spans[::3]))
+            StepReading(
+                idx=row.idx,
+                parse=member(ParseStatus, row.parse),
+                reply=row.reply or {},
+                marked=key in marked,
+                versions=versions,
+                agent=row.agent,
+                tools=tuple(tools.get(key, ())),
+            )
         )
     return result
+
+
+async def _tools(
+    connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int, int], list[ToolResult]]:
+    rows = await connection.execute(
+        select(tool_calls)
+        .where(
+            tool_calls.c.run_id == run_id,
+            tuple_(tool_calls.c.rollout_id, tool_calls.c.attempt).in_(attempts_of),
+        )
+        .order_by(tool_calls.c.idx, tool_calls.c.call)
+    )
+    found: dict[tuple[int, int, int], list[ToolResult]] = {}
+    for row in rows:
+        timed = row.start_s is not None and row.end_s is not None
+        result = ToolResult(
+            name=row.name,
+            exit_code=row.exit_code,
+            bytes=row.bytes,
+            seconds=row.end_s - row.start_s if timed else None,
+        )
+        found.setdefault((row.rollout_id, row.attempt, row.idx), []).append(result)
+    return found
 
 
 _READING = (

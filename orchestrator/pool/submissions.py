@@ -1,4 +1,4 @@
-"""Accepting submissions: one task message = one group = one terminal state. The same submission again is a no-op."""
+"""Accepting submissions: one task message = one group = one terminal state. A repeated submission is a no-op."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,17 +7,18 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import GroupState, Purpose, RolloutState
-from orchestrator.pool import history
-from orchestrator.pool.clean import clean
+from orchestrator.contracts.states import Entity, GroupState, Purpose, RolloutState, SubmissionStatus
+from orchestrator.pool import transitions
+from orchestrator.pool.rows import from_wide_row
+from orchestrator.pool.sanitize import clean, clean_json
 from orchestrator.pool.tables import groups, rollouts, runs, submissions, tasks
 
 MAX_SEED = 2**62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewGroup:
-    """What intake makes of one valid task message. `seed` derives every member's sampling seed."""
+    """The result of intake for one valid task message. `seed` derives every member's sampling seed."""
 
     submission: str
     task_sha: bytes
@@ -36,28 +37,28 @@ class NewGroup:
     difficulty: str | None = None  # of a training task, in a run of several stages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The fate of a submission: `status` is accepted or rejected; `new` is False for a repeated one."""
+    """The fate of a submission: `reason` is None unless it is rejected; `new` is False for a repeated submission."""
 
     submission: str
-    status: str
-    reason: str
+    status: SubmissionStatus
+    reason: str | None
     new: bool
 
 
 async def answered(connection: AsyncConnection, run_id: int, submission: str) -> Answer | None:
-    """The stored answer to a submission, if there is one."""
+    """The stored answer to a submission, or None."""
     row = (
         await connection.execute(
             select(submissions).where(submissions.c.run_id == run_id, submissions.c.submission == submission)
         )
     ).first()
-    return Answer(submission, row.status, row.reason or "", new=False) if row else None
+    return from_wide_row(Answer, row, new=False) if row else None
 
 
 async def _claim_name(
-    connection: AsyncConnection, run_id: int, submission: str, status: str, reason: str | None
+    connection: AsyncConnection, run_id: int, submission: str, status: SubmissionStatus, reason: str | None
 ) -> bool:
     statement = (
         insert(submissions)
@@ -71,35 +72,39 @@ async def _claim_name(
 async def reject(connection: AsyncConnection, run_id: int, submission: str, reason: str) -> Answer:
     """Record that a submission is refused, unless it was answered before."""
     reason = clean(reason)
-    if await _claim_name(connection, run_id, submission, "rejected", reason):
-        return Answer(submission, "rejected", reason, new=True)
-    known = await answered(connection, run_id, submission)
-    assert known is not None
-    return known
+    if await _claim_name(connection, run_id, submission, SubmissionStatus.REJECTED, reason):
+        return Answer(submission=submission, status=SubmissionStatus.REJECTED, reason=reason, new=True)
+    recorded = await answered(connection, run_id, submission)
+    assert recorded is not None
+    return recorded
 
 
 async def forget_rejection(connection: AsyncConnection, run: str, submission: str) -> None:
-    """Let a rejected submission of the run of that name be judged anew when it comes again. An accepted one stays what it is."""
+    """Let a rejected submission of the run of that name be judged again at its next arrival. An accepted submission is unchanged."""
     table = submissions.c
     run_id = select(runs.c.run_id).where(runs.c.name == run).scalar_subquery()
-    mine = (table.run_id == run_id, table.submission == submission, table.status == "rejected")
-    await connection.execute(delete(submissions).where(*mine))
+    conditions = (
+        table.run_id == run_id,
+        table.submission == submission,
+        table.status == SubmissionStatus.REJECTED,
+    )
+    await connection.execute(delete(submissions).where(*conditions))
 
 
 async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Answer:
     """Insert task, group and rollouts, unless the submission was answered before."""
-    if not await _claim_name(connection, run_id, new.submission, "accepted", None):
-        known = await answered(connection, run_id, new.submission)
-        assert known is not None
-        return known
+    if not await _claim_name(connection, run_id, new.submission, SubmissionStatus.ACCEPTED, None):
+        recorded = await answered(connection, run_id, new.submission)
+        assert recorded is not None
+        return recorded
     task_id = await connection.scalar(
         insert(tasks)
         .values(
             run_id=run_id,
             sha=new.task_sha,
-            name=new.task_name,
+            name=clean(new.task_name),
             domain=new.domain,
-            settings=new.settings,
+            settings=clean_json(new.settings),
             body=new.body,
         )
         .on_conflict_do_nothing()
@@ -127,7 +132,7 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
         .returning(groups.c.group_id)
     )
     assert group_id is not None
-    await history.born(connection, run_id, "group", group_id, GroupState.ACCEPTED)
+    await transitions.record_created(connection, run_id, Entity.GROUP, group_id, GroupState.ACCEPTED)
     rows = await connection.execute(
         insert(rollouts)
         .values(
@@ -144,5 +149,7 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
         )
         .returning(rollouts.c.rollout_id)
     )
-    await history.born_all(connection, run_id, "rollout", rows.scalars().all(), RolloutState.WAITING)
-    return Answer(new.submission, "accepted", "", new=True)
+    await transitions.record_all_created(
+        connection, run_id, Entity.ROLLOUT, rows.scalars().all(), RolloutState.WAITING
+    )
+    return Answer(submission=new.submission, status=SubmissionStatus.ACCEPTED, reason=None, new=True)

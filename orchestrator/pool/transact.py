@@ -1,6 +1,5 @@
-"""One transaction, repeated while Postgres is away or chose it as a victim: writers block and retry, nothing is lost."""
+"""One transaction, repeated while Postgres is unreachable or aborts it: writers block and retry, nothing is lost."""
 
-import random
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -12,33 +11,34 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator import failpoints
-from orchestrator.clock import clock
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.log import get
-from orchestrator.metrics import PoolMetrics, measured
-from orchestrator.progress import waiting_for
+from orchestrator.runtime import failpoints
+from orchestrator.runtime.backoff import backoff
+from orchestrator.runtime.liveness import waiting_for
+from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import PoolMetrics, measured
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 T = TypeVar("T")
-_told: ContextVar[list[Callable[[], object]] | None] = ContextVar("told when committed", default=None)
+_on_commit: ContextVar[list[Callable[[], object]] | None] = ContextVar("callbacks on commit", default=None)
 
 FIRST_WAIT_S = 0.05
-# SQLSTATE classes that say "try again": connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
+# SQLSTATE classes of errors to retry: connection, transaction rollback (deadlock, serialisation), resources (disk full, too many
 # connections), operator intervention (shutdown, starting up), system (input or output error).
 PASSING = ("08", "40", "53", "57", "58")
-IDLE_ENDED = "25P03"  # the server ended a transaction in which this process was silent for too long: it was stopped, or starved
+IDLE_ENDED = "25P03"  # the server ended a transaction of a process that was silent: stopped or starved
 CONTENT = ("22", "23")  # data exception, constraint violation
 
 
 def _state(error: BaseException) -> str:
-    """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty when Postgres did not give one."""
+    """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty if Postgres sent none."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(getattr(cause, "sqlstate", None) or "")
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same transaction may succeed later: the server or the way to it is at fault."""
+    """Whether the same transaction may succeed later: the server or the network is at fault."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     state = _state(error)
@@ -46,50 +46,50 @@ def passing(error: BaseException) -> bool:
 
 
 def of_content(error: DBAPIError) -> bool:
-    """Whether the values that were to be written are at fault, so that the same transaction fails for ever."""
+    """Whether the written values are at fault, so that the same transaction always fails."""
     return _state(error)[:2] in CONTENT
 
 
 def sentence(error: DBAPIError) -> str:
-    """What Postgres (or the driver) says, as one line without the statement."""
+    """The error text of Postgres (or the driver), as one line without the statement."""
     return str(error.orig).partition("\n")[0].rpartition("'>: ")[2] or type(error.orig).__name__
 
 
-def when_committed(tell: Callable[[], object]) -> None:
-    """Called by the work of a transaction that counts or logs what it did: `tell` is called once, after the commit, and not for a try that was
-    rolled back. Outside of `transact` and `once`: at once."""
-    told = _told.get()
-    if told is None:
-        tell()
+def when_committed(callback: Callable[[], object]) -> None:
+    """Register a count or log of a transaction's work: `callback` is called once, after the commit, and not for a try that was
+    rolled back. Outside of `transact` and `once` it is called at once."""
+    callbacks = _on_commit.get()
+    if callbacks is None:
+        callback()
     else:
-        told.append(tell)
+        callbacks.append(callback)
 
 
 async def _attempt(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], at: str) -> T:
-    began = time.perf_counter()
-    told: list[Callable[[], object]] = []
-    before = _told.set(told)
+    started = time.perf_counter()
+    callbacks: list[Callable[[], object]] = []
+    token = _on_commit.set(callbacks)
     try:
         async with engine.begin() as connection:
-            done = await work(connection)
+            result = await work(connection)
             if failpoints.directory is not None:
                 await failpoints.reach(f"{at}.before")
     finally:
-        _told.reset(before)
-    for tell in told:
-        tell()
-    measured(PoolMetrics).transaction_s.labels(at).observe(time.perf_counter() - began)
+        _on_commit.reset(token)
+    for callback in callbacks:
+        callback()
+    measured(PoolMetrics).transaction_s.labels(at).observe(time.perf_counter() - started)
     if failpoints.directory is not None:
         await failpoints.reach(f"{at}.after")
         if failpoints.doubled(at):
             return await _attempt(engine, work, at)
-    return done
+    return result
 
 
 async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, at: str) -> T:
     """Run `work` in one transaction, for a person, and return its value once committed. `at` names the commit in `failpoints.BOUNDARIES`:
-    before, the work is done and not committed; after, it is committed and nobody was told. Raises ServiceError when Postgres is lost
-    meanwhile."""
+    before it, the work is done but not committed; after it, it is committed but not reported. Raises ServiceError if Postgres is lost
+    during it."""
     try:
         return await _attempt(engine, work, at)
     except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
@@ -107,10 +107,10 @@ async def transact(
     at: str,
     longest_wait_s: float | None = None,
 ) -> T:
-    """As `once`, repeated while Postgres is away. Bounded by the caller's cancel scope only.
+    """Like `once`, repeated while Postgres is unreachable. Only the caller's cancel scope bounds it.
 
-    `work` may run several times; a commit whose answer was lost is repeated, so its effects must be idempotent (compare-and-set,
-    unique keys). Who must be heard soon after Postgres is back, as a lease's keeper must, asks for a shorter `longest_wait_s` between tries.
+    `work` may run several times. A commit without a received answer is repeated, so its effects must be idempotent (compare-and-set,
+    unique keys). A caller that must write soon after Postgres returns, such as a lease holder, sets a shorter `longest_wait_s` between tries.
     """
     with waiting_for("postgres"):
         return await _until_committed(engine, work, at, longest_wait_s)
@@ -122,19 +122,19 @@ async def _until_committed(
     at: str,
     longest_wait_s: float | None,
 ) -> T:
-    wait, longest = FIRST_WAIT_S, longest_wait_s or clock().pool_retry_s
+    delays = backoff(FIRST_WAIT_S, longest_wait_s or timeouts().pool_retry_s)
     while True:
         try:
             return await _attempt(engine, work, at)
         except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if not passing(error):
                 raise
+            delay = next(delays)
             measured(PoolMetrics).retries.labels(_state(error)[:2] or "none").inc()
             log.warning(
                 "pool.retry",
                 error=type(error).__name__,
                 detail=str(error).partition("\n")[0][:200],
-                wait_s=round(wait, 2),
+                wait_s=round(delay, 2),
             )
-        await anyio.sleep(wait * random.uniform(0.5, 1.5))
-        wait = min(longest, wait * 2)
+        await anyio.sleep(delay)

@@ -1,8 +1,9 @@
-"""The speed bonus: h(T/T_base) with h(x) = 1/(1+x), paid once, at the end of a rollout, and only if its performance is > 0.
+"""The speed bonus: performance · h(T/T_base) with h(x) = 1/(1+x), paid once, at the end of a rollout. A fast failure earns no bonus, and a
+rollout that solves a hundredth of its task earns a hundredth of the bonus of an equally fast complete solution.
 
 T is the agent's own time: the attempt's wall time without platform queueing (waiting for the gateway, a rollout server or a
-sandbox), which says nothing about the policy. T_base is the task's reference time, else the median of the member's successful
-siblings; a lone success is its own base.
+sandbox), which does not depend on the policy. T_base is the task's reference time, or else the median of the member's successful
+siblings. A lone success is its own base.
 """
 
 from collections.abc import Sequence
@@ -10,38 +11,38 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-SHORTEST_S = 1e-3  # durations are clamped to it: a clock's resolution must not make a ratio infinite
+SHORTEST_S = 1e-3  # the minimum of durations: a clock's resolution must not make a ratio infinite
 
 
 class SpeedBase(StrEnum):
-    """Where T_base comes from."""
+    """The origin of T_base."""
 
     REFERENCE = "reference"
     SIBLINGS = "siblings"
     ITSELF = "itself"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """One member's bonus and what made it. Unpaid: `bonus` is 0 and there is no base. Times in seconds."""
+    """One member's bonus and its inputs. Unpaid: `bonus` is 0 and the base is None. Times in seconds."""
 
     agent_s: float  # T
     base_s: float | None = None  # T_base
     base: SpeedBase | None = None
-    bonus: float = 0.0  # h(T/T_base), in (0, 1)
+    bonus: float = 0.0  # performance · h(T/T_base), in (0, 1)
 
 
-def agent_seconds(wall_s: float, queued_s: float) -> float:
-    """T: what is left of the wall time without platform queueing, at least SHORTEST_S.
+def agent_seconds(wall_s: float, waiting_s: float = 0.0) -> float:
+    """T: the wall time without waiting for the platform (intervals, trajectory.waiting), at least SHORTEST_S.
 
-    >>> agent_seconds(wall_s=31.0, queued_s=19.0)
+    >>> agent_seconds(wall_s=31.0, waiting_s=19.0)
     12.0
     """
-    return max(SHORTEST_S, wall_s - queued_s)
+    return max(SHORTEST_S, wall_s - waiting_s)
 
 
 def h(x: float) -> float:
-    """1/(1+x), decreasing: 1 for no time at all, 1/2 at the base time, 1/3 at twice the base time."""
+    """1/(1+x), decreasing: 1 for zero time, 1/2 at the base time, 1/3 at twice the base time."""
     return 1 / (1 + x)
 
 
@@ -54,8 +55,8 @@ def speed_bonuses(
 
     >>> [round(s.bonus, 3) for s in speed_bonuses([1, 1, 0, 1], [10, 20, 5, 40])]
     [0.75, 0.556, 0.0, 0.273]
-    >>> [round(s.bonus, 3) for s in speed_bonuses([1, 1, 0, 1], [10, 20, 5, 40], reference_s=20)]
-    [0.667, 0.5, 0.0, 0.333]
+    >>> [round(s.bonus, 3) for s in speed_bonuses([1, 1, 0, 0.5], [10, 20, 5, 40], reference_s=20)]
+    [0.667, 0.5, 0.0, 0.167]
     """
     assert len(performance) == len(agent_s)
     assert reference_s is None or reference_s > 0
@@ -63,14 +64,14 @@ def speed_bonuses(
     speeds: list[Speed] = []
     for i, t in enumerate(times):
         if performance[i] <= 0:
-            speeds.append(Speed(t))
+            speeds.append(Speed(agent_s=t))
             continue
-        siblings = [other for j, other in enumerate(times) if j != i and performance[j] > 0]
+        siblings = [sibling for j, sibling in enumerate(times) if j != i and performance[j] > 0]
         if reference_s is not None:
             base, base_s = SpeedBase.REFERENCE, reference_s
         elif siblings:
             base, base_s = SpeedBase.SIBLINGS, median(siblings)
         else:
             base, base_s = SpeedBase.ITSELF, t
-        speeds.append(Speed(t, base_s, base, h(t / base_s)))
+        speeds.append(Speed(agent_s=t, base_s=base_s, base=base, bonus=performance[i] * h(t / base_s)))
     return speeds

@@ -3,6 +3,6 @@
     program ─▶ tap (fails on purpose) ─▶ gateway ─▶ scripted rollout server
                      one runner, verifier, orchestrator, PostgreSQL and NATS of its own behind them
 
-What it shows is what a run would see: failure classes, verdicts, stored steps. `seen` reads requests, `policy` decides replies, `server` and
-`tap` are the two ends, `bench` is the stack, `scenarios` are the questions.
+It shows what a run would see: failure classes, verdicts, stored steps. `seen` reads requests, `policy` makes tool calls, `tap` is the
+program's end, `bench` is the stack on `orchestrator.scripted`, `scenarios` are the questions.
 """

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Collection
 from scaffolds.find import find
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.scaffold_check.bench import open_bench, open_services
-from orchestrator.scaffold_check.scenarios import QUESTIONS, Check, Finding, context_for
+from orchestrator.scaffold_check.bench import open_bench
+from orchestrator.scaffold_check.scenarios import QUESTIONS, Finding, ScaffoldCheck, context_for
+from orchestrator.scripted.services import open_services
 
 NAMES = ("task", *(name for name, _ in QUESTIONS), "compaction")
 
@@ -20,10 +21,10 @@ async def check(
     timeout_s: float,
     provider: str,
 ) -> bool:
-    """Whether everything that applies passes; `tell` gets the findings as they come. `only`: names of questions; the first is always asked.
+    """Whether all applicable questions pass; `tell` receives each finding. `only`: names of questions; the first question always runs.
 
-    ValueError for an unknown scaffold or question, or a program that is not installed; PenstockError when the program asks the policy for
-    nothing at all.
+    ValueError for an unknown scaffold or question, or a program that is not installed; PenstockError when the program makes no request to the
+    policy.
     """
     if unknown := sorted(set(only) - set(NAMES)):
         raise ValueError(f"unknown question {unknown[0]!r}; known: {', '.join(NAMES)}")
@@ -46,20 +47,22 @@ async def check(
 
     async with open_services() as services:
         async with open_bench(services, name, scaffold, provider=provider) as bench:
-            asked = Check(bench, silence_s=silence_s, timeout_s=timeout_s)
-            await ask("task", asked.task)
-            if asked.plain is None or not asked.plain.own:
-                how = f"{asked.plain.reason}: {asked.plain.log[-500:]}" if asked.plain else "it did not end"
-                raise PenstockError(f"the program asked the policy for nothing ({how})")
+            checks = ScaffoldCheck(bench, silence_s=silence_s, timeout_s=timeout_s)
+            await ask("task", checks.task)
+            if checks.plain is None or not checks.plain.own:
+                how = (
+                    f"{checks.plain.reason}: {checks.plain.log[-500:]}" if checks.plain else "it did not end"
+                )
+                raise PenstockError(f"the program sent no request to the policy ({how})")
             for question, asking in QUESTIONS:
-                await ask(question, lambda asking=asking: asking(asked))  # type: ignore[misc]
-        context = context_for(asked.plain)
+                await ask(question, lambda asking=asking: asking(checks))  # type: ignore[misc]
+        context = context_for(checks.plain)
         if not only or "compaction" in only:
             async with open_bench(services, name, scaffold, context=context, provider=provider) as small:
-                await ask("compaction", lambda: asked.compaction(small))
+                await ask("compaction", lambda: checks.compaction(small))
 
     async def drift() -> list[Finding]:
-        return [asked.drift()]
+        return [checks.drift()]
 
     await ask("task", drift)
     return passed

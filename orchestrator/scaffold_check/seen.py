@@ -1,12 +1,12 @@
-"""What a script has to know of a request, read off its body whatever the wire. Lenient: judging requests is the gateway's work."""
+"""The facts about a request that a script needs, read from its body on any wire. Lenient: the gateway validates requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
+from scaffolds.base import Wire
 
-Wire = Literal["chat", "responses", "anthropic", "native"]
 _ENDINGS: Mapping[str, Wire] = {
     "/chat/completions": "chat",
     "/responses": "responses",
@@ -24,20 +24,20 @@ class OfferedTool:
     schema: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A completion request. `first` is its first message's text, `asked` its first user message's, `turn` the number of replies that its
-    history holds, `results` that of tool results, `said` what those replies hold, `size` the characters of all texts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRequest:
+    """A completion request. `first` is the text of its first message, `first_user_text` of its first user message, `turn` the number of replies in
+    its history, `results` the number of tool results, `history` the history as JSON, `size` the characters of all texts."""
 
     wire: Wire
     model: str
     stream: bool
     tools: tuple[OfferedTool, ...]
     first: str
-    asked: str
+    first_user_text: str
     turn: int
     results: int
-    said: str
+    history: str
     size: int
 
 
@@ -46,23 +46,23 @@ def wire_of(path: str) -> Wire | None:
     return next((wire for ending, wire in _ENDINGS.items() if path.endswith(ending)), None)
 
 
-def read(wire: Wire, body: Mapping[str, Any]) -> Seen:
+def read(wire: Wire, body: Mapping[str, Any]) -> SeenRequest:
     """Read one request."""
     roles = list(_roles(wire, body))
     texts = [text for _, text in roles]
-    asked = next((text for role, text in roles if role == "user"), "")
+    first_user_text = next((text for role, text in roles if role == "user"), "")
     turns = [role == "assistant" for role, _ in roles]
-    begun = sum(now and not before for before, now in zip([False, *turns], turns, strict=False))
-    return Seen(
+    assistant_runs = sum(now and not before for before, now in zip([False, *turns], turns, strict=False))
+    return SeenRequest(
         wire=wire,
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
         tools=tuple(_tools(body.get("tools") or ())),
         first=texts[0] if texts else "",
-        asked=asked,
-        turn=begun if wire != "chat" and wire != "native" else sum(turns),
+        first_user_text=first_user_text,
+        turn=assistant_runs if wire != "chat" and wire != "native" else sum(turns),
         results=sum(role == "tool" for role, _ in roles),
-        said=_calls(body),
+        history=_calls(body),
         size=sum(map(len, texts)),
     )
 
@@ -90,7 +90,7 @@ def _roles(wire: Wire, body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _calls(body: Mapping[str, Any]) -> str:
-    """Everything that is not a text, commands among it."""
+    """The whole history as JSON, including commands of tool calls."""
     return msgspec.json.encode([body.get("messages"), body.get("input")]).decode()
 
 

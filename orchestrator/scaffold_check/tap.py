@@ -1,7 +1,6 @@
-"""Stands between a program and the gateway: passes on, looks, and fails on purpose.
+"""A proxy between a program and the gateway: it forwards requests, records them, and fails on purpose.
 
-One request at a time is on its way to the rollout server, so that a script's reply meets the request that it was made for; their answers
-overlap as they like.
+Only one request at a time is on its way to the rollout server, so that each request gets the script's reply for it; their answers may overlap.
 """
 
 import contextlib
@@ -18,26 +17,29 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from orchestrator.scaffold_check.policy import Reply
-from orchestrator.scaffold_check.seen import Seen, read, wire_of
-from orchestrator.scaffold_check.server import ScriptedServer, Ticket
+from orchestrator.gateway.messages.requests import body_digest
+from orchestrator.scaffold_check.seen import SeenRequest, read, wire_of
+from orchestrator.scripted.reply import Reply
+from orchestrator.scripted.server import ScriptedServer, Ticket
 
 Fault = Literal["unknown", "429", "503", "cut", "duplicate"]
-Faults = Callable[[int, Seen], Fault | None]
+Faults = Callable[[int, SeenRequest], Fault | None]
 
-AUXILIARY = -1  # asked about as the number of every auxiliary request
+AUXILIARY = -1  # passed to `faults` as the number of every auxiliary request
 _NO_TOKEN = "x" * 43
 _HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _PINGS = (b"event: ping", b"\n:", b"event: response.in_progress")
 _TITLE = "A title"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Request:
-    """One completion request. `number` counts those of one script that are the policy's work; None: an auxiliary one."""
+    """One completion request. `number` counts the policy's requests of one script; None: an auxiliary request. `digest`: the request digest of its
+    step."""
 
-    seen: Seen
+    seen: SeenRequest
     body_sha: str
+    digest: str
     number: int | None
     fault: Fault | None
     status: int = 0
@@ -46,15 +48,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the policy says, and what fails. `faults` is asked with the number of a request."""
+    """The policy's replies, and the faults. `faults` gets the number of a request."""
 
-    reply: Callable[[Seen], Reply]
+    reply: Callable[[SeenRequest], Reply]
     faults: Faults = lambda number, seen: None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Tap:
-    """`requests` are those of the current script. `begins_at`: replies of the policy that the program's histories begin with."""
+    """`requests` are those of the current script. `begins_at`: number of policy replies at the start of the program's histories."""
 
     gateway: str
     server: ScriptedServer
@@ -66,12 +68,12 @@ class Tap:
     _turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1))
 
     def play(self, script: Script) -> None:
-        """From now on this one."""
+        """Play this script from now on."""
         self.script, self.requests = script, []
 
     @asynccontextmanager
     async def serving(self, socket: Path) -> AsyncIterator["Tap"]:
-        """On `socket`, for sandboxes, and on a free loopback port, for runners."""
+        """Serve on `socket`, for sandboxes, and on a free loopback port, for runners."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{tail:.*}", self._handle)
         runner = web.AppRunner(app, handler_cancellation=True)
@@ -92,7 +94,8 @@ class Tap:
         if wire is None or self.script is None:
             return await self._pass(request, raw, None)
         try:
-            seen = read(wire, msgspec.json.decode(raw))
+            body = msgspec.json.decode(raw)
+            seen, digest = read(wire, body), body_digest(wire, body)
         except (msgspec.DecodeError, AttributeError):
             return await self._pass(request, raw, None)
         rules = self.auxiliary
@@ -102,17 +105,19 @@ class Tap:
             else fnmatchcase(seen.model, r)
             for r in rules
         )
-        if own:  # some programs begin with a conversation of their own making, as an example
+        if own:  # some programs start with an invented conversation as an example
             self.begins_at = seen.turn if self.begins_at is None else self.begins_at
             seen = replace(seen, turn=max(0, seen.turn - self.begins_at))
         number = sum(r.number is not None for r in self.requests) if own else None
         fault = self.script.faults(AUXILIARY if number is None else number, seen)
-        record = Request(seen, sha256(raw).hexdigest(), number, fault)
+        record = Request(
+            seen=seen, body_sha=sha256(raw).hexdigest(), digest=digest, number=number, fault=fault
+        )
         self.requests.append(record)
         if fault in ("429", "503"):
             record.status = int(fault)
             return _refusal(seen, record.status)
-        reply = self.script.reply(seen) if own else Reply(_TITLE)
+        reply = self.script.reply(seen) if own else Reply(text=_TITLE)
         await self._turn.acquire()
         ticket = self.server.expect(reply)
         async with anyio.create_task_group() as tasks:
@@ -129,14 +134,14 @@ class Tap:
         return response
 
     async def _free(self, ticket: Ticket) -> None:
-        """Let the next request go once this one's reply is spoken for, or was not asked for at all."""
+        """Release the next request once the server has taken this one's reply, or this request has ended without it."""
         try:
             await ticket.taken.wait()
         finally:
             self._turn.release()
 
     async def _cut(self, request: web.Request, raw: bytes, ticket: Ticket) -> web.StreamResponse:
-        """The program's connection breaks while the policy speaks; ours to the gateway does, too."""
+        """Break the program's connection during the policy's reply; the connection to the gateway breaks as well."""
         with anyio.move_on_after(30):
             async with anyio.create_task_group() as tasks:
 
@@ -160,7 +165,7 @@ class Tap:
         unknown: bool = False,
         answer: bool = True,
     ) -> web.StreamResponse:
-        """Send a request on, and its answer back as it comes (`answer`), under a token that nobody knows if asked to (`unknown`)."""
+        """Forward a request and stream its answer back (`answer`). `unknown`: use a token that does not exist."""
         more = dict(headers or {})
         sent = {k: v for k, v in request.headers.items() if k.lower() not in _HOP | set(more)} | more
         path = request.raw_path
@@ -179,15 +184,15 @@ class Tap:
                 if not answer:
                     await upstream.read()
                     return web.Response()
-                kept = {
+                forwarded = {
                     k: v
                     for k, v in upstream.headers.items()
                     if k.lower() in ("content-type", "cache-control")
                 }
-                response = web.StreamResponse(status=upstream.status, headers=kept)
+                response = web.StreamResponse(status=upstream.status, headers=forwarded)
                 with contextlib.suppress(ConnectionError):  # the program has left
                     await response.prepare(request)
-                    opening = True  # which on one wire looks like its signs of life
+                    opening = True  # on one wire the opening looks like keep-alives
                     async for chunk in upstream.content.iter_any():
                         if record is not None and not opening:
                             record.pings += sum((b"\n" + chunk).count(ping) for ping in _PINGS)
@@ -197,8 +202,8 @@ class Tap:
                 return response
 
 
-def _refusal(seen: Seen, status: int) -> web.Response:
-    """An error as the wire spells it."""
+def _refusal(seen: SeenRequest, status: int) -> web.Response:
+    """An error in the format of the wire."""
     message = "try again" if status == 503 else "too many requests"
     kind = "rate_limit_error" if status == 429 else "overloaded_error"
     error: dict[str, Any] = {"type": kind, "message": message}

@@ -1,10 +1,10 @@
 """The queue's decisions as pure functions over rows: no I/O, no clock, no asyncio, no torch.
 
 window      which ready groups may be taken now
-policies    the same question behind a name: fifo, windowed, greedy, or somebody's own
-admission   how many groups may be dispatched now, and from which domain; what is checked at start
+policies    the same decision by policy name: fifo, windowed, greedy, or a plug-in
+admission   how many groups may be dispatched now, and from which domain; the checks at start
 batching    when the open batch closes
-completion  what becomes of a group whose members are all terminal
+completion  the next state of a group whose members are all terminal
 simulate    all of the above under a fake clock, with the rows in memory
 replay      a recorded history turned back into the claims that the policy would have made
 

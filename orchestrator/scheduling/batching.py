@@ -4,21 +4,21 @@ from enum import StrEnum
 
 
 class BatchAction(StrEnum):
-    """What to do with the open batch after a take, or when nothing more can come."""
+    """The action for the open batch after a take, or when no further group can arrive."""
 
     KEEP_OPEN = "keep_open"
     CLOSE = "close"  # it holds P groups
-    CLOSE_SHORT = "close_short"  # nothing more comes, and at least P_min are in
-    RUN_ENDED = "run_ended"  # nothing more comes, and too few are in: they become filtered(run_ended)
+    CLOSE_SHORT = "close_short"  # no further group can arrive, and it holds at least P_min
+    RUN_ENDED = "run_ended"  # no further group can arrive, too few are in: they become filtered(run_ended)
 
 
 def batch_action(
     taken: int, batch_groups: int, short_batch: int, *, intake_closed: bool, in_flight: int
 ) -> BatchAction:
-    """Decide about the open batch, which holds `taken` groups.
+    """Decide the action for the open batch, which holds `taken` groups.
 
-    `intake_closed`: nothing will be dispatched any more. `in_flight`: groups dispatched or ready and not taken. An empty batch
-    that can get nothing more is `RUN_ENDED` with no group to filter.
+    `intake_closed`: nothing more will be dispatched. `in_flight`: groups dispatched or ready and not taken. An empty batch
+    that no group can enter is `RUN_ENDED` without a group to filter.
 
     >>> [batch_action(n, 4, 2, intake_closed=True, in_flight=0).value for n in (4, 3, 2, 1)]
     ['close', 'close_short', 'close_short', 'run_ended']

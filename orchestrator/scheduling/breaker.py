@@ -1,7 +1,7 @@
-"""The circuit breaker of admission: while the platform fails most attempts, new groups would only burn theirs.
+"""The circuit breaker of admission: while the platform fails most attempts, new groups would only waste theirs.
 
-Counted over the attempts that ended in the last `window_s` seconds, so it closes by itself: what still runs or is tried again shows whether
-the platform has recovered, and with nothing running the window empties. Nothing is lost meanwhile: accepted groups wait.
+It counts the attempts that ended in the last `window_s` seconds, so it closes by itself: running and retried attempts show whether
+the platform has recovered, and if nothing runs, the window empties. Nothing is lost in the meantime: accepted groups wait.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """`rate`: share of infrastructure failures from which on admission halts, once `attempts` have ended within `window_s` seconds."""
+    """`rate`: the share of infrastructure failures at which admission halts, once `attempts` attempts have ended within `window_s` seconds."""
 
     rate: float
     attempts: int
@@ -17,7 +17,7 @@ class BreakerSettings:
 
 
 def halts(ended: int, failed: int, settings: BreakerSettings) -> bool:
-    """Whether nothing may be dispatched now. `failed` of the `ended` attempts were infrastructure failures.
+    """Whether dispatch must halt now. `failed` of the `ended` attempts were infrastructure failures.
 
     >>> settings = BreakerSettings(rate=0.5, attempts=50, window_s=60.0)
     >>> halts(60, 30, settings), halts(60, 29, settings), halts(49, 49, settings)

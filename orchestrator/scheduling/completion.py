@@ -1,7 +1,7 @@
-"""What becomes of a group whose members are all terminal.
+"""Decides the next state of a group whose members are all terminal.
 
-A member that was lost (attempts used up, no verdict, cancelled) leaves baseline and batch: an infrastructure failure never
-becomes a reward. A group with too few members left, or whose members all did equally well, resolves its position without being
+A lost member (attempts used up, no verdict, cancelled) is not in the baseline and the batch: an infrastructure failure never
+becomes a reward. A group with too few members left, or with equally good members, resolves its position without being
 trained; the reason is recorded and the head moves.
 """
 
@@ -30,7 +30,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The group's next state. `members` are those that train (ready) or count (scored); `reason` is set when filtered."""
+    """The group's next state. `members` are those that train (ready) or count (scored); `reason` is set if filtered."""
 
     state: GroupState
     reason: FilterReason | None
@@ -47,17 +47,19 @@ def fewest_members(group_size: int) -> int:
 
 
 def trainable(members: Sequence[Member], *, train_timeouts: bool = True) -> tuple[int, ...]:
-    """Indices of the members that have a verdict and may train; all must be terminal.
+    """Indices of the members that have a verdict and may train. All members must be terminal.
 
-    `train_timeouts`: an agent that ran out of its own wall-clock time counts as what it achieved; else it leaves the group.
+    `train_timeouts`: an agent that used up its own wall-clock time counts with its achievement; otherwise it leaves the group.
     """
     assert all(member.state in ROLLOUT_TERMINAL for member in members), (
         "a group is concluded when its last member ends"
     )
-    kept = {FailureClass.COMPLETED, FailureClass.POLICY_FAILURE} | (
+    trainable_classes = {FailureClass.COMPLETED, FailureClass.POLICY_FAILURE} | (
         {FailureClass.TIMEOUT} if train_timeouts else set()
     )
-    return tuple(m.index for m in members if m.state == RolloutState.VERIFIED and m.failure in kept)
+    return tuple(
+        m.index for m in members if m.state == RolloutState.VERIFIED and m.failure in trainable_classes
+    )
 
 
 def conclude(
@@ -69,8 +71,8 @@ def conclude(
 ) -> Conclusion:
     """Decide the group's state from its G terminal members.
 
-    `zero_signal`: the rewards of the trainable members say that there is nothing to learn (`rewards.returns.zero_signal`).
-    Groups of purpose eval and record are scored with whoever has a verdict; without any they are filtered too.
+    `zero_signal`: the rewards of the trainable members contain nothing to learn (`rewards.comparison.compared`).
+    Groups of purpose eval and record are scored with all members that have a verdict. Without any verdict they are filtered too.
 
     >>> verified = [Member(i, RolloutState.VERIFIED, FailureClass.COMPLETED) for i in range(3)]
     >>> lost = [Member(i, RolloutState.LOST, FailureClass.INFRA_FAILURE) for i in range(3, 8)]
@@ -78,13 +80,13 @@ def conclude(
     'too_few'
     """
     assert members
-    kept = trainable(members, train_timeouts=train_timeouts)
-    if purpose != Purpose.TRAIN and kept:
-        return Conclusion(GroupState.SCORED, None, kept)
+    indices = trainable(members, train_timeouts=train_timeouts)
+    if purpose != Purpose.TRAIN and indices:
+        return Conclusion(GroupState.SCORED, None, indices)
     if all(member.failure == FailureClass.CANCELLED for member in members):
-        return Conclusion(GroupState.FILTERED, FilterReason.CANCELLED, kept)
-    if purpose != Purpose.TRAIN or len(kept) < fewest_members(len(members)):
-        return Conclusion(GroupState.FILTERED, FilterReason.TOO_FEW, kept)
+        return Conclusion(GroupState.FILTERED, FilterReason.CANCELLED, indices)
+    if purpose != Purpose.TRAIN or len(indices) < fewest_members(len(members)):
+        return Conclusion(GroupState.FILTERED, FilterReason.TOO_FEW, indices)
     if zero_signal:
-        return Conclusion(GroupState.FILTERED, FilterReason.ZERO_SIGNAL, kept)
-    return Conclusion(GroupState.READY, None, kept)
+        return Conclusion(GroupState.FILTERED, FilterReason.ZERO_SIGNAL, indices)
+    return Conclusion(GroupState.READY, None, indices)

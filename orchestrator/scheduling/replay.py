@@ -1,7 +1,7 @@
-"""A recorded history, turned back into the claims that the policy would have made.
+"""Replays a recorded history as the claims that the policy would have made.
 
-The auditor's view of the window: the history of a real run goes in, and every claim is judged by the pure policy against what
-was recorded before it. It needs the history in commit order: whatever makes a group ready or resolved, and every take, must
+This is the auditor's view of the window: it takes the history of a real run, and the pure policy judges every claim against
+the records before it. It needs the history in commit order: every change that makes a group ready or resolved, and every take, must
 write its history row while it holds the lock of the run's queue row.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from orchestrator.contracts.states import GroupState
-from orchestrator.scheduling.policies import Policy
+from orchestrator.scheduling.queue_policies import Policy
 from orchestrator.scheduling.window import UNTAKEN, QueueRow
 
 
@@ -25,7 +25,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Consecutive takes of the history. `derived` is what the policy takes there, `recorded` what was taken; both ascend."""
+    """Consecutive takes of the history. `derived` are the positions that the policy takes there, `recorded` those taken; both ascend."""
 
     order: int
     recorded: tuple[int, ...]
@@ -37,7 +37,7 @@ class Claim:
 
 
 def replay(transitions: Iterable[Transition], policy: Policy) -> list[Claim]:
-    """Derive every claim anew. A claim is judged against the recorded state before it, so one bad claim spoils no later one.
+    """Derive every claim again. Each claim is judged against the recorded state before it, so a bad claim does not affect later ones.
 
     Consecutive takes are one claim: their number is read from the history, their positions are not. A rewind (trained or taken →
     ready) is a transition like any other.

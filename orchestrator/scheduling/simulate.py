@@ -1,7 +1,7 @@
-"""The production decisions under a fake clock: what a window, a staleness or a slot bound does to a run, before it costs one.
+"""The production decisions under a fake clock: the effect of a window, staleness or slot bound on a run, before the run costs anything.
 
-`SimulatedQueue` holds the rows that Postgres would hold and asks `policies`, `admission` and `batching` every question, so a
-property that holds here holds for the real queue as far as its transactions are serial. `simulate` drives it with group
+`SimulatedQueue` holds the rows that Postgres would hold and leaves every decision to `policies`, `admission` and `batching`. A
+property that holds here holds for the real queue, as far as its transactions are serial. `simulate` drives it with group
 durations and a trainer that takes `train_s` per batch.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from orchestrator.contracts.states import BatchState, GroupState, check
 from orchestrator.scheduling.admission import QueueCounts, QueueSettings, dispatchable
 from orchestrator.scheduling.batching import BatchAction, batch_action
-from orchestrator.scheduling.policies import Policy, queue_policy
+from orchestrator.scheduling.queue_policies import Policy, queue_policy
 from orchestrator.scheduling.replay import Transition
 from orchestrator.scheduling.window import QueueRow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedBatch:
-    """One batch row. `groups` in the order in which they were taken."""
+    """One batch row. `groups` are in the order of the takes."""
 
     batch_no: int
     groups: tuple[int, ...] = ()
@@ -30,16 +30,16 @@ class SimulatedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
-    """One group row. `version`: batches published when it was dispatched, that is the policy version that starts it."""
+    """One group row. `version`: the number of batches published at its dispatch, that is the policy version that starts it."""
 
     seq: int
     state: GroupState
     version: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimulatedQueue:
-    """Rows and nothing else: a queue made anew from `groups` and `batches` decides exactly as this one."""
+    """Only rows: a queue rebuilt from `groups` and `batches` makes exactly the same decisions."""
 
     settings: QueueSettings
     groups: dict[int, SimulatedGroup] = field(default_factory=dict)  # by seq, in seq order
@@ -49,14 +49,14 @@ class SimulatedQueue:
 
     @property
     def policy(self) -> Policy:
-        return queue_policy(self.settings.policy, self.settings.in_flight, self.settings.window_fraction)
+        return queue_policy(self.settings.policy, self.settings.capacity, self.settings.window_fraction)
 
     def in_state(self, *states: GroupState) -> list[int]:
         """Positions in any of `states`, ascending."""
         return [seq for seq, group in self.groups.items() if group.state in states]
 
     def counts(self) -> QueueCounts:
-        """The queue in numbers, as a query over the rows gives them."""
+        """The queue in numbers, as a query over the rows computes them."""
         return QueueCounts(
             dispatched=len(self.groups),
             resolved=len(self.in_state(GroupState.FILTERED, GroupState.DEAD)),
@@ -66,11 +66,11 @@ class SimulatedQueue:
         )
 
     def dispatchable(self) -> int:
-        """How many groups admission lets in now."""
+        """How many groups admission allows now."""
         return 0 if self.intake_closed else dispatchable(self.counts(), self.settings)
 
     def dispatch(self, at_most: int) -> list[int]:
-        """Dispatch what admission allows, at most `at_most` groups; their positions."""
+        """Dispatch the groups that admission allows, at most `at_most`. Return their positions."""
         first = len(self.groups)
         version = sum(batch.published for batch in self.batches)
         new = list(range(first, first + min(at_most, self.dispatchable())))
@@ -84,17 +84,17 @@ class SimulatedQueue:
         self._move(seq, GroupState.READY)
 
     def resolve(self, seq: int) -> None:
-        """The group is filtered: failed, timed out, cancelled, without signal, or too few members are left."""
+        """The group is filtered: failed, timed out, cancelled, without signal, or with too few members left."""
         self._move(seq, GroupState.FILTERED)
         self._settle()
 
     def take(self) -> list[int]:
-        """Take what may be taken into open batches, closing each at P; the positions in the order of the takes."""
+        """Take all groups that may be taken into open batches and close each batch at P. Return the positions in the order of the takes."""
         taken: list[int] = []
         while True:
             batch = self._open_batch()
-            wanted = self.settings.batch_groups - len(batch.groups)
-            claim = self.policy.takeable(self._rows(wanted), wanted)
+            missing = self.settings.batch_groups - len(batch.groups)
+            claim = self.policy.takeable(self._rows(missing), missing)
             if not claim:
                 return taken
             for seq in claim:
@@ -104,7 +104,7 @@ class SimulatedQueue:
             self._settle()
 
     def close_intake(self) -> None:
-        """Nothing is dispatched any more; the open batch closes short or ends with the run once nothing is in flight."""
+        """Stop dispatch. Once nothing is in flight, the open batch closes short or ends with the run."""
         self.intake_closed = True
         self._settle()
 
@@ -126,7 +126,11 @@ class SimulatedQueue:
     def restarted(self) -> "SimulatedQueue":
         """A new process on the same rows."""
         return SimulatedQueue(
-            self.settings, dict(self.groups), list(self.batches), self.intake_closed, list(self.history)
+            settings=self.settings,
+            groups=dict(self.groups),
+            batches=list(self.batches),
+            intake_closed=self.intake_closed,
+            history=list(self.history),
         )
 
     def _settle(self) -> None:
@@ -155,7 +159,7 @@ class SimulatedQueue:
         return batch
 
     def _rows(self, wanted: int) -> list[QueueRow]:
-        """What a claim reads: the oldest untaken rows, as few as the policy says it needs."""
+        """The rows that a claim reads: the oldest untaken rows, as few as the policy needs."""
         rows = [
             QueueRow(seq, self.groups[seq].state)
             for seq in self.in_state(GroupState.DISPATCHED, GroupState.READY)
@@ -169,13 +173,13 @@ class SimulatedQueue:
         self.history.append(Transition(len(self.history), seq, state))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """How a run went. Times in the unit of the durations."""
+    """The course of a run. Times are in the unit of the durations."""
 
     queue: SimulatedQueue
-    staleness: dict[int, int]  # by seq: batches between the group's dispatch and its own
-    ended: float  # when the last event happened
+    staleness: dict[int, int]  # by seq: batches between the group's dispatch and its own batch
+    ended: float  # time of the last event
     trainer_busy: float  # time spent training
 
     @property
@@ -193,11 +197,11 @@ def simulate(
 ) -> Simulation:
     """Run one group per duration through the queue, until nothing more can happen.
 
-    A group of infinite duration never ends. The trainer trains one batch at a time and publishes at its end; what is ready is
+    A group of infinite duration never ends. The trainer trains one batch at a time and publishes at its end. Ready groups are
     taken at once.
     """
     clock, waiting = 0.0, list(durations)
-    queue = SimulatedQueue(settings)
+    queue = SimulatedQueue(settings=settings)
     finishes: list[tuple[float, int]] = []
     training_until: float | None = None
     busy = ended = 0.0
@@ -234,4 +238,4 @@ def simulate(
         if batch.state == BatchState.COMMITTED
         for seq in batch.groups
     }
-    return Simulation(queue, staleness, ended, busy)
+    return Simulation(queue=queue, staleness=staleness, ended=ended, trainer_busy=busy)

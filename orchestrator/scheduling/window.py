@@ -1,15 +1,15 @@
 """The windowed FIFO: which ready groups may enter the open batch now.
 
-Let i be the *head*: the oldest position neither taken nor resolved. Only ready groups at positions i … i+W−1 may be taken;
-inside, any ready one at once, oldest first; beyond, none, however ready. Taken non-heads and resolved positions leave holes
-that still occupy the window, so it moves only when the head is taken or resolved. W = 1 is strict FIFO.
+Let i be the *head*: the oldest position neither taken nor resolved. Only ready groups at positions i … i+W−1 may be taken.
+Inside the window any ready group may be taken at once, oldest first; outside it, none. Taken non-heads and resolved positions
+leave holes that still occupy the window, so it moves only when the head is taken or resolved. W = 1 is strict FIFO.
 
-What follows from the rule, each a property in the tests: at most W−1 younger groups pass any group; at most N+W−2 groups are
+Consequences, each a property in the tests: at most W−1 younger groups pass any group; at most N+W−2 groups are
 consumed between a group's dispatch and its own consumption; with P groups per batch and N = (S+1)·P no group trains on a policy
-more than S+⌈(W−1)/P⌉ batches younger than the one that it was dispatched under. A claim takes rows, not whole batches, so a
-window smaller than a batch cannot dead-lock.
+more than S+⌈(W−1)/P⌉ batches younger than its policy at dispatch. A claim takes rows, not whole batches, so a
+window smaller than a batch cannot deadlock.
 
-This module remembers nothing: window and head are whatever the rows say, hence they survive any restart.
+This module keeps no state: the rows define window and head, so both survive any restart.
 """
 
 import math
@@ -31,7 +31,7 @@ class QueueRow:
     domain: str = ""
 
 
-def window_size(in_flight: int, fraction: float) -> int:
+def window_size(capacity: int, fraction: float) -> int:
     """W = max(1, ⌊f·N⌋), in queue positions.
 
     >>> window_size(8, 0.5), window_size(8, 0.3), window_size(2, 0.3)
@@ -39,20 +39,20 @@ def window_size(in_flight: int, fraction: float) -> int:
     >>> window_size(100, 0.29)  # 0.29 · 100 is 28.999999999999996 in binary: the product is rounded before the floor
     29
     """
-    assert in_flight >= 1 and fraction >= 0
-    return max(1, math.floor(round(fraction * in_flight, 9)))
+    assert capacity >= 1 and fraction >= 0
+    return max(1, math.floor(round(fraction * capacity, 9)))
 
 
 def rows_needed(window: int, wanted: int) -> int:
     """How many of the oldest dispatched or ready rows decide a claim of `wanted` groups: W + wanted.
 
-    At most `wanted` ready rows precede the first unfinished one, and at most W rows lie in the window that it pins.
+    At most `wanted` ready rows precede the first unfinished row, and at most W rows are in the window that it pins.
     """
     return window + wanted
 
 
 def head(open_rows: Iterable[QueueRow]) -> int | None:
-    """The oldest position neither taken nor resolved; None when every position is."""
+    """The oldest position neither taken nor resolved; None if there is none."""
     return next((row.seq for row in open_rows if row.state in UNTAKEN), None)
 
 
@@ -60,11 +60,11 @@ def takeable(open_rows: Sequence[QueueRow], window: int, wanted: int) -> list[in
     """The positions that may be taken now, oldest first, at most `wanted` of them.
 
     `open_rows` ascend by seq and hold every dispatched or ready position from the head upwards, or at least the oldest
-    `rows_needed(window, wanted)` of them. Rows in other states are ignored, so a caller may pass or leave out the taken ones.
-    Taking one by one, with the window looked at anew each time, gives the same list: a ready head is taken and the window moves
-    to the next open position, until an unfinished head pins it.
+    `rows_needed(window, wanted)` of them. Rows in other states are ignored, so a caller may pass or omit the taken rows.
+    Taking groups one by one, with the window computed again each time, gives the same list: a ready head is taken and the window
+    moves to the next open position, until an unfinished head pins it.
 
-    Group 7 is stuck, W = 4; 8 was taken before, 11 lies beyond the window 7 … 10:
+    Group 7 is stuck, W = 4; 8 was taken before, 11 is beyond the window 7 … 10:
 
     >>> rows = [QueueRow(7, GroupState.DISPATCHED), QueueRow(8, GroupState.TAKEN), QueueRow(9, GroupState.READY),
     ...         QueueRow(10, GroupState.READY), QueueRow(11, GroupState.READY)]
@@ -86,13 +86,13 @@ def takeable(open_rows: Sequence[QueueRow], window: int, wanted: int) -> list[in
 
 
 def floor_after(open_rows: Sequence[QueueRow], taken: Iterable[int]) -> int | None:
-    """A new lower bound of the head once `taken` are taken: no open position lies below it. None: keep the old one.
+    """A new lower bound of the head once `taken` are taken: no open position is below it. None: keep the old bound.
 
-    The bound spares the next claim the history; it is a hint, never a decision. A rewind must lower it to the oldest position
-    that it sets free.
+    The bound saves the next claim from reading the history. It is a hint, never a decision. A rewind must lower it to the oldest
+    position that it sets free.
     """
-    gone = set(taken)
+    consumed = set(taken)
     for row in open_rows:
-        if row.state in UNTAKEN and row.seq not in gone:
+        if row.state in UNTAKEN and row.seq not in consumed:
             return row.seq
     return open_rows[-1].seq + 1 if open_rows else None

@@ -1,7 +1,7 @@
-r"""A Dockerfile as instructions: comments, continuation lines, quotes and the JSON form, and nothing that would need an engine.
+r"""A Dockerfile as instructions: comments, continuation lines, quotes and the JSON form, without features that need an engine.
 
-What may stand in one is FROM, WORKDIR, COPY and ENV; what they mean is `environment.py`. Errors are ValueError, one sentence each, that
-names the line and the instruction:
+It may contain FROM, WORKDIR, COPY and ENV; `environment.py` gives their meaning. `NO_EFFECT` is passed over. Errors are ValueError, one
+sentence each, that names the line and the instruction:
 
 >>> [instruction.words for instruction in parse('FROM debian:12\nENV A=1 \\\n  B="two words"  # no comment')]
 [('debian:12',), ('A=1', 'B="two words"', '#', 'no', 'comment')]
@@ -9,20 +9,32 @@ names the line and the instruction:
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
-CONTAINERS: Final = "only a sandbox provider with container support (`containers`) can build that, and the run's provider has none"
+from orchestrator.contracts.quote import cut, quoted
 
+KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
+NO_EFFECT: Final = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
+"""They change nothing in a sandbox: a task's programs take the place of CMD, in Harbor as well."""
+CONTAINERS: Final = (
+    "only a sandbox provider with container support (`containers`) can build that, and the run's provider has none"
+    " (bubblewrap has it with sandbox.images.directory)"
+)
+
+_AT: Final = "environment/Dockerfile "
+_MOST_NAMED: Final = 4
+
+_TAKES_DOCUMENTS = re.compile(r"(?:RUN|COPY|ADD)\s", re.IGNORECASE)
+_DOCUMENT = re.compile(r"(?:^|[\s|;&(])\d?<<-?(['\"]?)([A-Za-z_]\w*)\1(?=$|[\s|;&)])")
 _DIRECTIVE = re.compile(r"#\s*escape\s*=\s*(\S+)", re.IGNORECASE)
 _REFERENCE = re.compile(r"\\(.)|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\})", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction. `line` is 1-based; `words` are its arguments as written, quotes and all; `flags` the `--key=value` before them."""
+    """One instruction. `line` is 1-based; `words` are its arguments as written, including quotes; `flags` the `--key=value` before them."""
 
     line: int
     name: str
@@ -33,21 +45,46 @@ class Instruction:
 
     def refuse(self, why: str) -> NoReturn:
         """Raise the ValueError that names this instruction."""
-        raise ValueError(f"environment/Dockerfile line {self.line}: {self.name} {why}")
+        raise ValueError(f"{_AT}line {self.line}: {cut(self.name, 30)} {why}")
+
+
+class DockerfileError(ValueError):
+    """All errors of a Dockerfile together, so that its author can fix them at once. `read`: the instructions that could be parsed."""
+
+    def __init__(self, wrong: Sequence[str], read: Sequence[Instruction] = ()) -> None:
+        self.wrong, self.read = tuple(wrong), tuple(read)
+        first, *others = dict.fromkeys(wrong)
+        messages = [each.removeprefix(_AT).replace(f": {CONTAINERS}", "") for each in others[:_MOST_NAMED]]
+        more = [f"and {len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
+        super().__init__("; ".join([first, *messages, *more]))
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions in order. ValueError for one that is not known, or cannot be read."""
-    return [_instruction(line, logical) for line, logical in _logical_lines(text)]
+    """The instructions in order. DockerfileError for unknown or unreadable ones."""
+    found, wrong = [], []
+    for line, logical in _logical_lines(text):
+        if logical.split(None, 1)[0].upper() in NO_EFFECT:
+            continue
+        try:
+            found.append(_instruction(line, logical))
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise DockerfileError(wrong, found)
+    return found
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """(line, text) of each instruction: comments and blank lines gone, continuation lines joined."""
+    """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
     found: list[tuple[int, str]] = []
-    begun: tuple[int, str] | None = None
+    continued: tuple[int, str] | None = None
     directives = True
+    documents: list[str] = []  # ends of the here-documents that are open
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
+        if documents:
+            documents = documents[line.lstrip("\t") == documents[0] :]
+            continue
         if stripped.startswith("#"):
             if directives and (directive := _DIRECTIVE.match(stripped)) and directive[1] != "\\":
                 raise ValueError(
@@ -57,14 +94,16 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
         directives = False
         if not stripped:
             continue
-        start, so_far = begun or (number, "")
+        start, so_far = continued or (number, "")
         if stripped.endswith("\\"):
-            begun = start, so_far + line.rstrip()[:-1]
+            continued = start, so_far + line.rstrip()[:-1]
             continue
         found.append((start, (so_far + line).strip()))
-        begun = None
-    if begun is not None:
-        found.append((begun[0], begun[1].strip()))
+        continued = None
+        if _TAKES_DOCUMENTS.match(found[-1][1]):
+            documents = [end for _, end in _DOCUMENT.findall(found[-1][1])]
+    if continued is not None:
+        found.append((continued[0], continued[1].strip()))
     return found
 
 
@@ -72,7 +111,7 @@ def _instruction(line: int, text: str) -> Instruction:
     name, _, rest = text.partition(" ") if " " in text.replace("\t", " ") else (text, "", "")
     if "\t" in name:
         name, _, rest = text.partition("\t")
-    bare = Instruction(line, name.upper(), rest.strip(), (), {}, False)
+    bare = Instruction(line=line, name=name.upper(), rest=rest.strip(), words=(), flags={}, is_json=False)
     if bare.name not in KNOWN:
         known = f"{', '.join(KNOWN[:-1])} and {KNOWN[-1]}"
         bare.refuse(f"is not one of {known}: {CONTAINERS}")
@@ -88,12 +127,16 @@ def _instruction(line: int, text: str) -> Instruction:
         except ValueError:
             listed = None
         if isinstance(listed, list) and all(isinstance(word, str) for word in listed):
-            return Instruction(line, bare.name, rest, tuple(listed), flags, True)
-    return Instruction(line, bare.name, rest, split(bare, rest), flags, False)
+            return Instruction(
+                line=line, name=bare.name, rest=rest, words=tuple(listed), flags=flags, is_json=True
+            )
+    return Instruction(
+        line=line, name=bare.name, rest=rest, words=split(bare, rest), flags=flags, is_json=False
+    )
 
 
 def split(instruction: Instruction, text: str) -> tuple[str, ...]:
-    """`text` at its white space, but not within quotes or after a backslash; both stay in the words."""
+    """Split `text` at white space, but not within quotes or after a backslash; both stay in the words."""
     words, word, quote, i = [], "", "", 0
     while i < len(text):
         char = text[i]
@@ -117,9 +160,9 @@ def split(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def expand(instruction: Instruction, word: str, variables: Mapping[str, str]) -> str:
-    """A word without its quotes, `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` filled in; an unknown variable is empty.
+    """A word without its quotes, with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` expanded; an unknown variable is empty.
 
-    Nothing is filled in within single quotes. ValueError for other forms of `${…}`.
+    Nothing is expanded within single quotes. ValueError for other forms of `${…}`.
     """
     text, quote, i = "", "", 0
     while i < len(word):
@@ -136,7 +179,7 @@ def expand(instruction: Instruction, word: str, variables: Mapping[str, str]) ->
             if found is None:
                 if word.startswith("${", i):
                     instruction.refuse(
-                        f"has {word[i:]!r:.60}, which is none of ${{NAME}}, ${{NAME:-default}} and ${{NAME:+other}}"
+                        f"has {quoted(word[i:])}, which is none of ${{NAME}}, ${{NAME:-default}} and ${{NAME:+other}}"
                     )
                 text, i = text + char, i + 1
                 continue
@@ -158,3 +201,37 @@ def _referred(found: re.Match[str], quote: str, variables: Mapping[str, str]) ->
     if operator == "+":
         return str(other) if value else ""
     return value
+
+
+_STAGE = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?$", re.IGNORECASE)
+_IDLE = re.compile(
+    r"(?:\S*/)?(?:tini|dumb-init|docker-init)(?: -\S+)*(?: --)?|(?:\S*/)?(?:ba|da)?sh(?: -[lc]+)*"
+    r"|(?:\S*/)?sleep \S+|(?:\S*/)?tail -f /dev/null|(?:\S*/)?cat|"
+)
+"""Entry points that start nothing."""
+
+
+def check_entrypoint(text: str) -> None:
+    """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
+    stages: dict[str, Instruction | None] = {}
+    last, alias = None, ""
+    for line, logical in _logical_lines(text):
+        name, _, rest = logical.partition(" ")
+        if found := _STAGE.match(logical):
+            last, alias = stages.get(found[1].lower()), (found[2] or "").lower()
+        elif name.upper() == "ENTRYPOINT":
+            last = Instruction(
+                line=line, name="ENTRYPOINT", rest=rest.strip(), words=(), flags={}, is_json=False
+            )
+        stages[alias] = last
+    if last is None:
+        return
+    try:
+        words = json.loads(last.rest)
+    except ValueError:
+        words = last.rest.split()
+    command = " ".join(map(str, words)) if isinstance(words, list) else str(words)
+    if not _IDLE.fullmatch(command):
+        last.refuse(
+            f"starts {quoted(command)}, and no program of an image is started: remove it, and start what the task needs in [environment].healthcheck"
+        )

@@ -1,62 +1,112 @@
-"""Where a task's programs run: files, directories, variables and the work directory. The same for agent, tests and verifier.
+"""The environment of a task's programs: files, directories, variables and the work directory. The same for agent, tests and verifier.
 
-Without `environment/Dockerfile` it is `environment/files/**`, placed into /app. With one, the Dockerfile alone says it; its build context is
-the folder `environment/`. No image is built. FROM names a base that the sandbox's own system stands for: with bubblewrap that is this
-machine's /usr and /bin, read-only (`sandbox.base_images` lists the names that a run takes it for); COPY places files of the task where
-sandboxes can be written; ENV sets variables; WORKDIR is where programs begin.
+Without `environment/Dockerfile` it is `environment/files/**`, placed into /app. With a Dockerfile, only the Dockerfile defines it; its build
+context is the folder `environment/`. No image is built. FROM names a base that the sandbox's own system replaces: with bubblewrap that is this
+machine's /usr and /bin, read-only (`sandbox.base_images` lists the names that a run accepts for it). COPY places files of the task into
+writable directories of sandboxes; ENV sets variables; WORKDIR is the start directory of programs.
 
-What ENV says holds where the tests run, too: a PATH or PYTHONPATH that leads below /app lets files that the agent left run there.
+ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, the agent's files can run there.
 
 | | as in Docker | differs |
 |---|---|---|
 | FROM | one, `AS name` allowed | only listed names; no --platform |
-| WORKDIR | relative to the last one, made if missing | begins at /app, must be /app or lie below it |
-| COPY | files, directories (their content), wildcards, JSON form, --chmod | below /app, /home/agent, /tmp, /logs; no --from, --chown, .dockerignore |
+| WORKDIR | relative to the last one, made if missing | starts at /app, must be /app or below it |
+| COPY | files, links, content of directories, wildcards, JSON, --chmod | below /app, /home/agent, /tmp, /logs; no --from, --chown, .dockerignore |
 | ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b} | not PENSTOCK_… |
 """
 
+import contextlib
+import math
 import posixpath
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
-from orchestrator.tasks.dockerfile import CONTAINERS, Instruction, expand, parse
-from sandboxes.base import DEFAULT_ENV, WORK, WRITABLE, File, Limits, SandboxSpec
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.dockerfile import CONTAINERS, DockerfileError, Instruction, expand, parse
+from sandboxes.artifacts import stays
+from sandboxes.base import (
+    DEFAULT_ENV,
+    WORK,
+    WRITABLE,
+    AnyFile,
+    BuildEntry,
+    File,
+    Folder,
+    Limits,
+    Link,
+    Provider,
+    SandboxSpec,
+    SideService,
+    StoredFile,
+)
+from sandboxes.images import recipe
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORE: Final = ".dockerignore"
 RESERVED: Final = "PENSTOCK_"
+LOGS: Final = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
+"""Directories that the format guarantees to agent and tests."""
+
+_MOST_LINKS: Final = 40
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WILD = re.compile(r"[*?\[]")
+_PLAIN = re.compile(r"/[\w./-]{1,1000}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a sandbox is opened with: `files` and `directories` by absolute path, `env`, and `work_dir`, /app or below it.
+    """The content of a new sandbox: `files` and `directories` by absolute path, `env`, and `work_dir`, /app or below it.
+    `cpus`: its cores, 0: the provider's. `build_timeout_s`: the time of a build, 0: the provider's. `user`: who runs its programs, empty: the
+    sandbox's own user.
 
-    `build` is the build context where the provider makes the image; all else is then in the image, but what `without` names: absolute paths
-    that are not there.
+    `links`: absolute path → target of a symbolic link; `modes`: permission bits of directories, by absolute path.
+    `build` is the build context if the provider makes the image; the image then holds everything else, except `without`: absolute paths that
+    must be absent. `services`: side services next to it.
     """
 
-    files: Mapping[str, File]
+    files: Mapping[str, AnyFile]
     directories: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     work_dir: str = WORK
-    build: Mapping[str, bytes] | None = None
+    build: Mapping[str, BuildEntry] | None = None
     without: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, int] = field(default_factory=dict)
+    cpus: float = 0.0
+    build_timeout_s: float = 0.0
+    user: str = ""
+    services: tuple[SideService, ...] = ()
 
-    def spec(self, files: Mapping[str, File], limits: Limits) -> SandboxSpec:
+    @property
+    def services_s(self) -> float:
+        """The most seconds that its side services may take to start, one after the other; 0 without any."""
+        return sum(each.longest_s for each in self.services)
+
+    def spec(self, files: Mapping[str, AnyFile], limits: Limits) -> SandboxSpec:
         """A sandbox of this environment, with `files` in place of its own."""
         return SandboxSpec(
-            files, env=self.env, directories=self.directories, cwd=self.work_dir, build=self.build, without=self.without, limits=limits
-        )  # fmt: skip
+            files=files,
+            env=self.env,
+            directories=(*LOGS, *self.directories),
+            cwd=self.work_dir,
+            build=self.build,
+            without=self.without,
+            limits=replace(limits, cpus=self.cpus),
+            build_timeout_s=self.build_timeout_s,
+            links=self.links,
+            modes=self.modes,
+            user=self.user,
+            services=self.services,
+        )
 
 
 def image_name(name: str) -> str:
-    """An image's name in full, as registries know it.
+    """The full name of an image, as in registries.
 
     >>> image_name("debian"), image_name("docker.io/library/python:3.11")
     ('debian:latest', 'python:3.11')
@@ -65,37 +115,151 @@ def image_name(name: str) -> str:
     return short if ":" in short.rpartition("/")[2] or "@" in short else f"{short}:latest"
 
 
-def read_environment(context: Mapping[str, bytes], bases: Collection[str] | None) -> Environment:
-    """What a build context (path relative to `environment/` → body, a Dockerfile among them) comes to.
+def read_environment(context: Bundle, bases: Collection[str] | None) -> Environment:
+    """The environment of a build context (the bundle of `environment/`, including a Dockerfile).
 
-    `bases` are the images that the sandbox's own system stands for, None: any. ValueError names line and instruction.
+    `bases` are the images that the sandbox's own system replaces, None: any. ValueError names line and instruction.
     """
-    if IGNORE in context:
-        raise ValueError(f"environment/{IGNORE} is not read: remove it, and whatever COPY is not to take")
+    if IGNORE in context.files:
+        raise ValueError(
+            f"environment/{IGNORE} is not read: remove it, and the files that COPY must not copy"
+        )
     try:
-        text = context[DOCKERFILE].decode("utf-8")
+        text = context.files[DOCKERFILE].data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"environment/{DOCKERFILE} is not UTF-8 text (byte {error.start})") from error
     if "\0" in text:
         raise ValueError(f"environment/{DOCKERFILE} holds a NUL character")
-    instructions = parse(text)
+    try:
+        instructions = parse(text)
+    except DockerfileError as error:  # add the error of FROM, which would be refused next
+        base = next((each for each in error.read if each.name == "FROM"), None)
+        try:
+            if base is not None:
+                _Build(context, bases).apply(base)
+        except ValueError as refused:
+            raise DockerfileError([*error.wrong, str(refused)]) from error
+        raise
     if not instructions or instructions[0].name != "FROM":
         raise ValueError(f"environment/{DOCKERFILE} must begin with FROM")
     build = _Build(context, bases)
     for instruction in instructions:
         build.apply(instruction)
-    return Environment(build.files, tuple(sorted(build.made)), build.env, build.work_dir)
+    return Environment(
+        files=build.files,
+        directories=tuple(sorted(build.made)),
+        env=build.env,
+        work_dir=build.work_dir,
+        links=build.links,
+        modes=build.modes,
+    )
+
+
+def build_context(context: Bundle) -> dict[str, BuildEntry]:
+    """A bundle as the build context of an image."""
+    links = {path: Link(target) for path, target in context.links.items()}
+    folders = {path: Folder(mode) for path, mode in context.directories.items()}
+    return {**context.files, **links, **folders}
+
+
+def read_or_build(context: Bundle, bases: Collection[str] | None, *, named: bool = False) -> Environment:
+    """The environment of a build context: without an image if it needs none, and otherwise with the image that it builds. `named`: the image must
+    have a user. ValueError if FROM is missing or names another architecture."""
+    if not named:
+        with contextlib.suppress(ValueError):
+            return read_environment(context, bases)
+    recipe.read(context.files[DOCKERFILE].data)
+    return Environment(files={}, build=build_context(context))
+
+
+def builds_where_needed(provider: Provider | type[Provider]) -> bool:
+    """Whether a provider with `containers` uses its own system for a task that needs no image."""
+    return bool(getattr(provider, "only_where_needed", False))
+
+
+def reaches_the_proxy(provider: Provider | type[Provider]) -> bool:
+    """Whether programs of a provider's sandboxes reach the runner's egress proxy, by a directory with its socket."""
+    return bool(getattr(provider, "live_binds", False))
+
+
+def has_side_services(provider: Provider | type[Provider]) -> bool:
+    """Whether a provider runs the services of a compose file next to a sandbox."""
+    return bool(getattr(provider, "side_services", False))
+
+
+def check_services(found: Environment, provider: Provider | type[Provider]) -> None:
+    """ValueError if the environment needs side services and the provider has none."""
+    if found.services and not has_side_services(provider):
+        names = ", ".join(each.name for each in found.services)[:200]
+        raise ValueError(
+            f"environment/docker-compose.yaml has the services {names}, which the provider {provider.name} does not run: the provider container does "
+            '(sandbox.provider = "container"); choose it, or put what they do into the image and start it in [environment].healthcheck'
+        )
+
+
+def of_image(
+    image: str, bases: Collection[str] | None, *, containers: bool
+) -> Mapping[str, BuildEntry] | None:
+    """The build context of an image that exists; None where the sandbox's own system stands for it. ValueError if it does not."""
+    if containers:
+        return {DOCKERFILE: File(f"FROM {image}\n".encode())}
+    if bases is not None and image_name(image) not in map(image_name, bases):
+        raise ValueError(
+            f"task.toml: [environment].docker_image = {quoted(image)}: the sandbox's own system stands for {', '.join(bases) or 'no image'} alone "
+            "(sandbox.base_images); name one of them, or set sandbox.images.directory, with which bubblewrap builds images (ops/guides/images.md)"
+        )
+    return None
+
+
+def configured(found: Environment, table: Mapping[str, Any], variables: Mapping[str, str]) -> Environment:
+    """`found` with `variables` and with the work directory, cores and build time of `table`, the task's `[environment]`. ValueError for a work
+    directory outside of the agent's directory. Where an image is built, it may be any directory that the image does not need itself."""
+    found = replace(
+        found,
+        env={**found.env, **variables},
+        cpus=_positive(table.get("cpus")),
+        build_timeout_s=_positive(table.get("build_timeout_sec")) if found.build is not None else 0.0,
+    )
+    workdir = table.get("workdir")
+    if not isinstance(workdir, str) or not workdir:
+        return found
+    path = posixpath.normpath(posixpath.join("/", workdir))
+    if found.build is not None:
+        if not _PLAIN.fullmatch(path):
+            raise ValueError(
+                f"task.toml: [environment].workdir must be a path of letters, digits and ._- where an image is built, got {quoted(workdir)}"
+            )
+        dockerfile = found.build[DOCKERFILE]
+        assert isinstance(dockerfile, File | StoredFile)
+        longer = File(dockerfile.data + f"\nWORKDIR {path}\n".encode())
+        return replace(found, build={**found.build, DOCKERFILE: longer})
+    if not _below(path, WORK) or any(_below(path, file) for file in found.files):
+        raise ValueError(
+            f"task.toml: [environment].workdir must be {WORK} or a directory below it, where the agent's work is, got {quoted(workdir)}"
+        )
+    made = {*found.directories, path} - {WORK}
+    return replace(found, work_dir=path, directories=tuple(sorted(made)))
+
+
+def _positive(value: object) -> float:
+    """A number above 0. Tasks accepted before this check may have another value: 0."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return max(0.0, float(value)) if known else 0.0  # type: ignore[arg-type]
 
 
 class _Build:
     """The state between two instructions."""
 
-    def __init__(self, context: Mapping[str, bytes], bases: Collection[str] | None) -> None:
+    def __init__(self, context: Bundle, bases: Collection[str] | None) -> None:
         self._context = context
+        self._entries = list(context.paths)
         self._bases = bases
         self._based = False
-        self.files: dict[str, File] = {}
-        self.made: set[str] = set()  # directories that WORKDIR asks for
+        self.files: dict[str, AnyFile] = {}
+        self.links: dict[str, str] = {}
+        self.modes: dict[str, int] = {}  # of directories
+        self.made: set[str] = set()  # directories created by WORKDIR
+        self._folders: set[str] = set()  # every directory that has something in it, or was created
         self.env: dict[str, str] = {}
         self.work_dir = WORK
 
@@ -129,7 +293,7 @@ class _Build:
         if self._bases is not None and image_name(words[0]) not in {image_name(base) for base in self._bases}:
             instruction.refuse(
                 f"{words[0]}: the sandbox's own system stands for {', '.join(self._bases) or 'no image'} alone (sandbox.base_images); "
-                "name one of them, or use a sandbox provider with container support (`containers`)"
+                "name one of them, or set sandbox.images.directory, with which bubblewrap builds images (ops/guides/images.md)"
             )
 
     def _workdir(self, instruction: Instruction) -> None:
@@ -144,6 +308,8 @@ class _Build:
         self.work_dir = path
         if path != WORK:
             self.made.add(path)
+            self._folders.add(path)
+            self._entered(path)
 
     def _env(self, instruction: Instruction) -> None:
         self._no_flags(instruction)
@@ -159,10 +325,11 @@ class _Build:
         found = {}
         for name, separator, value in pairs:
             if not separator or not _VARIABLE.fullmatch(name):
-                instruction.refuse(f"{name!r:.60} is not of the form NAME=value")
+                instruction.refuse(f"{quoted(name)} is not of the form NAME=value")
             if name.startswith(RESERVED):
                 instruction.refuse(f"{name} is reserved: choose a name that does not begin with {RESERVED}")
-            found[name] = self._expand(instruction, value)  # what this line sets counts from the next line on
+            # Variables of this line apply from the next line on.
+            found[name] = self._expand(instruction, value)
         self.env |= found
 
     def _copy(self, instruction: Instruction) -> None:
@@ -172,18 +339,18 @@ class _Build:
             words = tuple(self._expand(instruction, word) for word in words)
         if len(words) < 2 or not all(words):
             instruction.refuse("must be COPY source … destination")
-        mode = instruction.flags.get("chmod", "644")
-        if not re.fullmatch(r"0?[0-7]{3}", mode):
+        mode = instruction.flags.get("chmod", "")
+        if mode and not re.fullmatch(r"0?[0-7]{3}", mode):
             instruction.refuse(f"--chmod={mode} must be three octal digits")
         *sources, destination = words
         target = self._absolute(destination)
-        found = [one for source in sources for one in self._sources(instruction, source)]
+        found = [match for source in sources for match in self._sources(instruction, source)]
         into = destination.endswith("/") or len(sources) > 1 or len(found) > 1 or self._is_directory(target)
         for path, is_directory in found:
             if is_directory:
                 taken = {
                     inside[len(path) :].lstrip("/"): inside
-                    for inside in self._context
+                    for inside in self._entries
                     if _below(inside, path)
                 }
                 for name, inside in taken.items():
@@ -193,46 +360,81 @@ class _Build:
                 self._place(instruction, name, path, mode)
 
     def _sources(self, instruction: Instruction, source: str) -> list[tuple[str, bool]]:
-        """(path in the context, whether it is a directory) of what a source names, in order."""
+        """(path in the context, whether it is a directory) of every match of a source, in order."""
         plain = posixpath.normpath("/" + source).lstrip("/")
         if ".." in source.split("/"):
             instruction.refuse(f"{source}: a source lies in environment/ and cannot be left with ..")
-        directories = {""} | {path[: at.start()] for path in self._context for at in re.finditer("/", path)}
+        entries = set(self._entries) - set(self._context.directories)
+        directories = {""} | {path[: at.start()] for path in self._entries for at in re.finditer("/", path)}
+        directories |= set(self._context.directories)
         if not _WILD.search(plain):
-            known = [path for path in (plain,) if path in self._context or path in directories]
+            known = [path for path in (plain,) if path in entries or path in directories]
         else:
             pattern = plain.split("/")
             known = sorted(
                 path
-                for path in (*self._context, *directories)
+                for path in (*entries, *directories)
                 if len(parts := path.split("/")) == len(pattern) and all(map(fnmatchcase, parts, pattern))
             )
         if not known:
-            instruction.refuse(f"{source}: there is no environment/{plain} in the task")
-        return [(path, path in directories) for path in known]
+            instruction.refuse(f"{source}: environment/{plain} does not exist in the task")
+        followed = [self._followed(instruction, path) for path in known]
+        return [(path, path in directories) for path in followed]
+
+    def _followed(self, instruction: Instruction, path: str) -> str:
+        """The entry to which a source leads that is itself a link."""
+        for _ in range(_MOST_LINKS):
+            target = self._context.links.get(path)
+            if target is None:
+                return path
+            path = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")
+        instruction.refuse(f"environment/{path} is a link that leads to itself")
 
     def _place(self, instruction: Instruction, path: str, source: str, mode: str) -> None:
         path = posixpath.normpath(path)
-        if not any(path.startswith(f"{place}/") for place in WRITABLE):
+        if not any(path.startswith(f"{writable}/") for writable in WRITABLE):
             instruction.refuse(f"{path}: files can be placed below {', '.join(WRITABLE)} only; {CONTAINERS}")
-        if self._is_directory(path) or self._file_above(posixpath.dirname(path)):
+        folder = source in self._context.directories
+        if (self._is_directory(path) and not folder) or self._file_above(
+            path if folder else posixpath.dirname(path)
+        ):
             instruction.refuse(f"{path}: there is a directory where a file is to be, or the other way round")
-        self.files[path] = File(self._context[source], int(mode, 8))
+        self._entered(path)
+        if (target := self._context.links.get(source)) is not None:
+            inside = path.removeprefix(f"{WORK}/")
+            if inside == path or not stays(inside, target):
+                instruction.refuse(
+                    f"{path} would be a link to {quoted(target)}: links lead from {WORK} to places in it or to the system's"
+                )
+            self.files.pop(path, None)
+            self.links[path] = target
+        elif source in self._context.directories:
+            self._folders.add(path)
+            self.modes[path] = int(mode, 8) if mode else self._context.directories[source]
+        else:
+            file = self._context.files[source]
+            self.links.pop(path, None)
+            self.files[path] = replace(file, mode=int(mode, 8)) if mode else file
 
     def _absolute(self, path: str) -> str:
         return "/" + posixpath.normpath(posixpath.join(self.work_dir, path)).lstrip("/")
 
     def _is_directory(self, path: str) -> bool:
-        return (
-            path in WRITABLE
-            or any(_below(one, path) and one != path for one in (*self.files, *self.made))
-            or path in self.made
-        )
+        return path in WRITABLE or path in self._folders
 
     def _file_above(self, path: str) -> bool:
-        return any(_below(path, file) for file in self.files)
+        """Whether a file or link lies at `path` or above it."""
+        return any(one in self.files or one in self.links for one in (path, *_parents(path)))
+
+    def _entered(self, path: str) -> None:
+        self._folders.update(_parents(path))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while (path := posixpath.dirname(path)) != "/":
+        yield path
 
 
 def _below(path: str, directory: str) -> bool:
-    """Whether `path` is `directory` or lies in it; "" is the root of the context."""
+    """Whether `path` is `directory` or below it; "" is the root of the context."""
     return not directory or path == directory or path.startswith(f"{directory}/")

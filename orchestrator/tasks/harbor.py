@@ -1,275 +1,400 @@
 """A task: a Harbor task directory, read from disk or from a message, checked once, immutable from then on.
 
     task.toml                 settings (settings.py)
-    instruction.md            what the agent is told, UTF-8
+    instruction.md            the agent's instruction, UTF-8
     environment/files/**      put into the sandbox's work directory /app before the agent starts
-    environment/Dockerfile    instead: says what is put where, of the files beside it (environment.py)
-    tests/test.sh, tests/**   put into /tests at verification, in a fresh sandbox; never where the agent runs (verdict.py)
-    solution/solve.sh         a reference solution, run in /app: what it prints is the final message; never shown to the agent
+    environment/Dockerfile    instead: places the files next to it (environment.py)
+    tests/test.sh, tests/**   put into /tests at verification, in a fresh sandbox; never in the agent's sandbox (verdict.py)
+    solution/solve.sh         a reference solution, run in /app: its output is the final message; never shown to the agent
+    steps/<name>/             of a task with several instructions: instruction.md, tests/, solution/ and workdir/ of one step (multi_step.py)
 
-A task whose environment holds a git repository, or the whole text of its solution or test script, is refused: see `check_leaks`.
+A task whose environment holds the whole text of its solution or test script, also in the history of a git repository, is refused: see leak_check.py.
 
-In a message the directory is `{"files": {path: text}, "files_b64": {path: base64}}`. File modes do not travel: scripts
-are run by their interpreter. Other files (a README) are carried and ignored. Errors are ValueError, one sentence each.
+bundle.py holds its files, links and directories; message.py is its form in a message, in which a large task names the blobs that hold its files.
+bash runs `test.sh` and `solve.sh`. Other files (a README) are carried and ignored. Errors are ValueError, one sentence each.
 """
 
-import base64
-import hashlib
 import json
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+import posixpath
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from orchestrator.tasks.environment import DOCKERFILE, Environment, read_environment
-from orchestrator.tasks.settings import Settings, parse_settings
-from sandboxes.base import WORK, File
-
-MAX_MESSAGE_BYTES: Final = 512 * 1024
-"""Largest packed task that a message may carry inline, as JSON."""
-
-MAX_PATH_BYTES: Final = 1024
-MAX_NAME_BYTES: Final = 255
-LEAK_BYTES: Final = 24
-"""Scripts shorter than this say too little to be looked for in what the agent sees."""
+from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.bundle import Bundle, BundleLimits, with_mode
+from orchestrator.tasks.collected import only_declared
+from orchestrator.tasks.compose.services import COMPOSE, NOTHING, Composed, read_services
+from orchestrator.tasks.environment import (
+    DOCKERFILE,
+    Environment,
+    build_context,
+    configured,
+    of_image,
+    read_environment,
+    read_or_build,
+)
+from orchestrator.tasks.keys import check_keys
+from orchestrator.tasks.leak_check import HIDDEN, check_leaks
+from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash_of, needs_blobs, pack
+from orchestrator.tasks.read_directory import Shared, read_directory
+from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
+from sandboxes.artifacts import stays
+from sandboxes.base import WORK, AnyFile
+from sandboxes.users import own
 
 CONTEXT: Final = "environment/"
 ENVIRONMENT: Final = "environment/files/"
 TESTS: Final = "tests/"
 SOLUTIONS: Final = "solution/"
 TEST_SCRIPT: Final = "tests/test.sh"
+SCRIPT: Final = "record/script.json"
+"""A recording's replacement for the policy: a list of assistant messages."""
 SOLUTION: Final = "solution/solve.sh"
+INSTRUCTION: Final = "instruction.md"
+STEPS: Final = "steps/"
+_PIECE: Final = 1 << 20
 
-_LOOSE_OBJECT = re.compile(r"/objects/[0-9a-f]{2}/[0-9a-f]{38}")
-_PACKED_OBJECTS = (b"PACK\0\0\0", b"# v2 git bundle", b"# v3 git bundle")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """The files of a task by path, checked. Build one with `load`, `Task.from_files` or `Task.from_message`."""
+    """A task's bundle and settings, checked. Build one with `load`, `Task.of`, `Task.from_files` or `Task.from_message`."""
 
-    files: Mapping[str, bytes]
-    settings: Settings
+    bundle: Bundle
+    settings: TaskSettings
+    received: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The message from which it was read, if that names blobs."""
+
+    @property
+    def files(self) -> Mapping[str, AnyFile]:
+        """Its files by path."""
+        return self.bundle.files
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> "Task":
-        """Check the files of a task directory. ValueError names the file and, in `task.toml`, the key."""
-        for path in files:
-            check_path(path)
-        for path in files:
-            folder = path.rpartition("/")[0]
-            while folder:
-                if folder in files:
-                    raise ValueError(f"{folder}: a task cannot have both this file and {path}")
-                folder = folder.rpartition("/")[0]
-        for path in files:
+    def from_files(cls, files: Mapping[str, bytes | AnyFile]) -> "Task":
+        """Check the files of a task directory, given by path. ValueError names the file and, in `task.toml`, the key."""
+        return cls.of(Bundle.of(files))
+
+    @classmethod
+    def of(
+        cls,
+        bundle: Bundle,
+        *,
+        limits: BundleLimits | None = None,
+        received: dict[str, Any] | None = None,
+        accepted: bool = False,
+    ) -> "Task":
+        """Check a bundle. ValueError names the file and, in `task.toml`, the key. `received`: the message from which it was read. `accepted`: a run
+        has accepted it, so its files are not searched for leaks again."""
+        bundle.check(limits)
+        files = bundle.files
+        for path in bundle.paths:
             if (
                 path.startswith(CONTEXT)
                 and not path.startswith(ENVIRONMENT)
                 and CONTEXT + DOCKERFILE not in files
+                and CONTEXT + COMPOSE not in files  # admission names what no service uses
             ):
                 raise ValueError(
                     f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
                 )
-        for path, purpose in (
-            ("task.toml", "it holds the task's settings and may be empty"),
-            ("instruction.md", "it is what the agent is told"),
-            (TEST_SCRIPT, "it decides the reward"),
-        ):
-            if path not in files:
-                raise ValueError(f"{path} is missing: {purpose}")
-        if not _text(files, "instruction.md").strip():
-            raise ValueError("instruction.md is empty: write what the agent is to do")
-        if not files[TEST_SCRIPT].strip():
-            raise ValueError(f"{TEST_SCRIPT} is empty: write a script that leaves a reward")
-        if SOLUTION in files:
-            _text(files, SOLUTION)
-        check_leaks(files)
-        return cls(
-            MappingProxyType({path: bytes(files[path]) for path in sorted(files)}),
-            parse_settings(_text(files, "task.toml")),
+        _needs(files, "task.toml", "it holds the task's settings and may be empty")
+        settings = parse_settings(_text(files, "task.toml"))
+        if INSTRUCTION not in files and not accepted:
+            check_steps(_text(files, "task.toml"))
+        several = bool(settings.steps) and INSTRUCTION not in files
+        for each in settings.steps if several else (None,):
+            _check_step(files, f"{STEPS}{each.name}/" if each is not None else "")
+        if not accepted:
+            check_leaks(bundle)
+        ordered = Bundle(
+            files=MappingProxyType({path: files[path] for path in sorted(files)}),
+            links=MappingProxyType(dict(sorted(bundle.links.items()))),
+            directories=MappingProxyType(dict(sorted(bundle.directories.items()))),
         )
+        return cls(bundle=ordered, settings=settings, received=received)
 
     @classmethod
     def from_message(cls, message: Any) -> "Task":
-        """Unpack and check the inline form of a task."""
-        if not isinstance(message, dict):
-            raise ValueError(f'a task must be an object with "files", got {type(message).__name__}')
-        unknown = sorted(set(message) - {"files", "files_b64"})
-        if unknown:
-            raise ValueError(f'a task has only "files" and "files_b64", got {unknown[0]!r:.80}')
-        files: dict[str, bytes] = {}
-        for field in ("files", "files_b64"):
-            bodies = message.get(field, {})
-            if not isinstance(bodies, dict):
-                raise ValueError(
-                    f'"{field}" must be an object of path to content, got {type(bodies).__name__}'
-                )
-            for path, body in bodies.items():
-                check_path(path)  # before anything else says it
-                if not isinstance(body, str):
-                    raise ValueError(f'"{field}" must hold text under each path, got {body!r:.80} at {path}')
-                if path in files:
-                    raise ValueError(f'{path} stands in both "files" and "files_b64"')
-                files[path] = _decode(field, path, body)
-        task = cls.from_files(files)
-        _check_size(task, len(json.dumps(message)))
-        return task
+        """Unpack and check a task that lies in its message as a whole. ValueError for one that names blobs: `blobs.task_of` reads those."""
+        if needs_blobs(message):
+            raise ValueError("its files lie in blobs, which this command does not read")
+        listing = Unpacker().unpack(message, _no_tree)
+        if (size := len(json.dumps(message))) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"it has {-(-size // 1024)} KB in one message, which may have {MAX_MESSAGE_BYTES // 1024} KB: publish its files as blobs"
+            )
+        return cls.of(listing.bundle(_no_blob))
 
-    def to_message(self) -> dict[str, dict[str, str]]:
-        """The inline form: UTF-8 files as text, others as base64. ValueError above `MAX_MESSAGE_BYTES`."""
-        text: dict[str, str] = {}
-        binary: dict[str, str] = {}
-        for path, body in self.files.items():
-            try:
-                text[path] = body.decode("utf-8")
-            except UnicodeDecodeError:
-                binary[path] = base64.b64encode(body).decode("ascii")
-        message = {"files": text} | ({"files_b64": binary} if binary else {})
-        _check_size(self, len(json.dumps(message)))
-        return message
+    @cached_property
+    def packed(self) -> Packed:
+        """Its message, and the blobs that go with it. Reads every file."""
+        if self.received is not None:
+            return Packed(self.received, {})
+        return pack(self.bundle)
+
+    def to_message(self) -> dict[str, Any]:
+        """The message form (message.py)."""
+        return self.packed.message
+
+    def with_file(self, path: str, body: bytes) -> "Task":
+        """The task with one more file, or another content of it."""
+        return Task.of(replace(self.bundle, files={**self.files, path: with_mode(body)}))
 
     def write(self, directory: Path) -> None:
         """Write the task as a directory, which must not hold files yet."""
-        for path, body in self.files.items():
+        for path, file in self.files.items():
             target = directory / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
-                file.write(body)
+            with target.open("xb") as sink, file.open() as source:
+                while piece := source.read(_PIECE):
+                    sink.write(piece)
+            target.chmod(file.mode)
+        for path, target_of_link in self.bundle.links.items():
+            link = directory / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target_of_link)
+        for path in self.bundle.directories:
+            (directory / path).mkdir(parents=True, exist_ok=True)
+        for path in sorted(self.bundle.directories, reverse=True):
+            (directory / path).chmod(self.bundle.directories[path])
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex sha256 over the sorted files, each as its path and content with their lengths; 64 characters."""
-        digest = hashlib.sha256()
-        for path, body in self.files.items():
-            for part in (path.encode(), body):
-                digest.update(len(part).to_bytes(8, "little"))
-                digest.update(part)
-        return digest.hexdigest()
+        """Hex sha256 of its content (`message.hash_of`), 64 characters. Reads every file."""
+        return hash_of(self.to_message())
 
     @property
     def name(self) -> str:
-        """`[metadata].name`, or one made from the content hash."""
-        return self.settings.metadata.name or f"task-{self.content_hash[:12]}"
+        """`[metadata].name`, `[task].name`, or one made from the content hash."""
+        given = self.settings.metadata.name or self.settings.task.name
+        return given or f"task-{self.content_hash[:12]}"
+
+    @property
+    def is_multi_step(self) -> bool:
+        """Whether it has `[[steps]]`. Then `multi_step.steps_of` gives instruction, tests and solution of each."""
+        return INSTRUCTION not in self.files
 
     @property
     def instruction(self) -> str:
-        """`instruction.md` without the white space around it."""
-        return self.files["instruction.md"].decode("utf-8").strip()
+        """`instruction.md` without surrounding white space; of a task with steps, all instructions."""
+        if self.is_multi_step:
+            paths = [f"{STEPS}{step.name}/{INSTRUCTION}" for step in self.settings.steps]
+            return "\n\n".join(_text(self.files, path).strip() for path in paths)
+        return self.files[INSTRUCTION].data.decode("utf-8").strip()
 
     @property
     def solution(self) -> str | None:
         """`solution/solve.sh`, if the task has one."""
-        return self.files[SOLUTION].decode("utf-8") if SOLUTION in self.files else None
+        return self.files[SOLUTION].data.decode("utf-8") if SOLUTION in self.files else None
 
-    def environment(self, bases: Collection[str] | None, *, containers: bool = False) -> Environment:
-        """Where its programs run. `bases`: images that the sandbox's own system stands for (None: any); `containers`: whether the provider
-        builds images. ValueError names the line of the Dockerfile that asks for more than there is."""
-        context = self._under(CONTEXT)
-        if DOCKERFILE not in context:
-            return Environment(
-                {f"{WORK}/{path}": File(body) for path, body in self._under(ENVIRONMENT).items()}
+    @property
+    def is_solved(self) -> bool:
+        """Whether every step has a reference solution, its own or the task's."""
+        steps = self.settings.steps if self.is_multi_step else ()
+        own = [f"{STEPS}{step.name}/{SOLUTIONS}" for step in steps]
+        with_own = [folder for folder in own if any(path.startswith(folder) for path in self.files)]
+        needed = [f"{folder}solve.sh" for folder in with_own]
+        if len(with_own) < max(len(own), 1):
+            needed.append(SOLUTION)
+        return all(path in self.files for path in needed)
+
+    def environment(
+        self, bases: Collection[str] | None, *, containers: bool = False, where_needed: bool = False
+    ) -> Environment:
+        """Environment of the task's programs. `bases`: images that the sandbox's own system replaces (None: any); `containers`: whether the provider
+        builds images, `where_needed`: only those that its own system cannot replace. ValueError names the line of the Dockerfile that requests an
+        unsupported feature."""
+        table, composed = self.settings.environment, self.composed
+        found = self._environment(
+            self.bundle.below(CONTEXT), table, bases, containers=containers, where_needed=where_needed
+        )
+        variables = {**found.env, **composed.env, **variables_of(table)}
+        return replace(found, env=variables, services=composed.services, user=self.settings.agent_users[0])
+
+    @cached_property
+    def composed(self) -> Composed:
+        """What `environment/docker-compose.yaml` adds to the environment. ValueError names the key that is not honoured."""
+        return read_services(self.bundle.below(CONTEXT))
+
+    def verification(
+        self, bases: Collection[str] | None, *, containers: bool = False, where_needed: bool = False
+    ) -> Environment:
+        """Environment in which the tests run, before the agent's work is placed: that of the agent, or in the mode `separate` that of
+        `[verifier.environment]` or `tests/Dockerfile`. Side services are there where it is made by environment/. Arguments and ValueError as for
+        `environment`."""
+        table, context = self.settings.judging, self.bundle.below(CONTEXT)
+        user = self.settings.verifier.user
+        if table is self.settings.environment and not self.settings.verifier.is_separate:
+            found = self.environment(bases, containers=containers, where_needed=where_needed)
+            return replace(found, user=user)
+        composed = NOTHING
+        if "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
+            context = self.bundle.below(TESTS)
+        elif "docker_image" not in table and "docker_image" in self.settings.environment:
+            table, composed = (
+                {**table, "docker_image": self.settings.environment["docker_image"]},
+                self.composed,
             )
-        return Environment({}, build=context) if containers else read_environment(context, bases)
+        elif "docker_image" not in table or table is self.settings.environment:
+            composed = self.composed
+        try:
+            found = self._environment(context, table, bases, containers=containers, where_needed=where_needed)
+        except ValueError as error:
+            if "docker_image" in table or f"{TESTS}{DOCKERFILE}" not in self.files:
+                raise
+            raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
+        variables = {**found.env, **composed.env, **variables_of(table)}
+        return replace(found, env=variables, services=composed.services, user=user)
 
-    def tests_files(self) -> dict[str, bytes]:
+    def _environment(
+        self,
+        context: Bundle,
+        table: Mapping[str, Any],
+        bases: Collection[str] | None,
+        *,
+        containers: bool,
+        where_needed: bool,
+    ) -> Environment:
+        image = table.get("docker_image")
+        if isinstance(image, str):
+            found = replace(
+                _placed(self.bundle.below(ENVIRONMENT)), build=of_image(image, bases, containers=containers)
+            )
+        elif DOCKERFILE not in context.files:
+            found = _placed(self.bundle.below(ENVIRONMENT))
+        elif containers:
+            found = (
+                read_or_build(context, bases, named=self._names_users)
+                if where_needed
+                else Environment(files={}, build=build_context(context))
+            )
+        else:
+            found = read_environment(context, bases)
+        return configured(found, table, variables_of(table))
+
+    @property
+    def _names_users(self) -> bool:
+        """Whether agent or tests run as a user that an image must have."""
+        users = (*self.settings.agent_users, self.settings.verifier.user)
+        return any(own(user) is None and not user.isdecimal() for user in users)
+
+    def seen_by_tests(self, left: Sequence[ArtifactFile]) -> Sequence[ArtifactFile]:
+        """What of an attempt's files the tests get: all, or in the mode `separate` the declared artifacts."""
+        if not self.settings.verifier.is_separate:
+            return left
+        work_dir = posixpath.join(WORK, str(self.settings.environment.get("workdir") or ""))
+        return only_declared(left, self.settings.artifacts, work_dir)
+
+    def tests_files(self) -> dict[str, AnyFile]:
         """Verification files by path relative to /tests; `test.sh` is always among them."""
-        return self._under(TESTS)
-
-    def _under(self, folder: str) -> dict[str, bytes]:
-        return {path[len(folder) :]: body for path, body in self.files.items() if path.startswith(folder)}
+        return dict(self.bundle.below(TESTS).files)
 
 
-def load(directory: Path) -> Task:
-    """Read a task directory. ValueError names the directory and what is wrong; links are refused, not followed."""
+def load(directory: Path, limits: BundleLimits | None = None, shared: Shared | None = None) -> Task:
+    """Read a task directory. ValueError names the directory and the problem. Large files are read when they are used. `shared`: files of other tasks
+    that are read."""
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a task directory")
     try:
-        return Task.from_files(_read_tree(directory))
-    except ValueError as error:
+        return Task.of(read_directory(directory, limits, shared), limits=limits)
+    except (ValueError, OSError) as error:
         raise ValueError(f"{directory}: {error}") from error
 
 
-def iter_jsonl(path: Path) -> Iterator[Task]:
-    """Read tasks in message form, one per line; blank lines are skipped. ValueError names the line."""
+def each_jsonl(path: Path) -> Iterator[tuple[str, Task | str]]:
+    """Read tasks in message form, one per line, each with its location; blank lines are skipped. An invalid task yields a sentence that names the
+    location."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            location = f"{path} line {number}"
             try:
-                yield Task.from_message(json.loads(line))
+                yield location, Task.from_message(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{path} line {number}: {error}") from error
+                yield location, f"{location}: {error}"
+            except RecursionError:
+                yield location, f"{location}: it is nested too deeply"
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that is not relative, normal, printable and short: it may not leave the folder that it is written to, and must fit."""
-    parts = path.split("/")
-    if not path or path.startswith("/") or _UNSAFE.search(path) or any(p in ("", ".", "..") for p in parts):
-        raise ValueError(f"{path!r:.120} is not a plain relative path")
-    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+def iter_jsonl(path: Path) -> Iterator[Task]:
+    """`each_jsonl` of a file that holds only tasks. ValueError names the first invalid line."""
+    for _, found in each_jsonl(path):
+        if isinstance(found, str):
+            raise ValueError(found)
+        yield found
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path of a task is of its tests or its solution, which no agent sees."""
+    return HIDDEN.match(path) is not None
+
+
+def check_steps(toml: str) -> None:
+    """ValueError if the settings have `[[steps]]` that are not valid, before their files are looked for."""
+    if tomllib.loads(toml).get("steps"):
+        check_keys(toml)
+
+
+def _check_step(files: Mapping[str, AnyFile], folder: str) -> None:
+    """Check instruction, test and solution of a task, or of the step in `folder`. A step may take test and solution from the task."""
+    instruction, test, solution = (f"{folder}{path}" for path in (INSTRUCTION, TEST_SCRIPT, SOLUTION))
+    purpose = "it is the agent's instruction" + (" in this step" if folder else "")
+    _needs(files, instruction, purpose)
+    if test not in files and TEST_SCRIPT in files:
+        test = TEST_SCRIPT
+    _needs(
+        files, test, "it decides the reward" + (f" of this step; {TEST_SCRIPT} may, too" if folder else "")
+    )
+    if not _text(files, instruction).strip():
+        raise ValueError(f"{instruction} is empty: write what the agent is to do")
+    if b"\0" in (body := files[instruction].data):
         raise ValueError(
-            f"{path!r:.120} is too long: a path has at most {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
+            f"{instruction} holds a NUL character (byte {body.index(0)}): it is text for the agent"
         )
+    if not files[test].data.strip():
+        raise ValueError(f"{test} is empty: write a script that leaves a reward")
+    for path in (solution, SOLUTION):
+        if path in files:
+            _text(files, path)
 
 
-def check_leaks(files: Mapping[str, bytes]) -> None:
-    """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files,
-    or a git repository, whose objects can hold what its work tree does not show."""
-    context = {path: body for path, body in files.items() if path.startswith(CONTEXT)}
-    for path, body in context.items():
-        if ".git" in path.split("/") or _LOOSE_OBJECT.search(path) or body.startswith(_PACKED_OBJECTS):
+def _needs(files: Mapping[str, AnyFile], path: str, purpose: str) -> None:
+    if path not in files:
+        raise ValueError(f"{path} is missing: {purpose}")
+    if files[path].size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{path} has {files[path].size:,} bytes, and may have {MAX_MESSAGE_BYTES:,}")
+
+
+def _placed(bundle: Bundle) -> Environment:
+    """The environment that `environment/files` gives."""
+    for path, target in bundle.links.items():
+        if not stays(path, target):
             raise ValueError(
-                f"{path}: a git repository may hold the answer in its history: leave it out, and let the agent begin with plain files"
+                f"{ENVIRONMENT}{path} is a link to {quoted(target)}, which leads out of {WORK}: put the file there instead"
             )
-    for path, body in files.items():
-        secret = body.strip()
-        if not (path.startswith(SOLUTIONS) or path == TEST_SCRIPT) or len(secret) < LEAK_BYTES:
-            continue
-        for where, found in context.items():
-            if secret in found:
-                raise ValueError(f"{where} holds the whole text of {path}, which the agent must not see")
+    return Environment(
+        files={f"{WORK}/{path}": file for path, file in bundle.files.items()},
+        links={f"{WORK}/{path}": target for path, target in bundle.links.items()},
+        modes={f"{WORK}/{path}": mode for path, mode in bundle.directories.items()},
+    )
 
 
-def _read_tree(directory: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for folder, subfolders, names in os.walk(directory):
-        for name in [*subfolders, *names]:
-            path = Path(folder, name)
-            relative = path.relative_to(directory).as_posix()
-            if path.is_symlink():
-                raise ValueError(f"{relative} is a link: a task holds regular files only")
-            if path.is_file():
-                files[relative] = path.read_bytes()
-            elif not path.is_dir():
-                raise ValueError(f"{relative} is neither a file nor a folder")
-    return files
+def _no_tree(sha: str) -> bytes:
+    raise AssertionError(f"a message without trees names the tree {sha}")
 
 
-def _text(files: Mapping[str, bytes], path: str) -> str:
+def _no_blob(blob: object, mode: int) -> AnyFile:
+    raise AssertionError(f"a message without blobs names {blob} with mode {mode}")
+
+
+def _text(files: Mapping[str, AnyFile], path: str) -> str:
     try:
-        return files[path].decode("utf-8")
+        return files[path].data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
-
-
-def _decode(field: str, path: str, body: str) -> bytes:
-    try:
-        return body.encode("utf-8") if field == "files" else base64.b64decode(body, validate=True)
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{path} is not valid Unicode text (character {error.start})") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid base64: {error}") from error
-
-
-def _check_size(task: Task, size: int) -> None:
-    if size > MAX_MESSAGE_BYTES:
-        raise ValueError(
-            f"{task.name} is {-(-size // 1024)} KB packed and a message carries at most {MAX_MESSAGE_BYTES // 1024} KB: "
-            "make its files smaller"
-        )

@@ -1,39 +1,91 @@
 """`task.toml`: the settings of a task, as people write them.
 
-Everything has a default, so an empty `task.toml` is a valid one. Keys that are not named here (Harbor's `author_email`,
-`[solution]`, `[environment].docker_image`, …) are kept out of the way: read, not interpreted. One that is a slip of the pen away from
-a name of ours (`[agent].timeout_secs`) is not admitted: its value would silently not hold.
+Everything has a default, so an empty `task.toml` is valid. `[metadata]` is the author's own table: known keys are used if their values have
+the expected type, and any other keys may be added. keys.py lists all other keys and their treatment. It applies to new tasks only; settings
+accepted earlier are read here unchanged.
 
     version = "1.0"
 
     [metadata]
     name = "agent-find-copy-1f0c9a52"
-    domain = "agent"            # reasoning | coding | agent | general
+    domain = "agent"            # the default domain of its submission; may be a name of your own
     difficulty = "hard"
     tags = ["two-calls"]
 
     [agent]
     timeout_sec = 60.0          # wall clock of one rollout
-    stall_s = 30.0              # no completion open, no output and no CPU time for so long ends the attempt
+    stall_s = 30.0              # the attempt ends after this long with no completion open, no output and no CPU time
     max_turns = 4               # completions
+    reference_sec = 20.0        # time of a good agent: reference of the speed bonus; absent: the group is the reference
 
     [verifier]
     timeout_sec = 20.0
+    env = { EXPECTED = "42" }   # for tests/test.sh
+    performance = "tests"       # the number of reward.json that is the reward
+
+`[[steps]]` are the steps of a task with several instructions (multi_step.py).
 """
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.collected import ArtifactSource, CollectHook, hooks, sources
+from orchestrator.tasks.key_values import REWARD, min_reward, step_name
+from orchestrator.tasks.keys import FREE, TABLES
+from sandboxes.users import is_user
+
+GENERAL: Final = "general"
 Domain = Literal["reasoning", "coding", "agent", "general"]
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
+"""Domains of the built-in suite. Any other name that is valid in a subject is a domain, too."""
+MOST_TURNS: Final = 2**31 - 1
+SEPARATE: Final = "separate"
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True, max_length=256)]
-Count = Annotated[int, Field(gt=0, strict=True)]
+Count = Annotated[int, Field(gt=0, le=MOST_TURNS, strict=True)]
+
+
+def _word(value: object) -> str | None:
+    """Text of the author's table, cleaned for storage and display; None: it is not text, or empty."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return "".join(each if each.isprintable() else "\ufffd" for each in str(value))[:256].strip() or None
+
+
+def _domain(value: object) -> str:
+    return value if isinstance(value, str) and is_name(value) else GENERAL
+
+
+def _tags(value: object) -> tuple[str, ...]:
+    words = (_word(each) for each in (value if isinstance(value, list | tuple) else [value]))
+    return tuple(word for word in words if word is not None)[:100]
+
+
+def _phrasing(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _texts(value: object) -> dict[str, str]:
+    """The valid variables. Tasks accepted before this check may have invalid ones."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in items if isinstance(text, str) and "\0" not in name + text}
+
+
+def _user(value: object) -> str:
+    """A user, by name or uid. Tasks accepted before this key was honoured name none."""
+    return str(value) if is_user(value) else ""
+
+
+Variables = Annotated[dict[str, str], BeforeValidator(_texts)]
+User = Annotated[str, BeforeValidator(_user)]
+Word = Annotated[str | None, BeforeValidator(_word)]
 
 
 class _Table(BaseModel):
@@ -41,72 +93,191 @@ class _Table(BaseModel):
 
 
 class Metadata(_Table):
-    """What the task is about; `family` and `phrasing` name the template that made it, if one did."""
+    """Description of the task; `family` and `phrasing` name the template that generated it, if any. `domain`: general, if the author's word is not a
+    valid name. `category`: Harbor's word for it, which a run may map to a domain."""
 
-    name: Text | None = None
-    domain: Domain = "general"
-    difficulty: Text = "unknown"
-    family: Text | None = None
-    phrasing: Annotated[int, Field(ge=0, strict=True)] | None = None
-    tags: tuple[Text, ...] = ()
+    name: Word = None
+    category: Word = None
+    domain: Annotated[str, BeforeValidator(_domain)] = GENERAL
+    difficulty: Annotated[str, BeforeValidator(lambda value: _word(value) or "unknown")] = "unknown"
+    family: Word = None
+    phrasing: Annotated[int | None, BeforeValidator(_phrasing)] = None
+    tags: Annotated[tuple[str, ...], BeforeValidator(_tags)] = ()
+
+    def domain_in(self, domains: Mapping[str, str]) -> str:
+        """The task's own domain; without one, that of its category in `domains` (`tasks.domains` of a run)."""
+        if "domain" in self.model_fields_set or self.category is None:
+            return self.domain
+        return domains.get(self.category, self.domain)
 
 
-class AgentLimits(_Table):
-    """Budgets of one rollout; `max_turns` None leaves it to the run's configuration. Seconds."""
+class Package(_Table):
+    """`[task]`: its name in a registry."""
+
+    name: Word = None
+
+
+class Healthcheck(_Table):
+    """`[environment].healthcheck`, in seconds: a command that must succeed before the agent starts."""
+
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    start_interval_sec: float = 5.0
+    retries: int = 3
+
+
+class _Networked(_Table):
+    """A part of a task with its own `network_mode` and `allowed_hosts`, as they are written (`tasks.network` reads them)."""
+
+    network_mode: Any = None
+    allowed_hosts: Any = None
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Its keys of the network."""
+        return {"network_mode": self.network_mode, "allowed_hosts": self.allowed_hosts}
+
+
+class AgentLimits(_Networked):
+    """Budgets of one rollout; `max_turns` None leaves it to the run's configuration. Seconds.
+
+    `reference_sec`: T_base of the speed bonus, the agent's own time without the platform's queues; None: the median of the successful siblings.
+    `user`: who runs the agent, empty: the sandbox's own user.
+    """
 
     timeout_sec: Seconds = 900.0
     stall_s: Seconds = 60.0
     max_turns: Count | None = None
+    reference_sec: Seconds | None = None
+    user: User = ""
 
 
-class VerifierLimits(_Table):
-    """Budget of one run of `tests/test.sh`. Seconds."""
+class VerifierLimits(_Networked):
+    """Budget of one run of `tests/test.sh`, in seconds, and variables for it. `performance`: the name of the reward among several named numbers.
+    `environment`: the table of an environment of its own. `user`: who runs it, empty: the sandbox's own user."""
 
     timeout_sec: Seconds = 300.0
+    performance: Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")] = ""
+    env: Variables = {}
+    environment_mode: Word = None
+    environment: Annotated[
+        dict[str, Any] | None, BeforeValidator(lambda value: value if isinstance(value, dict) else None)
+    ] = None
+    collect: Annotated[tuple[CollectHook, ...], BeforeValidator(hooks)] = ()
+    user: User = ""
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether the tests get nothing of the agent's sandbox but the declared artifacts."""
+        return self.environment_mode == SEPARATE or (
+            self.environment_mode is None and self.environment is not None
+        )
 
 
-class Settings(_Table):
-    """A whole `task.toml`; `environment` holds its table as it is."""
+class Solution(_Table):
+    """Variables of the reference solution."""
+
+    env: Variables = {}
+
+
+class RewardStrategy(StrEnum):
+    """How the rewards of the steps make the reward of a task: their mean, or that of the last step that was graded."""
+
+    MEAN = "mean"
+    FINAL = "final"
+
+
+class StepSettings(_Table):
+    """One of `[[steps]]`. `agent` and `verifier` hold its tables unchanged: what they state replaces or extends the task's. `min_reward`: the least
+    numbers of its tests, by name, without which the task ends."""
+
+    name: str
+    agent: dict[str, Any] = {}
+    verifier: dict[str, Any] = {}
+    min_reward: dict[str, float] = {}
+    healthcheck: Healthcheck | None = None
+    artifacts: Annotated[tuple[ArtifactSource, ...], BeforeValidator(sources)] = ()
+
+
+def _steps(value: object) -> tuple[dict[str, Any], ...]:
+    """The valid steps. Admission refuses others; tasks accepted before this check had them ignored."""
+    listed = value if isinstance(value, list | tuple) else ()
+    return tuple(
+        _step(each) for each in listed if isinstance(each, dict) and step_name(each.get("name")) is None
+    )
+
+
+def _step(table: Mapping[str, Any]) -> dict[str, Any]:
+    least = table.get("min_reward")
+    if least is None or min_reward(least) is not None:
+        least = {}
+    check = table.get("healthcheck")
+    return {
+        "name": table["name"],
+        "agent": table["agent"] if isinstance(table.get("agent"), dict) else {},
+        "verifier": table["verifier"] if isinstance(table.get("verifier"), dict) else {},
+        "min_reward": least if isinstance(least, dict) else {REWARD: least},
+        "healthcheck": check if isinstance(check, dict) and isinstance(check.get("command"), str) else None,
+        "artifacts": table.get("artifacts", ()),
+    }
+
+
+def _strategy(value: object) -> RewardStrategy:
+    return RewardStrategy.FINAL if value == RewardStrategy.FINAL else RewardStrategy.MEAN
+
+
+class TaskSettings(_Table):
+    """A whole `task.toml`; `environment` holds its table unchanged."""
 
     version: Text = "1.0"
+    task: Package = Package()
     metadata: Metadata = Metadata()
     agent: AgentLimits = AgentLimits()
     verifier: VerifierLimits = VerifierLimits()
+    solution: Solution = Solution()
+    artifacts: Annotated[tuple[ArtifactSource, ...], BeforeValidator(sources)] = ()
     environment: dict[str, Any] = {}
+    steps: Annotated[tuple[StepSettings, ...], BeforeValidator(_steps)] = ()
+    multi_step_reward_strategy: Annotated[RewardStrategy, BeforeValidator(_strategy)] = RewardStrategy.MEAN
+
+    @property
+    def judging(self) -> dict[str, Any]:
+        """The environment's table of verification: `[verifier.environment]`, else `[environment]`."""
+        own = self.verifier.environment
+        return own if own is not None and self.verifier.is_separate else self.environment
+
+    @property
+    def agent_users(self) -> tuple[str, ...]:
+        """Who runs the agent, in the steps of the task; admission refuses several."""
+        named = [_user(step.agent.get("user")) or self.agent.user for step in self.steps]
+        return tuple(dict.fromkeys(named or [self.agent.user]))
+
+    @property
+    def healthcheck(self) -> Healthcheck | None:
+        """`[environment].healthcheck`, valid since the task was accepted; None: nothing to wait for."""
+        table = self.environment.get("healthcheck")
+        return None if table is None else Healthcheck.model_validate(table)
 
 
-def parse_settings(toml: str) -> Settings:
-    """Read a `task.toml`. ValueError: one sentence that names the key, what it must be and what it is."""
+def variables_of(table: Mapping[str, Any]) -> dict[str, str]:
+    """`env` of an environment's table."""
+    return _texts(table.get("env"))
+
+
+def parse_settings(toml: str) -> TaskSettings:
+    """Read a `task.toml`. ValueError: one sentence that names the key, the expected value and the actual one."""
     try:
         tables = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also for a number that is too long
         raise ValueError(f"task.toml: not valid TOML: {error}") from error
+    except RecursionError:
+        raise ValueError("task.toml: not valid TOML: it is nested too deeply") from None
     try:
-        return Settings.model_validate(tables)
+        return TaskSettings.model_validate(tables)
     except ValidationError as error:
         raise ValueError(f"task.toml: {_sentence(error)}") from error
-
-
-SLIP: Final = 0.8
-"""How alike (difflib's ratio) an unknown key of as many words is to one of ours where it is taken for a misspelt one."""
-
-
-def check_spelling(toml: str) -> None:
-    """Refuse a key that is a slip of the pen away from one of ours. ValueError names both. For a task that is new: what was accepted stays so."""
-    _check_spelling(tomllib.loads(toml), Settings, ())
-
-
-def _check_spelling(table: Mapping[str, Any], known: type[BaseModel], above: tuple[str, ...]) -> None:
-    fields = known.model_fields
-    for key, value in table.items():
-        inside = fields[key].annotation if key in fields else None
-        if isinstance(inside, type) and issubclass(inside, BaseModel) and isinstance(value, dict):
-            _check_spelling(value, inside, (*above, key))
-        elif key not in fields:
-            free = [name for name in fields if name not in table and name.count("_") == key.count("_")]
-            if meant := get_close_matches(key, free, 1, SLIP):
-                said = _key((*above, key)) if above or not isinstance(value, dict) else f"[{key}]"
-                raise ValueError(f"task.toml: {said} is not known: write {_key((*above, meant[0]))}")
 
 
 _MUST_BE: Final = {
@@ -123,25 +294,23 @@ _BOUNDS: Final = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, as `[agent].timeout_sec must be a number, got 'x'`."""
+    """The first error, as `[agent].timeout_sec must be a number, got 'x'`."""
     first = error.errors(include_url=False)[0]
     location, context = first["loc"], first.get("ctx", {})
-    if first["type"] == "literal_error":
-        must_be = "one of " + ", ".join(DOMAINS)
-    elif first["type"] in _MUST_BE:
+    if first["type"] in _MUST_BE:
         must_be = _MUST_BE[first["type"]]
     else:
         must_be = next(
             (f"{words} {context[bound]:g}" for bound, words in _BOUNDS.items() if bound in context),
             first["msg"],
         )
-    return f"{_key(location)} must be {must_be}, got {first['input']!r:.80}"
+    return f"{_key(location)} must be {must_be}, got {quoted(first['input'])}"
 
 
 def _key(location: tuple[int | str, ...]) -> str:
     """`[agent].timeout_sec`, `version`, `[metadata].tags item 2`."""
     items = [f" item {part + 1}" for part in location if isinstance(part, int)]
     names = [part for part in location if isinstance(part, str)]
-    is_table = len(names) > 1 or names[0] in ("metadata", "agent", "verifier", "environment")
+    is_table = len(names) > 1 or names[0] in (*TABLES, FREE)
     head = f"[{names[0]}]" if is_table else names[0]
     return ".".join([head, *names[1:]]) + "".join(items)

@@ -1,160 +1,445 @@
-"""Runs a program of the agent's while its work is graded: `python3 -I "$PENSTOCK_UNTRUSTED" SECONDS PROGRAM [ARGUMENT...]`.
+"""Runs a program of the agent's during grading: `python3 -I "$PENSTOCK_UNTRUSTED" SECONDS PROGRAM [ARGUMENT...]`.
 
-Placed into the verifier's sandbox beside the tests; nothing here is imported by Penstock. The tests and what they run share a user, so
-without this the agent's program could write the reward, read what is expected, or kill the script that judges it. Here it can only
+It is placed into the verifier's sandbox next to the tests. The tests and the programs they run share a user, so without this the agent's program
+could write the reward, read the expected values, or kill the script that judges it. Here it can only
 
-- read the system, the work directory and its judge's $HOME and $TMPDIR, write to the work directory, see a minimal environment;
-- write to a $HOME and a $TMPDIR of its own, empty at first and gone afterwards: in its judge's, whatever the judge runs next would find what it
-  planted there (a usercustomize.py, a .bashrc);
-- signal and look into processes that it started itself.
+- read the system, the work directory and the files of the task's environment in $HOME and $TMPDIR; see a minimal environment, and only entries
+  of /proc that reveal nothing about processes;
+- write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
+  afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
+- signal, inspect and limit processes that it started itself;
+- use resources within `held.budget`: memory, CPU and wall time, files and their bytes, output, processes. All runs of a verification share them.
 
-The kernel's Landlock holds it (signals from Linux 6.12 on). When it ends, or after SECONDS, whatever it left running is killed. The exit
-code is the program's, 124 after SECONDS, 137 if it was killed; 125 if nothing was run: this kernel has no Landlock, $TMPDIR has no room, or
-the judge's $HOME or $TMPDIR lies in the directory that it is called from.
+    judge ── this process: forwards output, watches, ends ── warden: ends all of it at once ── the program, which reaches neither of the two
+
+The kernel's Landlock confines it (signals from Linux 6.12 on). When it ends, or after SECONDS, its remaining processes are killed. The exit code is
+the program's; 124 after SECONDS or when the time for programs is up; 137 if it was killed or used up another limit, which standard error
+names; 125 if nothing ran: this kernel has no Landlock, $TMPDIR has no room, or the judge's $HOME or $TMPDIR is inside the current
+directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import shutil
+import resource
+import select
 import signal
-import struct
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
-TIMED_OUT, UNHELD = 124, 125
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_PATH_BENEATH = 1
-_READ = 0b1101  # execute, read a file, list a directory
-_FILE_ONLY = (
-    0b0111 | 1 << 14 | 1 << 15
-)  # what makes sense for a file: the two above, write, truncate, device control
-_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
-_NEWEST = (1 << 16) - 1
-_SCOPES = 0b11  # abstract sockets, signals
-_SCOPED_SIGNALS = 6
-_SET_NO_NEW_PRIVS, _SET_CHILD_SUBREAPER, _SET_DUMPABLE = 38, 36, 4
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc")
+_HERE = os.path.dirname(os.path.realpath(__file__))
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, _HERE)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+from orchestrator.tasks.held import confine, files, resource_usage  # noqa: E402 - after the path
+from orchestrator.tasks.held.budget import HeldBudget, Ledger  # noqa: E402
 
-
-def _call(number: int, *arguments: int | bytes) -> int:
-    wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result: int = _libc.syscall(number, *wide)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+TIMED_OUT, UNHELD, KILLED = 124, 125, 137
+LIMITS_FILE = "limits"
+"""Name of the limits file, next to this file."""
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+_PROC = ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems", "sys")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_POLL_INTERVAL_S, _SHARE = 0.02, 10
+"""Seconds between two looks, or this multiple of the last look's duration if that is longer."""
+_DISK_S = 0.05
+_PIPE = 4096  # a writable pipe accepts this much at once
+_CHUNK = 1 << 16
 
 
-def ruleset(version: int, readable: list[Path], writable: list[Path]) -> int:
-    """A Landlock ruleset as a descriptor; `version` is the kernel's, from 1."""
-    handled = _ALL.get(version, _NEWEST)
-    scopes = _SCOPES if version >= _SCOPED_SIGNALS else 0
-    attributes = struct.pack("<QQQ", handled, 0, scopes)[
-        : 24 if version >= _SCOPED_SIGNALS else 16 if version >= 4 else 8
-    ]
-    rules = _call(_CREATE_RULESET, attributes, len(attributes), 0)
-    for path, rights in [
-        *((p, _READ) for p in (*map(Path, _SYSTEM), *readable)),
-        (Path("/dev"), handled),
-        *((p, handled) for p in writable),
-    ]:
+class _Pump:
+    """Forwards the program's output. Once our end of its pipe is closed, the program cannot write any more."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self.held = b""
+        self.bytes = 0
+
+    @property
+    def over(self) -> bool:
+        return self.source < 0 and not self.held
+
+    def waits(self, poll: select.poll) -> None:
+        if self.held:
+            poll.register(self.target, select.POLLOUT)
+        elif self.source >= 0:
+            poll.register(self.source, select.POLLIN)
+
+    def move(self, ready: set[int], most: int) -> bool:
+        """One step. False: the output exceeds `most` bytes, and the rest is dropped."""
+        if self.held and self.target in ready:
+            try:
+                self.held = self.held[os.write(self.target, self.held[:_PIPE]) :]
+            except OSError:  # the judge has stopped reading
+                self.close()
+                self.held = b""
+        elif not self.held and self.source in ready:
+            data = os.read(self.source, _CHUNK)
+            self.held = data[: max(0, most)]
+            self.bytes += len(data)
+            if not data or len(data) > most:
+                self.close()
+            return len(data) <= most
+        return True
+
+    def close(self) -> None:
+        if self.source >= 0:
+            os.close(self.source)
+            self.source = -1
+
+
+class _Run:
+    """One program, seen from outside. `own`: the directory that only it uses."""
+
+    def __init__(self, budget: HeldBudget, ledger: Ledger, seconds: float, work: str, own: str) -> None:
+        self._budget, self._ledger = budget, ledger
+        self._deadline = time.monotonic() + seconds
+        self._since_ns = os.stat(own).st_ctime_ns  # the clock of file systems lags behind others
+        self._work, self._own = work, own
+        self._warden = 0
+        self._pumps: list[_Pump] = []
+        self._look_at = time.monotonic() + _POLL_INTERVAL_S
+        self._disk_at = self._look_at + _DISK_S
+        self.breach = ""
+        """The limit that the program used up; empty: none."""
+
+    def held(self, argv: list[str], rules: confine.Rules, version: int) -> int:
+        """Run the program until it ends or its budget does. Returns its exit code in the shell's form, once all its processes are dead."""
+        same = os.path.sameopenfile(1, 2)
+        pipes = [os.pipe() for _ in range(1 if same else 2)]
+        alive_reader, alive_writer = os.pipe()
+        confine.adopt_orphans()
+        confine.hide()
+        own_pid = os.getpid()
+        self._warden = os.fork()
+        if self._warden == 0:
+            try:
+                for fd in (alive_reader, *(source for source, _ in pipes)):
+                    os.close(fd)
+                _watch_over(own_pid, version, argv, self._place(rules), [pipes[0][1], pipes[-1][1]])
+            finally:
+                os._exit(UNHELD)
+        for fd in (alive_writer, *(target for _, target in pipes)):
+            os.close(fd)
+        self._pumps = [_Pump(source, target) for target, (source, _) in enumerate(pipes, 1)]
+        self._follow(alive_reader)
+        os.close(alive_reader)
+        code = _end_all(self._warden)
+        self._warden = 0
+        self._drain()
+        if self._ledger.cpu_s + resource_usage.cpu_s([]) > self._budget.cpu_s:
+            self._breaks("cpu")
+        if self._over_disk():
+            self._breaks("disk")
+            files.shed(self._work, self._since_ns)
+        if self.breach == "time":
+            return TIMED_OUT
+        return KILLED if self.breach else code
+
+    def _place(self, rules: confine.Rules) -> tuple[confine.Rules, dict[int, float], dict[str, str], bool]:
+        budget = self._budget
+        bounds: dict[int, float] = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: budget.disk_bytes,
+            resource.RLIMIT_CPU: max(0.0, budget.cpu_s - self._ledger.cpu_s) + 1,
+            resource.RLIMIT_NOFILE: 4096,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+        if budget.private and budget.processes:
+            bounds[resource.RLIMIT_NPROC] = budget.processes
+        env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        env |= {"HOME": f"{self._own}/home", "TMPDIR": f"{self._own}/tmp"}
+        return rules, bounds, env, budget.private
+
+    def _follow(self, alive: int) -> None:
+        """Wait for the end of the warden, which ends with the program. End a program that uses up a limit."""
+        while True:
+            now = time.monotonic()
+            if now >= self._deadline and not self.breach:
+                self._strike("time")
+            if self.breach:
+                self.end()  # again: the warden may have only just started
+            elif now >= self._look_at:
+                self._look()
+            poll = select.poll()
+            poll.register(alive, select.POLLIN)
+            for pump in self._pumps:
+                pump.waits(poll)
+            wait_s = 0.05 if self.breach else min(self._look_at, self._deadline) - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait_s) * 1000)}
+            if alive in ready:
+                return
+            self._pass_on(ready)
+
+    def _pass_on(self, ready: set[int]) -> None:
+        for pump in self._pumps:
+            remaining = self._budget.output_bytes - self._ledger.bytes - self.written()
+            if not pump.move(ready, remaining) and not self.breach:
+                self._strike("output")
+
+    def written(self) -> int:
+        return sum(pump.bytes for pump in self._pumps)
+
+    def _drain(self) -> None:
+        """Forward the rest of the pipes after all processes are dead, for as long as the judge may take to read it."""
+        deadline = max(self._deadline, time.monotonic() + 1)
+        while any(not pump.over for pump in self._pumps) and time.monotonic() < deadline:
+            poll = select.poll()
+            for pump in self._pumps:
+                pump.waits(poll)
+            self._pass_on({fd for fd, _ in poll.poll(100)})
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        budget = self._budget
+        own_pid = os.getpid()
+        # Orphans are our own children.
+        pids = [pid for pid in resource_usage.family(own_pid) if pid not in (own_pid, self._warden)]
+        if self._ledger.cpu_s + resource_usage.cpu_s(pids) > budget.cpu_s:
+            self._strike("cpu")
+        elif resource_usage.memory(pids, budget.memory_bytes, shared=budget.private) > budget.memory_bytes:
+            self._strike("memory")
+        now = time.monotonic()
+        self._look_at = now + max(_POLL_INTERVAL_S, _SHARE * (now - began))
+        if now >= self._disk_at and not self.breach:
+            if self._over_disk():
+                self._strike("disk")
+            self._disk_at = time.monotonic() + max(_DISK_S, _SHARE * (time.monotonic() - now))
+
+    def _over_disk(self) -> bool:
+        used = files.FileUsage(self._budget.disk_bytes, self._budget.disk_files)
+        return used.add(self._work).add(self._own).over
+
+    def _breaks(self, limit: str) -> None:
+        if not self.breach:
+            self.breach = limit
+            if limit != "time":
+                print(f"untrusted: the program used up its {limit}", file=sys.stderr, flush=True)
+
+    def _strike(self, limit: str) -> None:
+        """Have the warden end the whole program."""
+        self._breaks(limit)
+        self.end()
+
+    def end(self) -> None:
+        """End the program. A no-op once it is over."""
+        if self._warden:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._warden, signal.SIGTERM)
+
+    def ended(self) -> None:
+        """Ensure, after any outcome, that no process of the program is alive."""
+        if self._warden:
+            self.end()
+            _end_all(self._warden)
+            self._warden = 0
+
+
+def _watch_over(
+    parent: int,
+    version: int,
+    argv: list[str],
+    place: tuple[confine.Rules, dict[int, float], dict[str, str], bool],
+    output: list[int],
+) -> NoReturn:
+    """The warden: a confinement around the program's own, so that it can end the whole program at once and the program cannot end the warden."""
+    scoped = version >= confine.SCOPED_SIGNALS
+    program = 0
+
+    def kill_all(_signal: int, _frame: FrameType | None) -> None:
+        _kill_below(scoped, program)
+        os._exit(KILLED)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.setsid()
+    confine.gain_nothing()
+    if scoped:
+        confine.scope_signals()
+    signal.signal(signal.SIGTERM, kill_all)
+    confine.warned_of_death(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(KILLED)
+    program = os.fork()
+    if program == 0:
+        _become(argv, place, output)
+    for fd in output:
+        with contextlib.suppress(OSError):  # both may be the same descriptor
+            os.close(fd)
+    _, status = os.waitpid(program, 0)
+    _kill_below(scoped, 0)
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+
+def _kill_below(scoped: bool, program: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if scoped:
+            # Everything in this confinement but us, at once: a fork bomb cannot outrun it.
+            os.kill(-1, signal.SIGKILL)
+        elif program:
+            os.kill(program, signal.SIGKILL)
+
+
+def _become(
+    argv: list[str], place: tuple[confine.Rules, dict[int, float], dict[str, str], bool], output: list[int]
+) -> NoReturn:
+    rules, bounds, env, private = place
+    message, code = "", 127
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(output[0], 1)
+        os.dup2(output[1], 2)
+        rules.enter()
+        os.closerange(3, 1 << 16)
+        confine.limit(bounds)
+        confine.filter_calls(private, rules.version)
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        message = f"untrusted: {argv[0]}: {error.strerror}\n"
+    except ValueError as error:
+        message = f"untrusted: {argv[0]!r}: {error}\n"
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode(errors="replace"))
+        os._exit(code)
+
+
+def _end_all(warden: int) -> int:
+    """Kill every descendant: children first, then the processes orphaned by that, until none is left. Returns the warden's exit code."""
+    code, deadline = KILLED, time.monotonic() + 2
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            children = [int(pid) for pid in file.read().split()]
+        for pid in children:
+            # The warden ends by itself, and gives the exit code.
+            if pid != warden or time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:
-            continue
-        allowed = rights & handled & (_NEWEST if path.is_dir() else _FILE_ONLY)
-        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("<Qi", allowed, place), 0)
-        os.close(place)
-    return rules
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == warden:
+                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                if pid == 0:
+                    break
+            time.sleep(0.001)
+        except ChildProcessError:
+            return code
+
+
+def _shared(budget: HeldBudget) -> list[tuple[str, int]]:
+    """Terminals and shared memory, if they hold nothing of the judge's and are not shared with other sandboxes."""
+    if not budget.private:
+        return []
+    found = []
+    with contextlib.suppress(OSError):
+        if not os.listdir(resource_usage.SHM):
+            found.append((resource_usage.SHM, confine.SHARED))
+    with contextlib.suppress(OSError):
+        if not any(name.isdigit() for name in os.listdir("/dev/pts")):
+            found += [("/dev/pts", confine.DEVICE), ("/dev/ptmx", confine.DEVICE)]
+    return found
+
+
+def _given(top: str, given: list[str]) -> list[tuple[str, int]]:
+    """The files of the task's environment below `top`, readable, and their directories, listable."""
+    directories = {os.path.dirname(path) for path in given}
+    return [
+        *((os.path.join(top, path), confine.READ) for path in given),
+        *((os.path.join(top, path), confine.LIST) for path in directories),
+    ]
+
+
+def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, logs: str) -> int:
+    budget = HeldBudget(os.path.join(_HERE, LIMITS_FILE))
+    ledger = Ledger(logs)
+    if budget.until_s:
+        seconds = min(seconds, budget.until_s - ledger.age_s())
+    if seconds <= 0:
+        print("untrusted: the time for programs is up", file=sys.stderr)
+        return TIMED_OUT
+    own = f"{temporary}/untrusted-{os.urandom(8).hex()}"
+    try:
+        for path in (own, f"{own}/home", f"{own}/tmp"):
+            os.mkdir(path, 0o700)
+    except OSError as error:
+        print(f"untrusted: no room for a program in {temporary} ({error.strerror})", file=sys.stderr)
+        return UNHELD
+    shared = _shared(budget)
+    try:
+        version = confine.version()
+        rules = confine.Rules(
+            version,
+            [
+                *((path, confine.READ) for path in _SYSTEM),
+                *((f"/proc/{name}", confine.READ) for name in _PROC),
+                *((f"/dev/{name}", confine.DEVICE) for name in _DEVICES),
+                *_given(home, budget.home),
+                *_given(temporary, budget.tmp),
+                *shared,
+                *((path, confine.OWN) for path in (f"{own}/home", f"{own}/tmp")),
+                (work, confine.WORK),
+            ],
+        )
+    except OSError as error:
+        for path in (f"{own}/home", f"{own}/tmp", own):
+            os.rmdir(path)
+        print(f"untrusted: this kernel has no Landlock ({error.strerror})", file=sys.stderr)
+        return UNHELD
+    objects = set(confine.shared_objects()) if budget.private else set()
+    known = {(kind, number) for kind, number, _ in objects}
+    modes = files.Modes([home, temporary, logs], [work], own)
+    run = _Run(budget, ledger, seconds, work, own)
+    ledger.note_start()
+    try:
+        return run.held(argv, rules, version)
+    finally:
+        run.ended()
+        modes.restore()
+        if any(path == resource_usage.SHM for path, _ in shared):
+            files.clear(resource_usage.SHM)
+        if budget.private:
+            for kind, number, _ in confine.shared_objects():
+                if (kind, number) not in known:
+                    confine.remove_shared(kind, number)
+        files.clear(own)
+        with contextlib.suppress(OSError):
+            os.rmdir(own)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ledger.note_end(used.ru_utime + used.ru_stime, run.written(), run.breach)
 
 
 def main() -> int:
     seconds, argv = float(sys.argv[1]), sys.argv[2:]
-    tests = Path(__file__).resolve().parents[1]
-    work, home, temporary = (
-        Path(os.path.realpath(p)) for p in (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"])
-    )
-    apart = not any(tests == p or p in tests.parents or tests in p.parents for p in (work, home, temporary))
-    if not apart or any(p == work or work in p.parents for p in (home, temporary)):
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed by the judge; the next file would get its number
+            os.open(os.devnull, os.O_RDWR)
+    tests = os.path.dirname(_HERE)
+    logs = os.path.realpath(os.environ.get("PENSTOCK_LOGS", "/logs"))
+    work, home, temporary = map(os.path.realpath, (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"]))
+    apart = not any(_within(tests, p) or _within(p, tests) for p in (work, home, temporary))
+    if not apart or any(_within(p, work) for p in (home, temporary, logs)):
         print(f"untrusted: call it from the work directory, not from {work}", file=sys.stderr)
         return UNHELD
-    try:
-        own = Path(tempfile.mkdtemp(prefix="untrusted-", dir=temporary))
-    except OSError as error:
-        print(f"untrusted: no room for a program in {temporary} ({error.strerror})", file=sys.stderr)
-        return UNHELD
-    try:
-        return _held(argv, seconds, work, own, [home, temporary])
-    finally:
-        with contextlib.suppress(RecursionError):  # of a program that dug deep
-            shutil.rmtree(own, ignore_errors=True)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _ends)
+    return _run(argv, seconds, work, home, temporary, logs)
 
 
-def _held(argv: list[str], seconds: float, work: Path, own: Path, readable: list[Path]) -> int:
-    """Run it where it may write to `work` and `own` alone; its exit code, when everything of it is dead."""
-    places = {"HOME": own / "home", "TMPDIR": own / "tmp"}
-    for place in places.values():
-        place.mkdir()
-    try:
-        version = _call(_CREATE_RULESET, 0, 0, 1)
-        rules = ruleset(version, readable, [work, *places.values()])
-    except OSError as error:
-        print(f"untrusted: this kernel has no Landlock ({error})", file=sys.stderr)
-        return UNHELD
-    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what is forgotten becomes our child
-    _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # nobody reads our environment
-    warden = os.fork()
-    if warden == 0:
-        os.setsid()
-        _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call(_RESTRICT_SELF, rules, 0)
-        code = _run(argv, seconds, places)
-        if version >= _SCOPED_SIGNALS:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    -1, signal.SIGKILL
-                )  # everybody within this confinement but us, at once: no bomb outruns it
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(warden, 0)[1])
-    _end_all()
-    return 128 - code if code < 0 else code
+def _within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _run(argv: list[str], seconds: float, places: dict[str, Path]) -> int:
-    """The program to its end or for so long: its exit code as the shell has it."""
-    env = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    env |= {name: str(place) for name, place in places.items()}
-    try:
-        code = subprocess.Popen(argv, env=env).wait(seconds)
-    except subprocess.TimeoutExpired:
-        return TIMED_OUT
-    except OSError as error:
-        print(f"untrusted: {argv[0]}: {error.strerror}", file=sys.stderr)
-        return 127
-    return 128 - code if code < 0 else code
-
-
-def _end_all() -> None:
-    """Kill every descendant: children first, then what became ours by that, until nobody is left."""
-    while True:
-        mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        for pid in mine:
-            os.kill(int(pid), signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
-            time.sleep(0.001)
-        except ChildProcessError:
-            return
+def _ends(number: int, _frame: FrameType | None) -> NoReturn:
+    """The judge sent a signal: exit through the usual clean-up, which ends the program."""
+    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,204 @@
 """The contract between a task's tests and the verifier runner.
 
-`bash /tests/test.sh` runs in a fresh sandbox, in /app, over the pristine environment plus the declared artifacts. It finds the
-agent's final message in the file that `$PENSTOCK_ANSWER` names, writes one number in [0, 1] to `REWARD_FILE` and, if it
-likes, a list of {"name", "passed", "message"} to `RESULTS_FILE`. No reward file, or one that does not hold a number, is a
-failure of the verifier, never a reward of 0.
+`bash /tests/test.sh` runs in a fresh sandbox, in /app, on the pristine environment plus the declared artifacts. It finds the
+agent's final message in the file that `$PENSTOCK_ANSWER` names. It writes one number in [0, 1] to `REWARD_FILE`, or one or several named numbers to
+`REWARD_JSON`; one of them is the reward. Optionally it writes
+a list of {"name", "passed", "message"} to `RESULTS_FILE` and an object about the process to `PROCESS_FILE`:
+{name: number or [number of step 0, of step 1, …]}, in [-1, 1], which `[reward.process.NAME]` with `source = "verifier"`
+weights. A missing reward file, or one without a number, is a failure of the verifier, never a reward of 0. The same holds for an
+invalid process file.
 
-A script that runs what the agent wrote does so through `$PENSTOCK_UNTRUSTED` (untrusted.py): both share a user, and the agent's program
-could otherwise write the reward itself. A script that a signal ended has reached no verdict, whatever the reward file holds.
+A script runs the agent's programs through `$PENSTOCK_UNTRUSTED` (untrusted.py): both share a user, so the agent's program
+could otherwise write the reward itself. A script ended by a signal has reached no verdict, even with a reward file. It takes its random draws
+from `$PENSTOCK_SEED`, a number that is the same in every verification of one attempt.
 
-Where a sandbox cannot show these absolute paths (the `local` provider), the runner puts the directory that stands for /logs into
+If a sandbox cannot show these absolute paths (the `local` provider), the runner puts the replacement of /logs into
 `$PENSTOCK_LOGS`; a script that should run there too writes to `${PENSTOCK_LOGS:-/logs}/verifier/`.
 """
 
+import json
 import math
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from orchestrator.contracts.events import TestResult
+from orchestrator.contracts.quote import quoted
 
 TESTS_DIR: Final = "/tests"
 REWARD_FILE: Final = "/logs/verifier/reward.txt"
+REWARD_JSON: Final = "/logs/verifier/reward.json"
+REWARD_KEY: Final = "reward"
 RESULTS_FILE: Final = "/logs/verifier/results.json"
+PROCESS_FILE: Final = "/logs/verifier/process.json"
+MOST_SIGNALS: Final = 64
+MOST_NAME: Final = 64
+MOST_STEPS: Final = 20_000
+SIGNAL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
 LOGS_VARIABLE: Final = "PENSTOCK_LOGS"
 UNTRUSTED_VARIABLE: Final = "PENSTOCK_UNTRUSTED"
 UNTRUSTED_FILE: Final = "/tests/.penstock/untrusted.py"
+UNTRUSTED_LIMITS: Final = "/tests/.penstock/limits"
 SIGNALLED: Final = 128
-"""Exit codes of a shell from here on: a signal ended the script, or its last command."""
+_SIGNALS: Final = 64
+_SHELLS: Final = ("bash", "sh", "dash")
 
 
-def parse_reward(text: str | None) -> float:
-    """The number in the reward file (None: it does not exist), in [0, 1]. ValueError otherwise."""
+def signal_of(exit_code: int) -> int:
+    """The signal that ended a script or its last command, from the exit code of its shell; 0: none."""
+    return exit_code - SIGNALLED if SIGNALLED < exit_code <= SIGNALLED + _SIGNALS else 0
+
+
+def shell_options(script: bytes) -> tuple[str, ...]:
+    """The options of bash in a script's first line, as in `#!/bin/bash -e`. ValueError if it names another interpreter."""
+    first = script.split(b"\n", 1)[0]
+    if not first.startswith(b"#!"):
+        return ()
+    words = first[2:].decode(errors="replace").split()
+    if words and words[0].rpartition("/")[2] == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    if not words or words[0].rpartition("/")[2] not in _SHELLS:
+        raise ValueError(
+            f"begins with {quoted(first.decode(errors='replace'))}, and is run by bash: call that program from a shell script"
+        )
+    return tuple(words[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The reward, in [0, 1], and the named numbers that it was chosen from; None: it has no name."""
+
+    reward: float
+    components: dict[str, float] | None = None
+
+
+def parse_reward(
+    text: str | None,
+    json_text: str | None = None,
+    *,
+    named: bool = False,
+    performance: str = "",
+    partial: bool = False,
+) -> Scores:
+    """The reward from the two files that may hold it (None: the file is missing). ValueError otherwise.
+
+    With both, `reward.json` counts if the tests name it (`named`), as the format requires; otherwise it is not from the tests. `performance` names
+    the number that is the reward. Without it, this is the number named `reward`, or the only number. A number without a name is called `reward`.
+    `partial`: these are the numbers of one step, so others may hold the reward; it counts as 0 here.
+    """
+    if json_text is not None and (named or text is None):
+        return _scores_of_json(json_text, performance, partial=partial)
     if text is None:
-        raise ValueError(f"tests/test.sh wrote no {REWARD_FILE}")
+        raise ValueError(f"tests/test.sh wrote no {REWARD_FILE} and no {REWARD_JSON}")
     try:
         reward = float(text)
     except ValueError:
-        raise ValueError(f"{REWARD_FILE} must hold one number, got {text.strip()!r:.80}") from None
+        raise ValueError(f"{REWARD_FILE} must hold one number, got {quoted(text.strip())}") from None
     if not math.isfinite(reward) or not 0.0 <= reward <= 1.0:
-        raise ValueError(f"{REWARD_FILE} must hold a number from 0 to 1, got {text.strip()!r:.80}")
-    return reward
+        raise ValueError(f"{REWARD_FILE} must hold a number from 0 to 1, got {quoted(text.strip())}")
+    if performance not in ("", REWARD_KEY) and not partial:
+        raise ValueError(
+            f"{REWARD_FILE} holds one number without a name, and [verifier].performance asks for {quoted(performance)}"
+        )
+    return Scores(reward)
+
+
+def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{REWARD_JSON} must hold a number, or an object of numbers: {error}") from None
+    values = found if isinstance(found, dict) else {REWARD_KEY: found}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+            raise ValueError(f"{REWARD_JSON}: {quoted(name)} must be a finite number, got {quoted(value)}")
+    for flaw in component_flaws(values):
+        raise ValueError(f"{REWARD_JSON}: {flaw}")
+    chosen = performance or (next(iter(values)) if len(values) == 1 else REWARD_KEY)
+    if chosen not in values and partial:
+        return Scores(0.0, {name: float(value) for name, value in values.items()})
+    if chosen not in values:
+        names = ", ".join(repr(name) for name in values)[:300] or "none"
+        if performance:
+            raise ValueError(
+                f"{REWARD_JSON} has no number {quoted(performance)}, which [verifier].performance asks for, got {names}"
+            )
+        raise ValueError(
+            f"{REWARD_JSON} must say which of its numbers is the reward: "
+            f"call it {quoted(REWARD_KEY)}, or name it in [verifier].performance, got {names}"
+        )
+    reward = float(values[chosen])
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"{REWARD_JSON} must hold a reward from 0 to 1, got {quoted(reward)}")
+    components = {name: float(value) for name, value in values.items()}
+    return Scores(reward, components if isinstance(found, dict) else None)
+
+
+def component_flaws(components: Mapping[str, float]) -> Iterator[str]:
+    """Errors in the named numbers of a verdict, as sentences."""
+    if len(components) > MOST_SIGNALS:
+        yield f"{len(components)} names are more than {MOST_SIGNALS}"
+    for name, value in components.items():
+        if not name.isprintable() or not 0 < len(name) <= MOST_NAME:
+            yield f"{quoted(name)} is not a name: use 1 to {MOST_NAME} printable characters"
+        if not _finite(value):
+            yield f"{quoted(name)} must be a finite number, got {quoted(value)}"
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def parse_results(json_text: str | None) -> list[TestResult]:
-    """The per-test results, empty without a results file. ValueError names what does not fit."""
+    """The per-test results, empty without a results file. ValueError names the invalid value."""
     if json_text is None:
         return []
     try:
         return msgspec.json.decode(json_text, type=list[TestResult])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise ValueError(f"{RESULTS_FILE}: {error}") from error
+
+
+Process = dict[str, float | list[float]]
+
+
+def parse_process(json_text: str | None) -> Process | None:
+    """The content of the process file, None without one. ValueError names the invalid value."""
+    if json_text is None:
+        return None
+    try:
+        found = msgspec.json.decode(json_text, type=Process)
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        raise ValueError(f"{PROCESS_FILE}: {error}") from error
+    for flaw in process_flaws(found):
+        raise ValueError(f"{PROCESS_FILE}: {flaw}")
+    return found
+
+
+def process_flaws(signals: Mapping[str, float | list[float]]) -> Iterator[str]:
+    """Errors in a verifier's process values, as sentences."""
+    if len(signals) > MOST_SIGNALS:
+        yield f"{len(signals)} names are more than {MOST_SIGNALS}"
+    for name, value in signals.items():
+        if not SIGNAL_NAME.fullmatch(name):
+            yield f"{name!r:.80} is not a name: use 1 to 64 characters of a-z, 0-9 and _"
+        numbers = value if isinstance(value, list) else [value]
+        if len(numbers) > MOST_STEPS:
+            yield f"{name} has numbers of {len(numbers)} steps, more than {MOST_STEPS}"
+        wrong = next((number for number in numbers if not -1 <= number <= 1), None)  # also NaN
+        if wrong is not None:
+            yield f"{name} is {wrong}, it must lie in [-1, 1]"

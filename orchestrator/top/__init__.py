@@ -1,1 +1,2 @@
-"""`penstock top`: the run in a terminal, live. snapshot.py reads, picture.py draws the queue, text.py says it once, app.py goes on."""
+"""`penstock top`: live view of the run in a terminal. snapshot.py reads, picture.py draws the queue, text.py prints it once, app.py
+refreshes."""

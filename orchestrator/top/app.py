@@ -1,4 +1,4 @@
-"""The terminal: the queue above, rollouts below it, servers, processes and the mix beside them; read anew once a second, quit with q."""
+"""The terminal app: queue on top, rollouts below, next to them servers, processes and the mix; refreshed once a second, quit with q."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
@@ -20,7 +20,7 @@ STYLES = {"r": "green", "R": "yellow", "w": "dim", "t": "blue", ".": "dim", "x":
 
 
 class Top(App[None]):
-    """`read` gives a snapshot; `clean` makes what others wrote harmless. A look that fails is said, and the last one stays in sight."""
+    """`read` returns a snapshot; `clean` makes untrusted text harmless. A failed read is reported, and the last snapshot stays visible."""
 
     TITLE = "penstock top"
     CSS = """
@@ -64,7 +64,7 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Look at once, and then every second."""
+        """Refresh at once, and then every second."""
         for name, columns in (
             ("rollouts", text.ROLLOUTS),
             ("servers", text.SERVERS),
@@ -81,26 +81,26 @@ class Top(App[None]):
             self.look()
 
     def action_look(self) -> None:
-        """A look now."""
+        """Refresh now."""
         self.look()
 
     def action_pause(self) -> None:
-        """Stand still, or go on."""
+        """Pause or resume refreshing."""
         self._paused = not self._paused
         self.sub_title = "paused" if self._paused else ""
         self._say("legend", "PAUSED: p goes on" if self._paused else LEGEND)
 
     @work
     async def look(self) -> None:
-        """Read and show; nothing while a look is under way, however long it takes. What is wrong is said in the first line."""
+        """Read and show; does nothing while another read is in flight. Errors appear in the first line."""
         if self._looking:
             return
         self._looking = True
         try:
             found = await self._read()
         except PenstockError as error:
-            stands = " What stands below is old." if self.seen is not None else ""
-            self._say("why", f"{error}.{stands}", bad=True)
+            age_note = " The data below is stale." if self.seen is not None else ""
+            self._say("why", f"{error}.{age_note}", bad=True)
             return
         finally:
             self._looking = False
@@ -108,15 +108,17 @@ class Top(App[None]):
         self._show(found)
 
     def _show(self, found: Snapshot) -> None:
-        standing = found.queue.standing
-        self._say("why", f"run {found.run} is {standing.state}. {standing.why}", bad=standing.bad)
+        status = found.queue.standing
+        no_signal = f" No signal: {status.no_signal}." if status.no_signal else ""
+        sentence = f"run {found.run} is {status.state}. {status.why}{no_signal}"
+        self._say("why", sentence, bad=status.bad or bool(no_signal))
         self._say("numbers", text.head_line(found))
-        drawn = picture(found.queue, max(20, self.size.width - 4))
+        drawing = picture(found.queue, max(20, self.size.width - 4))
         cells = Text()
-        for letter in drawn.cells:
+        for letter in drawing.cells:
             cells.append(letter, STYLES.get(letter, ""))
         self.query_one("#cells", Static).update(cells)
-        self._say("below", drawn.below)
+        self._say("below", drawing.below)
         if not self._paused:
             self._say("legend", LEGEND)
         self._say("trainer", f"{text.trainer(found)}  {text.curve(found.work.trainer.performances[::-1])}")
@@ -130,7 +132,7 @@ class Top(App[None]):
         return found
 
     def _fill(self, name: str, rows: Sequence[Sequence[str]]) -> None:
-        """New rows where the cursor and the scrolling stay."""
+        """Replace the rows; cursor and scroll position stay."""
         table = self._table(name)
         at, scroll = table.cursor_row, table.scroll_y
         table.clear()
@@ -140,7 +142,7 @@ class Top(App[None]):
             table.move_cursor(row=min(at, len(rows) - 1), animate=False, scroll=False)
         table.scroll_to(y=scroll, animate=False)
 
-    def _say(self, name: str, said: str, *, bad: bool = False) -> None:
+    def _say(self, name: str, text: str, *, bad: bool = False) -> None:
         widget = self.query_one(f"#{name}", Static)
-        widget.update(Text(self._clean(said)))
+        widget.update(Text(self._clean(text)))
         widget.set_class(bad, "bad")

@@ -1,8 +1,8 @@
-"""What top shows, as rows of text: the same for the terminal's tables and for whoever reads it once."""
+"""The contents of top as rows of text: for the terminal's tables and for a single print."""
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.look.queue import Mix
+from orchestrator.queries.queue import Mix
 from orchestrator.top.picture import LEGEND, picture
 from orchestrator.top.snapshot import Snapshot
 
@@ -22,7 +22,7 @@ ROLLOUTS = (
     "worker",
 )
 SERVERS = ("rollout server", "state", "version", "gateway", "detail")
-PROCESSES = ("process", "host", "heard", "works on")
+PROCESSES = ("process", "host", "last seen", "works on")
 MIX = ("domain", "offered", "served", "wait")
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -37,12 +37,12 @@ def age(seconds: float | None) -> str:
         return ""
     if seconds < 10:
         return f"{seconds:.1f}s" if seconds >= 0 else f"{seconds:.0f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m{rounded % 60:02}"
+    return f"{rounded // 3600}h{rounded % 3600 // 60:02}"
 
 
 def worker(owner: str | None) -> str:
@@ -51,7 +51,7 @@ def worker(owner: str | None) -> str:
 
 
 def rollouts(found: Snapshot) -> list[Sequence[str]]:
-    """The rollouts at work, those that are in their state longest first."""
+    """The active rollouts, longest in their state first."""
     return [
         (
             str(r.rollout_id), str(r.group_id), "" if r.seq is None else str(r.seq), r.domain, r.scaffold, r.state, age(r.for_s), str(r.attempt),
@@ -62,25 +62,25 @@ def rollouts(found: Snapshot) -> list[Sequence[str]]:
 
 
 def servers(found: Snapshot) -> list[Sequence[str]]:
-    """The rollout servers; a lease that has run out is said."""
+    """The rollout servers, with expired leases marked."""
     rows: list[Sequence[str]] = []
     for s in found.work.servers:
-        late = "its gateway's lease has run out" if s.lease_s is not None and s.lease_s < 0 else ""
-        drains = "drains: no new calls" if s.draining else ""
-        wrong = "; ".join(part for part in (drains, s.detail or "", late) if part)
-        rows.append((s.url, s.state, "" if s.version is None else str(s.version), worker(s.owner), wrong))
+        lease_note = "its gateway's lease has run out" if s.lease_s is not None and s.lease_s < 0 else ""
+        drain_note = "drains: no new calls" if s.draining else ""
+        problems = "; ".join(part for part in (drain_note, s.detail or "", lease_note) if part)
+        rows.append((s.url, s.state, "" if s.version is None else str(s.version), worker(s.owner), problems))
     return rows
 
 
 def processes(found: Snapshot) -> list[Sequence[str]]:
-    """The processes and what they work on; what hangs is said first."""
+    """The processes and their current work, hanging ones first."""
     rows: list[Sequence[str]] = []
     for p in found.work.processes:
-        heard = "stopped" if p.stopped else f"{age(p.silent_s)} ago"
-        hangs = f"HANGS for {age(p.stuck_s)}; " if p.stuck_s else ""
+        last_report = "stopped" if p.stopped else f"{age(p.silent_s)} ago"
+        stuck = f"HANGS for {age(p.stuck_s)}; " if p.stuck_s else ""
         left = f"drains, {p.left} left; " if p.left else "drains; " if p.left is None else "drained; "
-        said = hangs + (left if p.draining else "")
-        rows.append((p.name, p.host, heard, said + ("; ".join(p.busy[:3]) if not p.stopped else "")))
+        state = stuck + (left if p.draining else "")
+        rows.append((p.name, p.host, last_report, state + ("; ".join(p.busy[:3]) if not p.stopped else "")))
     return rows
 
 
@@ -95,17 +95,15 @@ def _mixed(each: Mix, served: int) -> Sequence[str]:
 
 
 def trainer(found: Snapshot) -> str:
-    """What the trainer did last, and whither it goes."""
+    """The trainer's newest version, its last train step and that step's metrics."""
     t = found.work.trainer
     if t.train_step is None:
         return "no train step yet" if t.version is None else f"version {t.version}, no train step yet"
     names = ("loss", "reward", "performance", "entropy", "clip_fraction", "merge_ratio")
-    told = " ".join(
+    figures = " ".join(
         f"{name} {t.metrics[name]:.3g}" for name in names if isinstance(t.metrics.get(name), int | float)
     )
-    return (
-        f"version {t.version}, train step {t.train_step} of batch {t.batch_no}, {age(t.since_s)} ago: {told}"
-    )
+    return f"version {t.version}, train step {t.train_step} of batch {t.batch_no}, {age(t.since_s)} ago: {figures}"
 
 
 def curve(values: Sequence[float | None]) -> str:
@@ -120,7 +118,7 @@ def curve(values: Sequence[float | None]) -> str:
 
 
 def head_line(found: Snapshot) -> str:
-    """How many of what."""
+    """The counts of the run in one line."""
     q = found.queue
     states = ", ".join(f"{n} {state}" for state, n in found.work.states.items()) or "none"
     batch = (
@@ -133,8 +131,10 @@ def head_line(found: Snapshot) -> str:
 
 
 def whole(found: Snapshot, width: int) -> Iterator[str | tuple[Sequence[str], list[Sequence[str]]]]:
-    """All of it: lines, and (columns, rows) of tables."""
+    """The whole view: lines, and (columns, rows) of tables."""
     yield f"run {found.run!r} is {found.queue.standing.state}. {found.queue.standing.why}"
+    if found.queue.standing.no_signal:
+        yield f"no signal: {found.queue.standing.no_signal}"
     yield head_line(found)
     drawn = picture(found.queue, width)
     if drawn.cells:

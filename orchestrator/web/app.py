@@ -1,53 +1,28 @@
 """The application: API routes, pages and static files behind the guard."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from aiohttp import web
 
-from orchestrator.config import Config
-from orchestrator.embedded.layout import RunLayout
-from orchestrator.web.asked import Route
-from orchestrator.web.database import Database
-from orchestrator.web.evaluated import Evaluated
 from orchestrator.web.files import static_file
 from orchestrator.web.guard import Guard
-from orchestrator.web.keys import Keys
-from orchestrator.web.metrics import Metrics
-from orchestrator.web.pulse import Pulse
+from orchestrator.web.requests import Route
+from orchestrator.web.site import Site
 
 BODY_LIMIT = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What the API stands on. `run` is the run of the configuration, `who` whoever started this process, `layout` where a supervisor writes."""
-
-    run: str
-    who: str
-    config: Config
-    database: Database
-    keys: Keys
-    metrics: Metrics
-    pulse: Pulse
-    layout: RunLayout | None = None
-    hosts: frozenset[str] = frozenset()
-    evaluated: Evaluated = field(default_factory=Evaluated)
-
-
-def application(site: Site) -> web.Application:
-    """All of it. Paths that are no file and no API are pages: the router in the browser knows them."""
+def application(site: Site, routes: Sequence[Route]) -> web.Application:
+    """The API of `routes`, static files and pages. Any other path is a page: the router in the browser resolves it."""
     app = web.Application(
         client_max_size=BODY_LIMIT, middlewares=[Guard(site.keys, site.metrics, site.hosts).middleware()]
     )
-    routes: Sequence[Route] = import_module("orchestrator.web.api").ROUTES  # its modules know `Site`
     for route in routes:
         app.router.add_route(route.method, route.path, _bound(site, route))
-    app.router.add_get("/api/{rest:.*}", _nothing)
+    app.router.add_get("/api/{rest:.*}", _not_found)
     app.router.add_get("/static/{name:.*}", _static)
-    app.router.add_get("/healthz", _healthy)
+    app.router.add_get("/healthz", _healthz)
     app.router.add_get("/{rest:.*}", _page)
     return app
 
@@ -69,9 +44,9 @@ async def _page(request: web.Request) -> web.StreamResponse:
     return static_file(request, "index.html")
 
 
-async def _nothing(request: web.Request) -> web.StreamResponse:
+async def _not_found(request: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
 
 
-async def _healthy(request: web.Request) -> web.StreamResponse:
+async def _healthz(request: web.Request) -> web.StreamResponse:
     return web.Response(text="penstock\n")

@@ -1,6 +1,7 @@
-"""The data pool as the dashboard sees it: it may be away when the process starts, and at any time later. Whoever asks then is told so.
+"""The dashboard's connection to the data pool. Postgres may be away at the start and at any later time; requests then fail with one
+sentence.
 
-Questions are asked as penstock_reader, in a read-only transaction with a time limit; orders are given as the login itself, once.
+Reads run as penstock_reader, in a read-only transaction with a time limit; commands run once, as the login itself.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,27 +10,26 @@ from typing import TypeVar
 
 import anyio
 import asyncpg
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import PenstockError, ServiceError
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import Role, check_revision, limit_statements, open_engine
 from orchestrator.pool.transact import once, passing
 
 T = TypeVar("T")
 PATIENCE_S = 8.0
 STATEMENT_S = 5.0
-CANCELED = "57014"  # SQLSTATE of a statement that ran into its time limit
+CANCELED = "57014"  # SQLSTATE of a statement that exceeded its time limit
 
 
 class TooSlow(PenstockError):
-    """A question that Postgres did not answer within its time limit."""
+    """A query that Postgres did not answer within its time limit."""
 
 
 class Database:
-    """Opens its engines when they are first needed, and again while that fails. An async context manager."""
+    """Opens its engines on first use, and retries at the next use if that failed. An async context manager."""
 
     def __init__(self, url: str, *, size: int = 6) -> None:
         self._url = url
@@ -64,12 +64,12 @@ class Database:
             return self._engines[role]
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """What `work` finds. ServiceError, one sentence, when Postgres is away; TooSlow when a statement takes too long."""
+        """The result of `work`. Raises ServiceError, one sentence, if Postgres is away; TooSlow if a statement takes too long."""
         try:
             with anyio.fail_after(PATIENCE_S):
                 engine = await self._engine(Role.READER)
                 async with engine.connect() as connection:
-                    await connection.execute(text(f"SET LOCAL statement_timeout = {int(STATEMENT_S * 1000)}"))
+                    await limit_statements(connection, STATEMENT_S)
                     return await work(connection)
         except TimeoutError:
             raise ServiceError(f"PostgreSQL has not answered within {PATIENCE_S:g} s") from None
@@ -78,10 +78,10 @@ class Database:
                 raise TooSlow(f"this takes PostgreSQL longer than {STATEMENT_S:g} s: ask for less") from None
             if not passing(error):
                 raise
-            raise ServiceError("PostgreSQL is away; this page goes on when it is back") from error
+            raise ServiceError("PostgreSQL is away; this page continues when it is back") from error
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """`work` in one transaction, tried once. ServiceError when Postgres is away, or lost before it said whether this was done."""
+        """`work` in one transaction, tried once. Raises ServiceError if Postgres is away, or lost before it confirmed the commit."""
         try:
             with anyio.fail_after(PATIENCE_S):
                 engine = await self._engine(Role.OWNER)

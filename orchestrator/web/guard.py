@@ -1,11 +1,11 @@
-"""Who is let in, from where, and what every answer carries. The outermost layer: nothing leaves without its headers, no error as a traceback.
+"""Access control and response headers. The outermost layer: every response carries the headers, and no error shows a traceback.
 
 | request | must |
 |---|---|
-| any | name a loopback address as its host (a name that somebody else's DNS points here is refused) |
+| any | name a loopback address as its host (a name that a foreign DNS points here is refused) |
 | page, API | have the token: cookie or `Authorization: Bearer`; `/any/path?token=…` sets the cookie and goes to the clean path |
 | POST | also come from this origin, and carry the steering key (`X-Penstock-Steer`, from /api/me) or the bearer token |
-| static file, /healthz | no more than the first: they hold nothing of the run's contents |
+| static file, /healthz | only pass the first check: they hold nothing of the run's contents |
 """
 
 import ipaddress
@@ -16,13 +16,13 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchestrator.contracts.errors import ConfigurationError, PenstockError, ServiceError
-from orchestrator.log import get
-from orchestrator.look.missing import NotThereError
-from orchestrator.web.asked import Refused
+from orchestrator.contracts.errors import ConfigurationError, NotFoundError, PenstockError, ServiceError
+from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.log import get
+from orchestrator.web.auth import Keys
 from orchestrator.web.database import TooSlow
-from orchestrator.web.keys import Keys
-from orchestrator.web.metrics import Metrics
+from orchestrator.web.metrics import WebMetrics
+from orchestrator.web.requests import Refused
 
 log = get(__name__)
 
@@ -45,15 +45,15 @@ NO_TOKEN: Final = (
 
 
 class Guard:
-    """The middleware. `hosts`: names that are taken besides loopback addresses, where a person allowed others to connect."""
+    """The middleware. `hosts`: names accepted in addition to loopback addresses, if a person allowed others to connect."""
 
-    def __init__(self, keys: Keys, metrics: Metrics, hosts: frozenset[str]) -> None:
+    def __init__(self, keys: Keys, metrics: WebMetrics, hosts: frozenset[str]) -> None:
         self._keys = keys
         self._metrics = metrics
         self._hosts = hosts
 
     def middleware(self) -> Middleware:
-        """For `web.Application`. A stream that its handler has begun already passes with the headers it has."""
+        """For `web.Application`. A stream that its handler has started keeps the headers it has."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -67,18 +67,18 @@ class Guard:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            entering = self._check(request)
-            return entering if entering is not None else await handler(request)
+            response = self._check(request)
+            return response if response is not None else await handler(request)
         except web.HTTPException as error:  # of aiohttp itself: no such route, wrong method, too large a body
-            said = {
+            sentences = {
                 404: "there is nothing here",
                 405: f"{request.method} is not for this path",
                 413: "the body is too large",
             }
-            return refusal(request, error.status, said.get(error.status, error.reason))
+            return refusal(request, error.status, sentences.get(error.status, error.reason))
         except Refused as refused:
             return refusal(request, refused.status, str(refused))
-        except NotThereError as error:
+        except NotFoundError as error:
             return refusal(request, 404, str(error))
         except TooSlow as error:
             return refusal(request, 504, str(error))
@@ -86,7 +86,7 @@ class Guard:
             return refusal(request, 503, str(error))
         except (ConfigurationError, PenstockError, ValueError) as error:
             return refusal(request, 400, str(error).partition("\n")[0])
-        except Exception as error:  # counted, logged, and said without its inside
+        except Exception as error:  # counted, logged, and reported without its details
             self._metrics.errors.labels(request.method).inc()
             log.error("web.error", path=request.path, error=type(error).__name__, exc_info=True)
             return refusal(request, 500, "the dashboard failed to answer this; its log says why")
@@ -95,7 +95,7 @@ class Guard:
         if not self._here(request.host):
             raise Refused(
                 403,
-                f"this dashboard answers on loopback only, not as {request.host[:60]!r}: use http://127.0.0.1",
+                f"this dashboard answers on loopback only, not as {quoted(request.host)}: use http://127.0.0.1",
             )
         if request.path.startswith(OPEN):
             return None
@@ -107,7 +107,7 @@ class Guard:
         if request.method not in ("GET", "HEAD"):
             origin = request.headers.get("Origin")
             if origin is not None and origin not in (f"http://{request.host}", f"https://{request.host}"):
-                raise Refused(403, "another site asked for this")
+                raise Refused(403, "the request comes from another site")
             if not (bearer or self._keys.is_steering(request.headers.get(STEER, ""))):
                 raise Refused(
                     403, f"steering needs the key of /api/me in the header {STEER}, or the token as a bearer"
@@ -138,11 +138,11 @@ class Guard:
     def _enter(self, request: web.Request) -> web.StreamResponse:
         if not self._keys.is_token(request.query["token"]):
             raise Refused(401, f"the token is wrong: {NO_TOKEN}")
-        kept = [(name, value) for name, value in request.query.items() if name != "token"]
-        # Browsers read a backslash as a slash, and two of them as the beginning of another host; a path of ours has no odd character.
+        remaining = [(name, value) for name, value in request.query.items() if name != "token"]
+        # Browsers read a backslash as a slash, and two slashes as the start of another host; our own paths contain no such character.
         clean = "/" + quote(request.path.replace("\\", "/").lstrip("/"))
         response = web.Response(
-            status=303, headers={"Location": clean + (f"?{urlencode(kept)}" if kept else "")}
+            status=303, headers={"Location": clean + (f"?{urlencode(remaining)}" if remaining else "")}
         )
         response.set_cookie(
             self._keys.cookie_name,
@@ -156,7 +156,7 @@ class Guard:
 
 
 def decorate(response: web.StreamResponse, *, api: bool) -> None:
-    """Give an answer its headers, before it is sent."""
+    """Add the headers to a response, before it is sent."""
     response.headers.update(HEADERS)
     if api:
         response.headers["Cache-Control"] = "no-store"
@@ -171,9 +171,9 @@ def refusal(request: web.Request, status: int, sentence: str) -> web.Response:
 
 
 def _page(sentence: str) -> str:
-    said = sentence.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = sentence.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         '<title>Penstock</title><link rel="stylesheet" href="/static/style.css">'
-        f'<main class="alone"><h1>Penstock</h1><p>{said[0].upper()}{said[1:]}.</p></main></html>'
+        f'<main class="alone"><h1>Penstock</h1><p>{escaped[0].upper()}{escaped[1:]}.</p></main></html>'
     )

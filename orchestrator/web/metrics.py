@@ -1,10 +1,10 @@
-"""What the dashboard counts of itself."""
+"""Metrics of the dashboard process."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class Metrics:
-    """Made by `orchestrator.metrics.measured`, once a process."""
+class WebMetrics:
+    """Created by `orchestrator.runtime.metrics.measured`, once per process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

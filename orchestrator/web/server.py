@@ -1,4 +1,4 @@
-"""The dashboard as a process: it listens whether the data pool answers or not, and says where."""
+"""The dashboard as a process: it listens even if the data pool does not answer, and reports its address."""
 
 import getpass
 import os
@@ -10,26 +10,28 @@ from pathlib import Path
 import anyio
 from aiohttp import web
 
-from orchestrator.collector import keep_loaded
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
-from orchestrator.embedded.layout import RunLayout
-from orchestrator.log import get
-from orchestrator.metrics import measured, ready
-from orchestrator.progress import restartable
-from orchestrator.web.app import Site, application
+from orchestrator.deploy.embedded.layout import RunLayout
+from orchestrator.runtime.gc_tuning import keep_loaded
+from orchestrator.runtime.liveness import restartable
+from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured, ready
+from orchestrator.settings.config import Config
+from orchestrator.web.api import ROUTES
+from orchestrator.web.app import application
+from orchestrator.web.auth import Keys, kept_token
+from orchestrator.web.change_feed import ChangeFeed
 from orchestrator.web.database import Database
-from orchestrator.web.keys import Keys, kept_token
-from orchestrator.web.metrics import Metrics
-from orchestrator.web.pulse import Pulse
+from orchestrator.web.metrics import WebMetrics
+from orchestrator.web.site import Site
 
 log = get(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """All that a dashboard needs. `url_file` gets the URL with its token once it listens; with port 0 the port that this file names is taken
-    again if it is free, so that a browser's address stays right over restarts."""
+    """Settings of a dashboard. `url_file` gets the URL with its token once the dashboard listens; with port 0 the port in this file is
+    reused if it is free, so that a browser's address stays valid over restarts."""
 
     config: Config
     token_file: Path
@@ -38,31 +40,31 @@ class WebSettings:
     port: int = 0
     hosts: tuple[str, ...] = ()
     layout: RunLayout | None = None
-    said: Callable[[str], None] | None = None
-    """Told the URL with its token, for a person at a terminal; it is never logged."""
+    announce: Callable[[str], None] | None = None
+    """Called with the URL and its token, for a person at a terminal; it is never logged."""
 
 
 async def serve(settings: WebSettings) -> None:
-    """Serve until cancelled. ConfigurationError or ServiceError, one sentence, when it cannot listen or say where."""
-    keys, metrics = Keys(kept_token(settings.token_file)), measured(Metrics)
+    """Serve until cancelled. Raises ConfigurationError or ServiceError, one sentence, if it cannot listen or write the URL."""
+    keys, metrics = Keys(kept_token(settings.token_file)), measured(WebMetrics)
     async with (
         Database(settings.config.services.database_url) as database,
         anyio.create_task_group() as tasks,
     ):
-        pulse = Pulse(database, metrics)
+        changes = ChangeFeed(database=database, metrics=metrics)
         site = Site(
             run=settings.config.run.name,
-            who=f"{whoever()} (dashboard)",
+            who=f"{user_at_host()} (dashboard)",
             config=settings.config,
             database=database,
             keys=keys,
             metrics=metrics,
-            pulse=pulse,
+            changes=changes,
             layout=settings.layout,
             hosts=frozenset((*settings.hosts, settings.host)),
         )
         runner = web.AppRunner(
-            application(site), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+            application(site, ROUTES), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
         )
         await runner.setup()
         listener: socket.socket | None = None
@@ -71,40 +73,40 @@ async def serve(settings: WebSettings) -> None:
             await web.SockSite(runner, listener).start()
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             address = f"http://{host}:{listener.getsockname()[1]}"
-            say(settings.url_file, f"{address}/?token={keys.token}\n")
+            write_private(settings.url_file, f"{address}/?token={keys.token}\n")
             log.info("web.listening", url=address, run=site.run)
-            if settings.said is not None:
-                settings.said(f"{address}/?token={keys.token}")
-            tasks.start_soon(restartable, "pulse", pulse.run)
+            if settings.announce is not None:
+                settings.announce(f"{address}/?token={keys.token}")
+            tasks.start_soon(restartable, "change_feed", changes.run)
             keep_loaded(seldom=True)
             with ready():
                 await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):  # bounded: `shutdown_timeout`
                 await runner.cleanup()
-            if listener is not None:  # which the runner does not know yet, if it was cut off just before
+            if listener is not None:  # the runner does not know it yet if it was cancelled just before
                 listener.close()
 
 
 def listen(host: str, port: int, *, preferred: int = 0) -> socket.socket:
-    """A listening socket. Port 0 takes `preferred` when it is free, else any. ConfigurationError when the port is taken."""
-    for wanted in dict.fromkeys((port or preferred, port)):
+    """A listening socket. Port 0 takes `preferred` if it is free, else any. Raises ConfigurationError if the port is taken."""
+    for candidate in dict.fromkeys((port or preferred, port)):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, wanted))
+            listener.bind((host, candidate))
             listener.listen(128)
             listener.setblocking(False)
             return listener
         except OSError as error:
             listener.close()
-            said = f"the dashboard cannot listen on {host}:{wanted} ({error.strerror}): stop what listens there or set web.port"
-    raise ConfigurationError(said)
+            problem = f"the dashboard cannot listen on {host}:{candidate} ({error.strerror}): stop what listens there or set web.port"
+    raise ConfigurationError(problem)
 
 
 def last_port(url_file: Path) -> int:
-    """The port that this dashboard had before a restart, 0 when unknown."""
+    """The port of this dashboard before a restart, 0 if unknown."""
     try:
         port = url_file.read_text(encoding="ascii").partition("/?")[0].rpartition(":")[2]
     except (OSError, UnicodeDecodeError):
@@ -112,7 +114,7 @@ def last_port(url_file: Path) -> int:
     return int(port) if port.isdigit() and int(port) < 65536 else 0
 
 
-def say(file: Path, text: str) -> None:
+def write_private(file: Path, text: str) -> None:
     """Write a file that only its owner can read."""
     try:
         file.unlink(missing_ok=True)
@@ -125,8 +127,8 @@ def say(file: Path, text: str) -> None:
         ) from error
 
 
-def whoever() -> str:
-    """Whoever started this process, as far as this machine knows: the token is theirs."""
+def user_at_host() -> str:
+    """The user who started this process, as far as this machine knows: the owner of the token."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name

@@ -1,6 +1,7 @@
-"""What every sandbox provider must do, as checks that a third party can run: `python -m sandboxes.conformance NAME`.
+"""The contract of every sandbox provider, as checks that a third party can run: `python -m sandboxes.conformance NAME`,
+or with an image of the provider's store as a second argument.
 
-`check(provider)` runs them all against the real thing. Inside, they want `sh`, coreutils and `python3`.
+`check(provider)` runs them all against the real provider. Inside, they need `sh`, coreutils and `python3`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from dataclasses import dataclass
 import anyio
 
 from sandboxes.base import Provider
-from sandboxes.conformance import endings, escapes, files, isolation, limits, programs
-from sandboxes.conformance.registry import CHECKS, Check
+from sandboxes.conformance import background, endings, escapes, files, isolation, limits, programs
+from sandboxes.conformance.registry import CHECKS, ConformanceCheck
 
-__all__ = ["CHECKS", "Check", "CheckResult", "check", "checks_for", "run_check"]
+__all__ = ["CHECKS", "CheckResult", "ConformanceCheck", "check", "checks_for", "run_check"]
 
-_SUITE = (programs, files, limits, endings, isolation, escapes)
+_SUITE = (programs, background, files, limits, endings, isolation, escapes)
 _LIMIT_S = 90.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """How one check went. `isolation` checks need not pass where `Provider.isolated` is false."""
+    """The result of one check. `isolation` checks need not pass if `Provider.isolated` is false."""
 
     name: str
     passed: bool
@@ -31,24 +32,37 @@ class CheckResult:
     seconds: float
 
 
-def checks_for(provider: Provider) -> list[Check]:
-    """The checks that may be run: attempts to escape only where something holds them."""
+def checks_for(provider: Provider) -> list[ConformanceCheck]:
+    """The checks that may be run. Escape attempts are included only if the provider isolates."""
     return [each for each in CHECKS if provider.isolated or not each.escape]
 
 
 async def check(provider: Provider) -> list[CheckResult]:
-    """Every check, one after the other. Never raises for what a provider does wrong."""
+    """Run every check, one after the other. Never raises for a provider's faults."""
     return [await run_check(provider, each) for each in checks_for(provider)]
 
 
-async def run_check(provider: Provider, each: Check) -> CheckResult:
-    """One check; whatever it raises is its failure, and so is taking longer than 90 s."""
+def _reason(error: BaseException) -> str:
+    """The reason of a check's exception; for a group of tasks, the first of their errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+async def run_check(provider: Provider, each: ConformanceCheck) -> CheckResult:
+    """Run one check. Any exception is its failure, and so is a duration above 90 s."""
     assert provider.isolated or not each.escape, f"{each.name!r} would harm this machine"
-    began = time.monotonic()
+    started_at = time.monotonic()
     detail = ""
     try:
         with anyio.fail_after(_LIMIT_S):
             await each.body(provider)
     except Exception as error:  # noqa: BLE001 - reported as the check's result
-        detail = f"{type(error).__name__}: {error}"
-    return CheckResult(each.name, not detail, each.isolation, detail, time.monotonic() - began)
+        detail = _reason(error)
+    return CheckResult(
+        name=each.name,
+        passed=not detail,
+        isolation=each.isolation,
+        detail=detail,
+        seconds=time.monotonic() - started_at,
+    )

@@ -1,14 +1,17 @@
-"""`python -m sandboxes.conformance NAME|MODULE:CLASS`: exit code 1 if a promise that binds is not kept."""
+"""`python -m sandboxes.conformance NAME|MODULE:CLASS [IMAGE] [--user USER]`: exit code 1 if a binding promise is broken."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import anyio
 
 from sandboxes.base import Provider
 from sandboxes.conformance import checks_for, run_check
+from sandboxes.conformance.as_user import AsUser
 from sandboxes.conformance.load import load
+from sandboxes.conformance.on_image import OnImage
 
 
 async def run(provider: Provider) -> int:
@@ -27,15 +30,19 @@ async def run(provider: Provider) -> int:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m sandboxes.conformance NAME|MODULE:CLASS", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m sandboxes.conformance")
+    parser.add_argument("provider", metavar="NAME|MODULE:CLASS")
+    parser.add_argument("image", nargs="?", help="of the provider's store")
+    parser.add_argument("--user", help="as whom every program runs")
+    given = parser.parse_args()
     try:
-        provider = load(sys.argv[1])
+        provider: Provider = load(given.provider)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return anyio.run(run, provider)
+    if given.image:
+        provider = OnImage(provider, given.image)
+    return anyio.run(run, AsUser(provider, given.user) if given.user else provider)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The escape suite: every attempt of `attempts.py`, and bombs, from inside a sandbox. Run only where there is isolation.
+"""The escape suite: every attempt of `attempts.py`, and bombs, from inside a sandbox. It runs only with isolation.
 
-    for each attempt: targets are put up on this machine → the program runs inside → it must say that it was refused
+    for each attempt: set up targets on this machine → run the program inside → it must report a refusal
 
 `outside(attempt)` runs the same program without a sandbox: it must get out there, or the attempt proves nothing.
 """
@@ -28,7 +28,16 @@ import anyio
 from sandboxes import seccomp
 from sandboxes.base import KilledBy, Limits, PathRefused, Provider, SandboxSpec
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt
-from sandboxes.conformance.registry import CHECKS, Check, check, fail, long_sleep, require, shell, sleepers
+from sandboxes.conformance.registry import (
+    CHECKS,
+    ConformanceCheck,
+    check,
+    fail,
+    long_sleep,
+    require,
+    shell,
+    sleepers,
+)
 
 _LIMITS = Limits(memory_mb=128, processes=64, disk_mb=64, wall_s=60.0)
 _IPC_CREAT, _IPC_RMID = 0o1000, 0
@@ -36,7 +45,7 @@ _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 @contextmanager
 def host() -> Iterator[dict[str, Any]]:
-    """What attempts aim at: servers, files, a process, a segment of shared memory; gone at the end. The process must survive."""
+    """The targets of attempts: servers, files, a process, a segment of shared memory; removed at the end. The process must survive."""
     name = f"penstock-{secrets.token_hex(8)}"
     shm_key = secrets.randbelow(1 << 30) + 1
     libc = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +86,7 @@ def host() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _answering(udp: socket.socket, *listeners: socket.socket) -> Iterator[None]:
-    """Threads that tell the secret to whoever comes, until the sockets are shut."""
+    """Threads that send the secret to every client, until the sockets are shut down."""
 
     def serve(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -95,7 +104,7 @@ def _answering(udp: socket.socket, *listeners: socket.socket) -> Iterator[None]:
 
     threads = [
         threading.Thread(target=reply),
-        *(threading.Thread(target=serve, args=(one,)) for one in listeners),
+        *(threading.Thread(target=serve, args=(each,)) for each in listeners),
     ]
     for thread in threads:
         thread.start()
@@ -111,29 +120,31 @@ def _answering(udp: socket.socket, *listeners: socket.socket) -> Iterator[None]:
 
 
 def outside(attempt: Attempt) -> str:
-    """What the program says when nothing holds it: `out`, or why this machine itself refuses."""
-    with host() as target, tempfile.TemporaryDirectory() as own:
-        argv = [sys.executable, "-c", attempt.program, json.dumps({**target, "own": own})]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, cwd=own, stdin=subprocess.DEVNULL
+    """The program's report without confinement: `out`, or why this machine itself refuses."""
+    with host() as target, tempfile.TemporaryDirectory() as directory:
+        argv = [sys.executable, "-c", attempt.program, json.dumps({**target, "own": directory})]
+        result = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, cwd=directory, stdin=subprocess.DEVNULL
         )
-        require(done.returncode == 0, f"{attempt.name}: {done.stderr[-500:]}")
-        return done.stdout.strip()
+        require(result.returncode == 0, f"{attempt.name}: {result.stderr[-500:]}")
+        return result.stdout.strip()
 
 
 async def _refused(attempt: Attempt, provider: Provider) -> None:
     with host() as target:
         async with provider.open(SandboxSpec(limits=_LIMITS)) as sandbox:
             result = await sandbox.exec(["python3", "-c", attempt.program, json.dumps(target)])
-            said = result.stdout.decode().strip()
-            require(said.startswith("refused "), f"it said {said!r} and ended with {result}")
-            reason = said.removeprefix("refused ")
+            output = result.stdout.decode().strip()
+            require(output.startswith("refused "), f"it printed {output!r} and ended with {result}")
+            reason = output.removeprefix("refused ")
             require(not attempt.refusals or reason in attempt.refusals, f"refused with {reason} only")
             require((await sandbox.exec(["true"])).ok, "the sandbox is unusable afterwards")
 
 
 CHECKS.extend(
-    Check(f"no way out: {each.name}", partial(_refused, each), isolation=True, escape=True)
+    ConformanceCheck(
+        name=f"no way out: {each.name}", body=partial(_refused, each), isolation=True, escape=True
+    )
     for each in ATTEMPTS
 )
 
@@ -150,14 +161,14 @@ async def a_fork_bomb_stays_in_its_sandbox(provider: Provider) -> None:
         require(not sleepers(seconds), "parts of the bomb are alive")
         require((await sandbox.exec(["true"])).ok, "the sandbox is unusable afterwards")
     with anyio.fail_after(20):
-        await anyio.run_process(["true"])  # and so is this machine
+        await anyio.run_process(["true"])  # this machine works as well
 
 
 @check(isolation=True, escape=True)
 async def many_small_processes_do_not_take_more_memory_than_one(provider: Provider) -> None:
-    one = "python3 -c 'import time; held = bytearray(40_000_000); time.sleep(60)'"
+    program = "python3 -c 'import time; held = bytearray(40_000_000); time.sleep(60)'"
     async with provider.open(SandboxSpec(limits=_LIMITS)) as sandbox:
-        result = await shell(sandbox, f"for i in 1 2 3 4 5 6; do {one} & done; wait; exit 1", 20.0)
+        result = await shell(sandbox, f"for i in 1 2 3 4 5 6; do {program} & done; wait; exit 1", 20.0)
         require(result.killed_by is KilledBy.MEMORY, result)
 
 
@@ -180,31 +191,31 @@ async def a_link_swapped_in_while_files_are_taken_out_leads_nowhere(provider: Pr
         async with provider.open(SandboxSpec(env={"HOST": target["directory"]})) as sandbox:
             process = await sandbox.start(["python3", "-c", swap])
             require((await process.read())[0] == b"ready\n", "the program did not start")
-            seen: set[str] = set()
+            contents: set[str] = set()
             for _ in range(300):
                 try:
-                    seen.add((await sandbox.get("/app/now/secret")).decode())
+                    contents.add((await sandbox.get("/app/now/secret")).decode())
                 except (PathRefused, FileNotFoundError) as error:
-                    seen.add(type(error).__name__)
-            taken = await sandbox.changed()
-            seen |= {file.data.decode() for file in taken.added.values()}
+                    contents.add(type(error).__name__)
+            artifacts = await sandbox.changed()
+            contents |= {file.data.decode() for file in artifacts.added.values()}
             await process.kill()
-            if "secret" in seen:
+            if "secret" in contents:
                 fail("a file of the host came out through a link")
-            require("mine" in seen, f"the file was never read: {seen}")
+            require("mine" in contents, f"the file was never read: {contents}")
 
 
 @check(isolation=True, escape=True)
 async def one_sandbox_sees_nothing_of_another(provider: Provider) -> None:
     secret = secrets.token_hex(8)
-    look = f"cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; ls -R /tmp /app /logs /home; grep -r {secret[:8]} /tmp /app /home /logs"
+    search = f"cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; ls -R /tmp /app /logs /home; grep -r {secret[:8]} /tmp /app /home /logs"
     async with (
-        provider.open(SandboxSpec(env={"TOKEN": secret})) as one,
-        provider.open(SandboxSpec()) as other,
+        provider.open(SandboxSpec(env={"TOKEN": secret})) as first,
+        provider.open(SandboxSpec()) as second,
     ):
-        process = await one.start(["sh", "-c", f"echo {secret} >/tmp/token; echo ready; sleep 60"])
+        process = await first.start(["sh", "-c", f"echo {secret} >/tmp/token; echo ready; sleep 60"])
         require(await process.read() == (b"ready\n", b""), "the program did not start")
-        seen = await shell(other, look)
-        require(secret.encode() not in seen.stdout, "the token of another sandbox is visible")
-        require(os.fsencode(secret) in (await one.get("/tmp/token")), "the check cannot see the token")
+        found = await shell(second, search)
+        require(secret.encode() not in found.stdout, "the token of another sandbox is visible")
+        require(os.fsencode(secret) in (await first.get("/tmp/token")), "the check cannot see the token")
         await process.kill()

@@ -1,11 +1,20 @@
-"""Checks of what crosses the boundary as files: put, get, changed, binds, and what must stay inside."""
+"""Checks of files that cross the boundary: put, get, changed, binds, and files that must stay inside."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from sandboxes.base import ArtifactLimits, File, PathRefused, Provider, RefusedReason, Sandbox, SandboxSpec
+from sandboxes.base import (
+    ArtifactLimits,
+    File,
+    PathRefused,
+    Provider,
+    RefusedReason,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+)
 from sandboxes.conformance.registry import check, fail, output, require, shell
 
 
@@ -81,7 +90,7 @@ async def paths_that_are_not_plain_are_the_callers_mistake(provider: Provider) -
 
 @check()
 async def changed_tells_added_modified_and_deleted_files(provider: Provider) -> None:
-    names = ("same", "edited", "gone", "swapped", "mode", "d/edited")
+    names = ("same", "edited", "gone", "swapped", "mode", "shut", "d/edited")
     async with provider.open(
         SandboxSpec(files={f"/app/{name}": File(b"before") for name in names})
     ) as sandbox:
@@ -90,7 +99,8 @@ async def changed_tells_added_modified_and_deleted_files(provider: Provider) -> 
         # The stealthy edit keeps size and time.
         script = "touch -r edited t; printf AFTER_ >edited; touch -r t edited; rm t gone; printf 1 >d/edited"
         await output(
-            sandbox, f"{script}; rm swapped; mkdir swapped; chmod +x mode; mkdir -p n/w; printf x >n/w/f"
+            sandbox,
+            f"{script}; rm swapped; mkdir swapped; chmod +x mode; chmod 600 shut; mkdir -p n/w; printf x >n/w/f",
         )
         await output(
             sandbox, f"touch {sandbox.path('/tmp/t')}; mkdir __pycache__; touch __pycache__/x.pyc; touch same"
@@ -98,27 +108,91 @@ async def changed_tells_added_modified_and_deleted_files(provider: Provider) -> 
         found = await sandbox.changed()
         require({k: v.data for k, v in found.added.items()} == {"n/w/f": b"x"}, found.added)
         modified = {k: v.data for k, v in found.modified.items()}
-        require(modified == {"d/edited": b"1", "edited": b"AFTER_", "mode": b"before"}, modified)
+        expected = {"d/edited": b"1", "edited": b"AFTER_", "mode": b"before", "shut": b"before"}
+        require(modified == expected, modified)
         require(found.modified["mode"].mode & 0o100, "the mode is lost")
+        require(found.modified["shut"].mode == 0o600, "permissions alone are not seen")
         require(found.deleted == ("gone", "swapped"), found.deleted)
         require(found.complete, found.refused)
+
+
+@check()
+async def remaining_links_and_directories_are_reported_and_restored_elsewhere(provider: Provider) -> None:
+    async with provider.open(SandboxSpec(files={"/app/old": File(b"x"), "/app/d/f": File(b"x")})) as sandbox:
+        await output(
+            sandbox,
+            "mkdir -p v2/bin e/m/p/ty; echo 2 >v2/n; ln -s v2 now; ln -s ../v2/n e/up; ln -sf now old",
+        )
+        await output(
+            sandbox, "ln -s /usr/bin/env sh; ln -s gone dangles; rm d/f; chmod 700 v2/bin; chmod 750 e"
+        )
+        await output(sandbox, "ln -s . here; ln -s here/../x out; ln -s ../../tmp/x e/out; ln -s /logs/r log")
+        found = await sandbox.changed()
+    links = {
+        "now": "v2",
+        "e/up": "../v2/n",
+        "old": "now",
+        "sh": "/usr/bin/env",
+        "dangles": "gone",
+        "here": ".",
+    }
+    require(found.links == links, found.links)
+    require(
+        found.directories == {"d": 0o755, "e": 0o750, "e/m/p/ty": 0o755, "v2/bin": 0o700}, found.directories
+    )
+    reasons = dict.fromkeys(("out", "e/out", "log"), RefusedReason.OUTSIDE)
+    require(dict(found.refused) == reasons and found.deleted == ("d/f",), found)
+    spec = SandboxSpec(
+        files={f"/app/{path}": file for path, file in found.added.items()},
+        links={f"/app/{path}": target for path, target in found.links.items()},
+        modes={f"/app/{path}": mode for path, mode in found.directories.items()},
+    )
+    async with provider.open(spec) as sandbox:
+        listing = await output(
+            sandbox, "cat now/n e/up; readlink old; stat -c %a e v2/bin; test -x sh; ls -A d e/m/p/ty"
+        )
+        require(listing.split() == ["2", "2", "now", "750", "700", "d:", "e/m/p/ty:"], listing)
+        unchanged = await sandbox.changed()
+        require(
+            not (
+                unchanged.added
+                or unchanged.modified
+                or unchanged.links
+                or unchanged.directories
+                or unchanged.deleted
+            ),
+            unchanged,
+        )
+
+
+@check()
+async def a_link_is_never_placed_through_another_one(provider: Provider) -> None:
+    with tempfile.TemporaryDirectory() as host:
+        Path(host).chmod(0o777)
+        spec = SandboxSpec(links={"/app/out": host, "/app/out/planted": "x"})
+        try:
+            async with provider.open(spec):
+                fail("a link was placed through another one")
+        except (PathRefused, SandboxError):
+            require(not list(Path(host).iterdir()), "placed outside")
 
 
 @check()
 async def changed_lets_only_regular_files_within_limits_out(provider: Provider) -> None:
     limits = ArtifactLimits(files=3, file_bytes=1000, total_bytes=1500, depth=4)
     async with provider.open(SandboxSpec(files={"/app/kept": File(b"x")})) as sandbox:
-        await output(
-            sandbox, "ln -s /etc/passwd link; mkfifo fifo; rm kept; ln -s link kept; mkdir -p a/b/c/d/e"
-        )
+        await output(sandbox, "ln -s /etc/passwd link; mkfifo fifo; rm kept; mkfifo kept; mkdir -p a/b/c/d/e")
         await output(sandbox, "head -c 1001 /dev/zero >large; printf x >$(printf 'bad\\377name')")
         await output(sandbox, "for f in z1 z2 z3 z4 z5; do head -c 600 /dev/zero >$f; done; rm -f z0")
         found = await sandbox.changed(limits)
-        require(set(found.added) == {"z1", "z2"} and not found.modified and not found.deleted, found)
+        require(set(found.added) == {"z1", "z2"} and not found.modified, found)
+        require(
+            found.deleted == ("kept",), "what cannot cross in its place leaves what was placed where it was"
+        )
         reasons = {path.encode(errors="surrogateescape"): reason for path, reason in found.refused}
-        wanted = {
-            b"link": RefusedReason.LINK,
-            b"kept": RefusedReason.LINK,
+        expected = {
+            b"link": RefusedReason.OUTSIDE,
+            b"kept": RefusedReason.SPECIAL,
             b"fifo": RefusedReason.SPECIAL,
             b"large": RefusedReason.TOO_LARGE,
             b"bad\xffname": RefusedReason.NAME,
@@ -127,20 +201,38 @@ async def changed_lets_only_regular_files_within_limits_out(provider: Provider) 
             b"z4": RefusedReason.TOTAL,
             b"z5": RefusedReason.TOTAL,
         }
-        require(reasons == wanted and not found.complete, reasons)
-        few = await sandbox.changed(ArtifactLimits(files=1))
-        require(len(few.added) == 1 and RefusedReason.TOO_MANY in dict(few.refused).values(), few.refused)
+        require(reasons == expected and not found.complete, reasons)
+        limited = await sandbox.changed(ArtifactLimits(files=1))
+        require(
+            len(limited.added) == 1 and RefusedReason.TOO_MANY in dict(limited.refused).values(),
+            limited.refused,
+        )
 
 
 @check()
 async def changed_counts_what_it_does_not_list(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         await output(
-            sandbox, "i=0; while [ $i -lt 120 ]; do ln -s x l$i; i=$((i+1)); done; head -c 1001 /dev/zero >z"
+            sandbox,
+            "i=0; while [ $i -lt 120 ]; do ln -s /tmp/x l$i; i=$((i+1)); done; head -c 1001 /dev/zero >z",
         )
         found = await sandbox.changed(ArtifactLimits(file_bytes=1000))
         require(len(found.refused) == 100 and not found.complete, found.refused)
-        require(found.counts == {RefusedReason.LINK: 120, RefusedReason.TOO_LARGE: 1}, found.counts)
+        require(found.counts == {RefusedReason.OUTSIDE: 120, RefusedReason.TOO_LARGE: 1}, found.counts)
+
+
+@check()
+async def changed_gives_the_same_files_whatever_fits_into_memory(provider: Provider) -> None:
+    async with provider.open(SandboxSpec(files={"/app/kept": File(b"x")})) as sandbox:
+        await output(sandbox, "for f in a b c kept; do head -c 70000 /dev/urandom >$f; done; chmod 750 b")
+        whole = await sandbox.changed()
+        spooled = await sandbox.changed(ArtifactLimits(memory_bytes=80_000))
+        again = await sandbox.changed(ArtifactLimits(memory_bytes=0))
+        for found in (spooled, again):
+            for kind in ("added", "modified"):
+                contents = {path: (file.data, file.mode) for path, file in getattr(found, kind).items()}
+                expected = {path: (file.data, file.mode) for path, file in getattr(whole, kind).items()}
+                require(contents == expected, (kind, sorted(contents), sorted(expected)))
 
 
 @check()

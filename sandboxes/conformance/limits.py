@@ -1,4 +1,4 @@
-"""Checks of limits: each is reached, named, and survived by the sandbox and by us."""
+"""Checks of limits: each is reached and named, and the sandbox and this process survive it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from sandboxes.conformance.registry import check, fail, require, shell
 async def _under(provider: Provider, limits: Limits, script: str) -> ExecResult:
     async with provider.open(SandboxSpec(limits=limits)) as sandbox:
         result = await shell(sandbox, script)
-        # A small program fits again, unless what was filled up is the disk.
-        after = await sandbox.exec(["true"])
-        require(after.ok or result.killed_by is KilledBy.DISK, f"the sandbox is unusable afterwards: {after}")
+        # A small program fits again, unless the disk was filled up.
+        next_result = await sandbox.exec(["true"])
+        require(
+            next_result.ok or result.killed_by is KilledBy.DISK,
+            f"the sandbox is unusable afterwards: {next_result}",
+        )
     return result
 
 
@@ -19,7 +22,7 @@ async def _under(provider: Provider, limits: Limits, script: str) -> ExecResult:
 async def wall_time_is_limited_and_named(provider: Provider) -> None:
     async with provider.open(SandboxSpec(limits=Limits(wall_s=1.5))) as sandbox:
         for timeout in (None, 1.0):
-            for _ in range(3):  # time counts from before the start: a busy machine may not come to the echo
+            for _ in range(3):  # time counts from before the start: a busy machine may not reach the echo
                 result = await sandbox.exec(["sh", "-c", "echo early; sleep 100"], timeout_s=timeout)
                 require(result.timed_out and result.exit_code == 137 and not result.ok, result)
                 if result.stdout:
@@ -35,7 +38,7 @@ async def processor_time_is_limited_and_named(provider: Provider) -> None:
 
 @check()
 async def memory_is_limited(provider: Provider) -> None:
-    # Without a newline in sight, `tail` keeps everything it reads.
+    # Without a newline, `tail` keeps everything that it reads.
     result = await _under(provider, Limits(memory_mb=64), "head -c 600000000 /dev/zero | tail >/dev/null")
     require(not result.ok and result.killed_by in (KilledBy.MEMORY, KilledBy.NONE), result)
 
@@ -58,8 +61,8 @@ async def many_files_reach_the_disk_limit(provider: Provider) -> None:
     fill = "for i in 1 2 3 4 5 6 7 8; do head -c 1000000 /dev/zero >$i; done; sleep 100"
     result = await _under(provider, Limits(disk_mb=4), fill)
     require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
-    crowd = "i=0; while [ $i -lt 300 ]; do : >f$i; i=$((i+1)); done; sleep 100"
-    result = await _under(provider, Limits(disk_files=100), crowd)
+    script = "i=0; while [ $i -lt 300 ]; do : >f$i; i=$((i+1)); done; sleep 100"
+    result = await _under(provider, Limits(disk_files=100), script)
     require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
 
 
@@ -87,8 +90,8 @@ async def what_lies_in_a_closed_directory_counts_for_the_disk_limit(provider: Pr
 
 @check()
 async def a_bottomless_directory_reaches_the_disk_limit_and_can_be_removed(provider: Provider) -> None:
-    dig = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || exit; i=$((i+1)); done; sleep 100"
-    result = await _under(provider, Limits(), dig)
+    script = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || exit; i=$((i+1)); done; sleep 100"
+    result = await _under(provider, Limits(), script)
     require(result.killed_by is KilledBy.DISK, result)
 
 

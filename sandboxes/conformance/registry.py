@@ -1,4 +1,4 @@
-"""The list of checks, and what a check may use."""
+"""The list of checks, and the functions for checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Body = Callable[[Provider], Awaitable[None]]
 
 
 class Unmet(AssertionError):
-    """Signals that a provider does not do what the port promises."""
+    """Signals that a provider breaks a promise of the port."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise. `isolation`: only a provider with `isolated = True` must keep it. `escape`: it is also tried with no other, since
-    nothing would hold it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformanceCheck:
+    """One promise. `isolation`: only a provider with `isolated = True` must keep it. `escape`: only such a provider runs it at all, since
+    another would not contain it."""
 
     name: str
     body: Body
@@ -30,22 +30,26 @@ class Check:
     escape: bool = False
 
 
-CHECKS: list[Check] = []
+CHECKS: list[ConformanceCheck] = []
 """Filled by the modules of this package when they are imported; the order is the order of running."""
 
 
 def check(*, isolation: bool = False, escape: bool = False) -> Callable[[Body], Body]:
-    """Register a check; its name is the function's, which says what must hold."""
+    """Register a check. Its name is the function's, which states the promise."""
 
     def register(body: Body) -> Body:
-        CHECKS.append(Check(body.__name__.replace("_", " "), body, isolation, escape))
+        CHECKS.append(
+            ConformanceCheck(
+                name=body.__name__.replace("_", " "), body=body, isolation=isolation, escape=escape
+            )
+        )
         return body
 
     return register
 
 
 def require(condition: object, otherwise: object) -> None:
-    """`Unmet` with what was found instead, unless `condition`."""
+    """Raise `Unmet` with the value found instead, unless `condition`."""
     if not condition:
         fail(otherwise)
 
@@ -67,7 +71,7 @@ async def output(sandbox: Sandbox, script: str) -> str:
 
 
 def long_sleep() -> str:
-    """A number of seconds to sleep that no other process on this machine sleeps: recognises its process."""
+    """A number of seconds to sleep that no other process on this machine uses: it identifies its process."""
     return f"{300 + secrets.randbelow(300)}.{secrets.randbelow(10**9):09d}"
 
 

@@ -1,1 +1,1 @@
-"""Sandboxes by podman or docker: a container for every program, files in a directory of this machine."""
+"""Sandboxes by podman or docker: one container per sandbox, files in a directory of this machine."""

@@ -1,8 +1,8 @@
-"""What an image has in its work directory, from the tar archive in which an engine gives it.
+"""The content of an image's work directory, from the tar archive that an engine exports.
 
-The image's author decides what stands in it, and the whole is held in memory and written once for every sandbox. So everything is bounded
-before it is kept: bytes as they arrive (`Engine.copied`), entries, bytes of one file and of all, with hard links counted as the copies
-that they become. Only plain tar is read, nothing compressed, and no sparse file, so what is written is never larger than what was read.
+The image's author controls the content. All of it is held in memory and written once per sandbox. So everything is bounded
+before it is kept: bytes as they arrive (`Engine.copied`), entries, bytes of one file and of all files, with hard links counted as the copies
+that they become. Only plain tar is read: no compression and no sparse files. So the written data is never larger than the data read.
 Nothing is extracted: paths are compared here, and `sandboxes.tree` writes them without following a link.
 """
 
@@ -23,62 +23,64 @@ MOST_FILE = 256 << 20  # bytes
 MOST_BYTES = 1 << 30
 _PIECE = 1 << 20
 _OF_AN_ENTRY = 4096  # bytes of headers and padding, about
-_HEADER = 1 << 17  # bytes of names and extended attributes; tarfile takes its time over longer ones
+_HEADER = 1 << 17  # bytes of names and extended attributes; tarfile is slow with longer ones
 _MEMBERS = (*tarfile.REGULAR_TYPES, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
-_NAME, _TARGET = 255, 4095  # bytes that Linux takes
+_NAME, _TARGET = 255, 4095  # bytes that Linux accepts
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a work directory may hold: `entries` with directories on the way, `file` bytes in one file, `total` in all."""
+class DirectoryBounds:
+    """Limits of a work directory: `entries` with parent directories, `file` bytes in one file, `total` in all."""
 
     entries: int = MOST_ENTRIES
     file: int = MOST_FILE
     total: int = MOST_BYTES
 
     @classmethod
-    def of(cls, limits: Limits) -> Bounds:
-        """Those of a sandbox: a work directory above them would end its first program."""
+    def of(cls, limits: Limits) -> DirectoryBounds:
+        """The bounds of a sandbox. A work directory above them would end its first program."""
         total = min(MOST_BYTES, limits.disk_mb << 20)
         return cls(min(MOST_ENTRIES, limits.disk_files), min(MOST_FILE, total), total)
 
     @property
     def archive(self) -> int:
-        """Bytes of the longest archive that may be within them."""
+        """Bytes of the longest archive that can be within them."""
         return self.total + self.entries * _OF_AN_ENTRY
 
 
-@dataclass(slots=True)
-class Content:
-    """By path relative to the work directory."""
+@dataclass(slots=True, kw_only=True)
+class DirectoryContent:
+    """The content, by path relative to the work directory."""
 
     files: dict[str, File] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     directories: list[str] = field(default_factory=list)
+    owners: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(uid, gid) of every entry, "" for the work directory itself."""
 
 
-def too_large(bounds: Bounds) -> ImageRefused:
+def too_large(bounds: DirectoryBounds) -> ImageRefused:
     return _refused(
         f"more than {bounds.total >> 20} MB (sandbox.disk_mb, and {MOST_BYTES >> 20} at most): make it smaller"
     )
 
 
-def read(archive: BinaryIO, bounds: Bounds) -> Content:
-    """Of an uncompressed tar archive, from its beginning. ImageRefused, one sentence, for what no sandbox takes; SandboxError for what is no
-    whole archive."""
+def read(archive: BinaryIO, bounds: DirectoryBounds) -> DirectoryContent:
+    """Read an uncompressed tar archive, from its beginning. ImageRefused (one sentence) for content that no sandbox accepts; SandboxError for an
+    incomplete archive."""
     reader = _Reader(bounds)
     try:
-        with tarfile.open(fileobj=archive, mode="r|", tarinfo=_Header) as opened:
-            for entry in opened:
-                reader.take(opened, entry)
-            end = opened.offset
+        with tarfile.open(fileobj=archive, mode="r|", tarinfo=_Header) as tar:
+            for entry in tar:
+                reader.take(tar, entry)
+            end = tar.offset
     except (tarfile.TarError, EOFError, RecursionError, ValueError, OverflowError) as error:
         if isinstance(error, ImageRefused):
             raise
-        said = " ".join(str(error).split())[:200]
-        raise SandboxError(f"the archive of an image's work directory cannot be read: {said}") from error
+        detail = " ".join(str(error).split())[:200]
+        raise SandboxError(f"the archive of an image's work directory cannot be read: {detail}") from error
     archive.seek(end)
-    if archive.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a header that is none for the end
+    if archive.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile treats an invalid header as the end
         raise SandboxError(f"the archive of an image's work directory is damaged behind byte {end}")
     return reader.content
 
@@ -97,8 +99,8 @@ class _Header(tarfile.TarInfo):
 
 
 class _Reader:
-    def __init__(self, bounds: Bounds) -> None:
-        self.content = Content()
+    def __init__(self, bounds: DirectoryBounds) -> None:
+        self.content = DirectoryContent()
         self._bounds = bounds
         self._left = bounds.total
         self._is_directory: dict[str, bool] = {}
@@ -106,8 +108,10 @@ class _Reader:
     def take(self, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         path = posixpath.normpath(entry.name)
         if path == ".":
+            self.content.owners[""] = _owner(entry)
             return
         self._enter(path, directory=entry.isdir())
+        self.content.owners[path] = _owner(entry)
         if entry.issparse():
             raise _refused(f"a sparse file: {path!r}")
         if entry.isreg():
@@ -118,22 +122,22 @@ class _Reader:
         elif entry.isdir():
             self.content.directories.append(path)
         elif entry.islnk():
-            first = self.content.files.get(posixpath.normpath(entry.linkname))
-            if first is None:
+            linked = self.content.files.get(posixpath.normpath(entry.linkname))
+            if linked is None:
                 raise _refused(f"a hard link that leads out of it: {path!r}")
-            self._account(path, len(first.data))
-            self.content.files[path] = first
+            self._account(path, len(linked.data))
+            self.content.files[path] = linked
         else:
-            raise _refused(f"what is no file, directory or link: {path!r}")
+            raise _refused(f"neither a file nor a directory nor a link: {path!r}")
 
     def _enter(self, path: str, *, directory: bool) -> None:
-        """Its place among the others: no name twice, nothing below a file or a link."""
+        """Enter a path: no name occurs twice, and no path is below a file or a link."""
         parts = path.split("/")
         if path.startswith("/") or parts[0] == ".." or len(parts) > MAX_DEPTH or not _takes(parts):
             raise _refused(f"a file without a plain name, or too deep: {path[:200]!r}")
         for end in range(1, len(parts)):
             if not self._is_directory.setdefault("/".join(parts[:end]), True):
-                raise _refused(f"{path!r} below what is no directory")
+                raise _refused(f"{path!r} below a path that is not a directory")
         if path in self._is_directory and not (directory and self._is_directory[path]):
             raise _refused(f"{path!r} twice")
         self._is_directory[path] = directory
@@ -148,6 +152,12 @@ class _Reader:
             raise too_large(self._bounds)
 
 
+def _owner(entry: tarfile.TarInfo) -> tuple[int, int]:
+    """Its owner; an impossible number counts as root's."""
+    known = 0 <= entry.uid < 1 << 31 and 0 <= entry.gid < 1 << 31
+    return (entry.uid, entry.gid) if known else (0, 0)
+
+
 def _takes(parts: list[str]) -> bool:
     try:
         return all("\0" not in part and len(os.fsencode(part)) <= _NAME for part in parts)
@@ -157,21 +167,21 @@ def _takes(parts: list[str]) -> bool:
 
 def _target(path: str, target: str) -> str:
     try:
-        fits = target and "\0" not in target and len(os.fsencode(target)) <= _TARGET
+        valid = target and "\0" not in target and len(os.fsencode(target)) <= _TARGET
     except UnicodeEncodeError:
-        fits = False
-    if not fits:
+        valid = False
+    if not valid:
         raise _refused(f"a link that leads nowhere: {path!r}")
     return target
 
 
 def _body(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    """Its bytes, a piece at a time: a size that the archive only claims costs nothing."""
+    """The bytes of an entry, read in pieces: a size that the archive only claims costs nothing."""
     source = archive.extractfile(entry)
     assert source is not None
     body = bytearray()
-    while piece := source.read(min(_PIECE, entry.size - len(body))):
-        body += piece
+    while chunk := source.read(min(_PIECE, entry.size - len(body))):
+        body += chunk
     if len(body) != entry.size:
         raise SandboxError(
             f"the archive of an image's work directory ends within {entry.name!r}, after {len(body)} of {entry.size} bytes"

@@ -1,7 +1,7 @@
-"""The command lines of podman and docker. They differ in few flags, all of them here.
+"""The command lines of podman and docker. They differ in few flags; all of those are here.
 
-The engine must be of this machine: it binds directories that this process makes. What a program is given as variables never stands on a
-command line, which other users can read: it is in a file that the container alone sees.
+The engine must run on this machine: it binds directories that this process creates. A program's variables never appear on a
+command line, which other users can read. They are in a file that only the container sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from sandboxes import seccomp
-from sandboxes.base import Limits, SandboxError
+from sandboxes.base import Limits, SandboxError, SideService
 from sandboxes.container.settings import ContainerSettings
 
 LABEL = "penstock.sandbox"
@@ -29,7 +29,10 @@ LABEL = "penstock.sandbox"
 ROOT = "penstock.root"
 """Label of every container: the directory that holds the sandbox's record."""
 CALL_S = 60.0
-_OWN_PROCESSES, _ANY_PROCESSES = 2, 32_768
+_OWN_PROCESSES, _ENTERING, _ANY_PROCESSES = 2, 24, 32_768
+"""Process 1 and a program's shell; an engine's short-lived processes while it starts a program inside; more than any user of a machine has."""
+_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+"""Of a side service whose image begins as root: what a server needs to prepare its files and become an ordinary user."""
 _KEPT = 1 << 20  # bytes of each stream of a subcommand
 
 
@@ -49,9 +52,9 @@ class Mount:
         return f"type=bind,source={self.source},target={self.target}" + ("" if self.writable else ",readonly")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One program's container. `labels` and `marks` (variables) are public."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRun:
+    """A sandbox's container. `labels` and `marks` (variables) are public. `shares`: the container whose network it has; None: none of its own."""
 
     name: str
     image: str
@@ -64,6 +67,23 @@ class Run:
     seccomp: Path
     script: str
     argv: Sequence[str]
+    shares: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRun:
+    """The container of a side service. It has network and process numbers of the container `shares`, and ends with that. `env` is the task's own
+    text, and public. `hosts`: its /etc/hosts."""
+
+    name: str
+    image: str
+    shares: str
+    service: SideService
+    limits: Limits
+    hosts: Mount
+    labels: Mapping[str, str]
+    marks: Mapping[str, str]
+    seccomp: Path
 
 
 class Engine:
@@ -85,25 +105,27 @@ class Engine:
             return ""
         return f"{self.settings.engine} is not installed: install it, or choose another sandbox.container.engine."
 
-    def run(self, run: Run) -> list[str]:
-        """The command that runs a program in the foreground and ends with its exit code; nothing stays of the container."""
+    def run(self, run: ContainerRun) -> list[str]:
+        """The subcommand that starts a container and returns; the engine removes the container when its process 1 has ended."""
         limits, settings = run.limits, self.settings
-        most = limits.processes + _OWN_PROCESSES if run.own_user else _ANY_PROCESSES
+        max_processes = limits.processes + _OWN_PROCESSES if run.own_user else _ANY_PROCESSES
+        # If the user has its own limit, programs that use it up do not prevent the engine from starting the next one.
+        pids_limit = max_processes + _ENTERING if run.own_user else limits.processes
         memory = f"{limits.memory_mb}m"
         options = [
-            *("--rm", "--interactive", "--attach=stdin", "--attach=stdout", "--attach=stderr"),
-            *(f"--name={run.name}", "--pull=never", "--log-driver=none", "--sig-proxy=false"),
-            *("--network=none", "--ipc=private", "--cgroupns=private", "--hostname=sandbox", "--no-healthcheck"),
+            *("--rm", "--detach", f"--name={run.name}", "--pull=never", "--log-driver=none"),
+            *(*self._network(run.shares), "--ipc=private", "--cgroupns=private", "--no-healthcheck"),
             *("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable"),
             *(f"--security-opt=seccomp={run.seccomp}", f"--user={run.user}", "--workdir=/"),
             *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
-            *(f"--pids-limit={limits.processes}", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096"),
-            # Counted per user of the machine, so over all programs of a sandbox with a user of its own. Unasked, engines take more than we may have.
-            f"--ulimit=nproc={most}:{most}",
+            *(f"--pids-limit={pids_limit}", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096"),
+            # Counted per user of the machine, so over all programs of a sandbox with its own user. The engines' default is more than we may have.
+            f"--ulimit=nproc={max_processes}:{max_processes}",
             f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
             f"--ulimit=cpu={math.ceil(limits.cpu_s) + 1}:{math.ceil(limits.cpu_s) + 1}",
         ]  # fmt: skip
-        options += ["--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555"]  # it tells of the machine's hardware
+        # The real /sys describes the machine's hardware.
+        options += ["--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555"]
         if self.podman:
             options += [
                 "--read-only-tmpfs=false",
@@ -114,23 +136,70 @@ class Engine:
             ]
         elif settings.runtime:
             options.append(f"--runtime={settings.runtime}")
-        if settings.cpus:
-            options.append(f"--cpus={settings.cpus:g}")
-        options += [f"--label={key}={value}" for key, value in run.labels.items()]
-        options += [f"--env={key}={value}" for key, value in run.marks.items()]
+        options += [*self._cores(limits), *_named(run.labels, run.marks)]
         for mount in run.mounts:
             options += ["--mount", mount.option]
         options += [*settings.run_options, "--entrypoint=/bin/sh", run.image]
-        return [*self.command, "run", *options, "-c", run.script, "sh", *run.argv]
+        return ["run", *options, "-c", run.script, "sh", *run.argv]
+
+    def serve(self, run: ServiceRun) -> list[str]:
+        """The subcommand that runs a side service in the foreground, until it ends. Its user is the image's, with fewer capabilities than the
+        engine gives: enough for a server that gives up root at its start."""
+        limits, service = run.limits, run.service
+        memory = f"{limits.memory_mb}m"
+        options = [
+            *("--rm", f"--name={run.name}", "--pull=never", "--log-driver=none", "--sig-proxy=false"),
+            *(f"--network=container:{run.shares}", f"--pid=container:{run.shares}"),
+            *("--ipc=private", "--cgroupns=private", "--no-healthcheck"),
+            *("--cap-drop=all", *(f"--cap-add={each}" for each in _CAPABILITIES)),
+            *("--security-opt=no-new-privileges", "--security-opt=label=disable"),
+            f"--security-opt=seccomp={run.seccomp}",
+            *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
+            *(f"--pids-limit={limits.processes + _ENTERING}", "--ulimit=core=0:0"),
+            *("--ulimit=nofile=4096:4096", f"--ulimit=nproc={_ANY_PROCESSES}:{_ANY_PROCESSES}"),
+            f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
+            *("--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555", "--mount", run.hosts.option),
+        ]
+        if self.podman:
+            options += ["--systemd=false", "--http-proxy=false"]
+        elif self.settings.runtime:
+            options.append(f"--runtime={self.settings.runtime}")
+        options += [*self._cores(limits), *_named(run.labels, {**service.env, **run.marks})]
+        options += [f"--volume={path}" for path in service.volumes]
+        if service.user is not None:
+            options.append(f"--user={service.user}")
+        if service.work_dir is not None:
+            options.append(f"--workdir={service.work_dir}")
+        first, *arguments = service.entrypoint or ("",)
+        if service.entrypoint is not None:
+            options.append(f"--entrypoint={first}")
+        return ["run", *options, *self.settings.run_options, run.image, *arguments, *(service.command or ())]
+
+    def _network(self, shares: str | None) -> tuple[str, ...]:
+        """A container without a network has a loopback of its own. Where it has that of another one, docker takes no name for it."""
+        if shares is None:
+            return "--network=none", "--hostname=sandbox"
+        return f"--network=container:{shares}", *(("--hostname=sandbox",) if self.podman else ())
+
+    def _cores(self, limits: Limits) -> list[str]:
+        cpus = min(filter(None, (self.settings.cpus, limits.cpus)), default=0.0)
+        return [f"--cpus={cpus:g}"] if cpus else []
+
+    def exec(self, container: str, user: str, script: str, argv: Sequence[str]) -> list[str]:
+        """The subcommand that runs a shell script in a container, in the foreground, and ends with its exit code."""
+        options = [f"--user={user}", "--workdir=/", container]
+        return ["exec", *options, "/bin/sh", "-c", script, "sh", *argv]
 
     async def call(
-        self, *words: str, timeout_s: float = CALL_S, stdin: bytes | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run a subcommand to its end, whatever its exit code. Of what it prints the last MiB is kept: what builds an image may print without
-        end. `SandboxError` where it cannot be run or does not end."""
+        self, *words: str, timeout_s: float = CALL_S, stdin: bytes | None = None, env: Mapping[str, str] | None = None,
+        cwd: str | Path = "/",
+    ) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+        """Run a subcommand to its end, with `env` or our own variables; any exit code is returned. Only the last MiB of its output is kept, since
+        an image build may print without limit. `cwd`: podman's monitor of a container stays there, and creates a file `oom` when memory runs
+        out. `SandboxError` if it cannot be run or does not end."""
         try:
             with anyio.fail_after(timeout_s):
-                return await _ran([*self.command, *words], stdin)
+                return await _ran([*self.command, *words], stdin, env, cwd)
         except OSError as error:
             raise SandboxError(f"{self.settings.engine} cannot be run: {error}") from error
         except TimeoutError as error:
@@ -139,9 +208,9 @@ class Engine:
             ) from error
 
     async def copied(self, source: str, sink: BinaryIO, most: int, timeout_s: float = CALL_S) -> bool | None:
-        """Writes the tar archive of `source` (CONTAINER:PATH) into `sink`, no more than `most` bytes. None: there are more; False: there is
-        no such path. `SandboxError` where it does not end or ends too early; OSError of `sink`."""
-        command, got = [*self.command, "cp", source, "-"], 0
+        """Write the tar archive of `source` (CONTAINER:PATH) into `sink`, at most `most` bytes. None: the archive is longer. False: the path does
+        not exist. `SandboxError` if it does not end or ends too early; OSError from `sink`."""
+        command, received = [*self.command, "cp", source, "-"], 0
         try:
             with anyio.fail_after(timeout_s):
                 async with await anyio.open_process(
@@ -149,73 +218,86 @@ class Engine:
                 ) as process:
                     assert process.stdout is not None
                     async for part in process.stdout:
-                        got += len(part)
-                        if got > most:
+                        received += len(part)
+                        if received > most:
                             process.kill()
                             return None
                         sink.write(part)
-                    ended = await process.wait()
+                    exit_code = await process.wait()
         except TimeoutError as error:
             raise SandboxError(f"{self.settings.engine} cp has not ended after {timeout_s:g} s") from error
-        if ended and got:
-            raise SandboxError(f"{self.settings.engine} cp failed after {got} bytes")
-        return ended == 0
+        if exit_code and received:
+            raise SandboxError(f"{self.settings.engine} cp failed after {received} bytes")
+        return exit_code == 0
 
     async def must(self, *words: str, timeout_s: float = CALL_S) -> bytes:
-        """The stdout of a subcommand, all of it. `SandboxError` with what it said unless it succeeds, and where it prints a MiB or more."""
-        done = await self.call(*words, timeout_s=timeout_s)
-        if done.returncode:
-            raise SandboxError(f"{self.settings.engine} {words[0]} failed: {said(done.stderr)}")
-        if len(done.stdout) >= _KEPT:
+        """The whole stdout of a subcommand. `SandboxError` with its complaint unless it succeeds, and if it prints a MiB or more."""
+        result = await self.call(*words, timeout_s=timeout_s)
+        if result.returncode:
+            raise SandboxError(f"{self.settings.engine} {words[0]} failed: {error_text(result.stderr)}")
+        if len(result.stdout) >= _KEPT:
             raise SandboxError(f"{self.settings.engine} {words[0]} printed more than {_KEPT >> 20} MiB")
-        return done.stdout
+        return result.stdout
 
     async def remove(self, *names: str) -> None:
-        """End containers and remove them; those that are gone already are not missed."""
-        await self.call("rm", "--force", *names)
+        """End and remove containers, with their own volumes. Missing ones are ignored."""
+        # Without it, podman removes none of them if one is missing.
+        missing = ["--ignore"] if self.podman else []
+        await self.call("rm", "--force", "--volumes", *missing, *names)
 
     async def left(self, root: Path) -> dict[str, str]:
         """Containers of sandboxes below `root`: container → sandbox."""
         label = f'index .Labels "{LABEL}"' if self.podman else f'.Label "{LABEL}"'
-        shown = f"{{{{.ID}}}} {{{{{label}}}}}"
+        format_string = f"{{{{.ID}}}} {{{{{label}}}}}"
         listed = await self.must(
-            "ps", "--all", "--no-trunc", f"--filter=label={ROOT}={root}", f"--format={shown}"
+            "ps", "--all", "--no-trunc", f"--filter=label={ROOT}={root}", f"--format={format_string}"
         )
         pairs = (line.split() for line in listed.decode().splitlines())
         return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-async def _ran(command: Sequence[str], stdin: bytes | None) -> subprocess.CompletedProcess[bytes]:
-    """Like `anyio.run_process`, with no more in memory than the end of each stream."""
-    kept = {"stdout": bytearray(), "stderr": bytearray()}
+def _named(labels: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+    return [
+        *(f"--label={key}={value}" for key, value in labels.items()),
+        *(f"--env={key}={value}" for key, value in env.items()),
+    ]
+
+
+async def _ran(
+    command: Sequence[str], stdin: bytes | None, env: Mapping[str, str] | None, cwd: str | Path
+) -> subprocess.CompletedProcess[bytes]:
+    """Like `anyio.run_process`, but only the end of each stream is kept in memory."""
+    output = {"stdout": bytearray(), "stderr": bytearray()}
 
     async def read(name: str, stream: ByteReceiveStream) -> None:
         async for part in stream:
-            kept[name] += part
-            del kept[name][:-_KEPT]
+            output[name] += part
+            del output[name][:-_KEPT]
 
     async with await anyio.open_process(
-        command, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        command, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE, env=env, cwd=cwd
     ) as process:
         assert process.stdout is not None and process.stderr is not None
-        async with anyio.create_task_group() as reading:
-            reading.start_soon(read, "stdout", process.stdout)
-            reading.start_soon(read, "stderr", process.stderr)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, "stdout", process.stdout)
+            tasks.start_soon(read, "stderr", process.stderr)
             if process.stdin is not None and stdin is not None:
                 with suppress(anyio.BrokenResourceError):  # it has ended without reading all of it
                     await process.stdin.send(stdin)
                 await process.stdin.aclose()
         status = await process.wait()
-    return subprocess.CompletedProcess(list(command), status, bytes(kept["stdout"]), bytes(kept["stderr"]))
+    return subprocess.CompletedProcess(
+        list(command), status, bytes(output["stdout"]), bytes(output["stderr"])
+    )
 
 
-def said(stderr: bytes) -> str:
-    """The end of what an engine complained of, in one line."""
+def error_text(stderr: bytes) -> str:
+    """The end of an engine's error output, in one line."""
     return " ".join(stderr.decode(errors="replace").split())[-500:] or "silently"
 
 
 def profile() -> dict[str, Any] | None:
-    """The filter of seccomp.py in the form of container engines; None on an architecture that is not known here."""
+    """The filter of seccomp.py in the format of container engines; None on an unknown architecture."""
     known = seccomp.numbers()
     if not known:
         return None
@@ -223,10 +305,10 @@ def profile() -> dict[str, Any] | None:
         {"names": [name for name in table if name in known], "action": "SCMP_ACT_ERRNO", "errnoRet": number}
         for table, number in ((seccomp.DENIED, 1), (seccomp.ABSENT, 38))
     ]
-    spaces = [1 << bit for bit in range(32) if seccomp.NEW_NAMESPACES >> bit & 1]
+    namespace_bits = [1 << bit for bit in range(32) if seccomp.NEW_NAMESPACES >> bit & 1]
     low = 0xFFFF_FFFF
     checked = [
-        *(("clone", 0, "SCMP_CMP_MASKED_EQ", bit, bit) for bit in spaces),
+        *(("clone", 0, "SCMP_CMP_MASKED_EQ", bit, bit) for bit in namespace_bits),
         *(("socket", 0, "SCMP_CMP_MASKED_EQ", low, each) for each in range(max(seccomp.FAMILIES)) if each not in seccomp.FAMILIES),
         ("socket", 0, "SCMP_CMP_GT", max(seccomp.FAMILIES), 0),
         *(("ioctl", 1, "SCMP_CMP_MASKED_EQ", low, request) for request in seccomp.TERMINAL),
@@ -234,15 +316,15 @@ def profile() -> dict[str, Any] | None:
     arguments = [
         {
             "names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": 1,
-            "args": [{"index": index, "op": op, "value": value, "valueTwo": second}],
+            "args": [{"index": index, "op": op, "value": value, "valueTwo": second_value}],
         }
-        for name, index, op, value, second in checked
+        for name, index, op, value, second_value in checked
     ]  # fmt: skip
     return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [*refused, *arguments]}
 
 
 def write_profile(path: Path) -> None:
-    """The filter as a file for `--security-opt=seccomp=`; `SandboxError` where there is none."""
+    """Write the filter to a file for `--security-opt=seccomp=`. `SandboxError` if the architecture has none."""
     found = profile()
     if found is None:
         raise SandboxError("no filter of system calls is known for this machine's architecture")

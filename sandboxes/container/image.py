@@ -1,27 +1,48 @@
-"""Images: which one a sandbox's programs run in, and what it says of their variables and work directory."""
+"""Images: which image a sandbox's programs run in, and its variables and work directory."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
+import os
 import posixpath
+import re
 import tarfile
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import anyio.to_thread
 
-from sandboxes.base import HOME, PLACED, WORK, File, ImageRefused, Limits
-from sandboxes.container.content import Bounds, Content, read, too_large
+from sandboxes import procfs, tree
+from sandboxes.base import (
+    HOME,
+    PLACED,
+    WORK,
+    BuildEntry,
+    File,
+    Folder,
+    ImageRefused,
+    Link,
+    SandboxSpec,
+)
+from sandboxes.build_context import context_digest
+from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
 from sandboxes.container.engine import LABEL, ROOT, Engine
+from sandboxes.disk_full import making
 from sandboxes.owner import Owner
-from sandboxes.room import making
+from sandboxes.users import Account, find
 
 BUILD_S = 3600.0
+GRACE_S = 20.0
+"""For an engine to clean up after a build that took too long."""
+MARK = "PENSTOCK_BUILD"
+_AGAIN_S = 0.2
 _TAKEN = (
     HOME,
     *PLACED,
@@ -40,82 +61,208 @@ _TAKEN = (
 )
 _NAME = "localhost/penstock-task"
 _READER = "reader:"
+_ID = re.compile(r"[0-9a-f]{64}")
+_SHORT = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """`work`: where its programs begin. `env`: what it sets for them. `content`: the files of its work directory, by path below that."""
+    """`digest`: the engine's id of it, `sha256:…`.
+
+    `work`: the default working directory of its programs. `env`: its variables. `content`: the files of its work directory, by relative path."""
 
     name: str
+    digest: str = ""
     work: str = WORK
     env: Mapping[str, str] = field(default_factory=dict)
     content: Mapping[str, File] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
+    owners: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def digest(context: Mapping[str, bytes]) -> str:
-    """One name for one build context."""
-    seal = hashlib.sha256()
-    for path, body in sorted(context.items()):
-        seal.update(json.dumps([path, len(body)]).encode() + hashlib.sha256(body).digest())
-    return seal.hexdigest()[:24]
+def digest(context: Mapping[str, BuildEntry]) -> str:
+    """The name of a build context, from its content."""
+    return context_digest(context).hex()[:24]
 
 
-async def built(engine: Engine, root: Path, context: Mapping[str, bytes], limits: Limits) -> Image:
-    """The image of a build context, made unless this engine has it, for sandboxes below `root`. ImageRefused if the context is what is wrong, or
-    if its work directory holds more than a sandbox of these limits."""
-    name = f"{_NAME}:{digest(context)}"
-    if (await engine.call("image", "inspect", name)).returncode:
-        await _build(engine, name, context)
-    told = json.loads(await engine.must("image", "inspect", "--format={{json .Config}}", name))
-    work = posixpath.normpath(told.get("WorkingDir") or WORK)
-    if work == "/" or any(work == taken or work.startswith(f"{taken}/") for taken in _TAKEN):
+async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
+    """The image of the spec's build context, built unless this engine has it, for sandboxes below `root`. ImageRefused if the context is at fault, if
+    it is not built in the spec's time, or if its work directory holds more than a sandbox with these limits."""
+    assert spec.build is not None
+    name = await made(engine, spec.build, spec.build_timeout_s)
+    config = json.loads(await engine.must("image", "inspect", "--format={{json .Config}}", name))
+    work = posixpath.normpath(config.get("WorkingDir") or WORK)
+    if work == "/" or any(work == reserved or work.startswith(f"{reserved}/") for reserved in _TAKEN):
         raise ImageRefused(
             f"environment/Dockerfile: WORKDIR {work} is taken: choose {WORK}, or another directory of its own"
         )
-    env = dict(pair.split("=", 1) for pair in told.get("Env") or ())
-    found = await _content(engine, root, name, work, Bounds.of(limits))
-    return Image(name, work, env, found.files, found.links, tuple(found.directories))
+    env = dict(pair.split("=", 1) for pair in config.get("Env") or ())
+    found = await _content(engine, root, name, work, DirectoryBounds.of(spec.limits))
+    return Image(
+        name=name,
+        digest=await image_id(engine, name),
+        work=work,
+        env=env,
+        content=found.files,
+        links=found.links,
+        directories=tuple(found.directories),
+        owners=found.owners,
+    )
 
 
-async def _build(engine: Engine, name: str, context: Mapping[str, bytes]) -> None:
+async def image_id(engine: Engine, name: str) -> str:
+    """The engine's id of an image, `sha256:…`; empty if it has none."""
+    found = await engine.call("image", "inspect", "--format={{.Id}}", name)
+    digits = found.stdout.decode(errors="replace").strip().removeprefix("sha256:")
+    return f"sha256:{digits}" if found.returncode == 0 and _ID.fullmatch(digits) else ""
+
+
+async def made(
+    engine: Engine,
+    context: Mapping[str, BuildEntry],
+    timeout_s: float,
+    what: str = "environment/Dockerfile",
+) -> str:
+    """The name of a build context's image, built unless this engine has it. `timeout_s`: 0: the provider's own. ImageRefused, with `what`, if it
+    cannot be built, or not in this time."""
+    name = f"{_NAME}:{digest(context)}"
+    if (await engine.call("image", "inspect", name)).returncode:
+        await _build(engine, name, context, min(timeout_s or BUILD_S, BUILD_S), what)
+    return name
+
+
+async def _build(
+    engine: Engine, name: str, context: Mapping[str, BuildEntry], timeout_s: float, what: str
+) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, body in sorted(context.items()):
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(body), 0o644
-            archive.addfile(entry, io.BytesIO(body))
-    done = await engine.call(
-        "build", f"--tag={name}", *engine.settings.build_options, "-", timeout_s=BUILD_S, stdin=packed.getvalue()
-    )  # fmt: skip
-    if done.returncode:
-        complaint = " ".join(done.stderr.decode(errors="replace").split())[-800:]
-        raise ImageRefused(f"environment/Dockerfile cannot be built by {engine.settings.engine}: {complaint}")
+        for path, entry in sorted(context.items()):
+            _pack(archive, path, entry)
+    mark, deadline = uuid4().hex, time.monotonic() + timeout_s
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_programs, mark, timeout_s)
+        with anyio.move_on_after(timeout_s + GRACE_S) as scope:
+            result = await engine.call(
+                "build", f"--tag={name}", *engine.settings.build_options, "-", timeout_s=2 * BUILD_S, stdin=packed.getvalue(),
+                env={**os.environ, MARK: mark},
+            )  # fmt: skip
+        tasks.cancel_scope.cancel()
+    if scope.cancelled_caught or (result.returncode and time.monotonic() > deadline):
+        raise ImageRefused(
+            f"{what}: the image is not built by {engine.settings.engine} within {timeout_s:g} s (build_timeout_sec)"
+        )
+    if result.returncode:
+        complaint = " ".join(result.stderr.decode(errors="replace").split())[-800:]
+        raise ImageRefused(f"{what} cannot be built by {engine.settings.engine}: {complaint}")
+
+
+def _pack(archive: tarfile.TarFile, path: str, entry: BuildEntry) -> None:
+    header = tarfile.TarInfo(path)
+    match entry:
+        case Link(target):
+            header.type, header.linkname = tarfile.SYMTYPE, target
+            archive.addfile(header)
+        case Folder(mode):
+            header.type, header.mode = tarfile.DIRTYPE, mode
+            archive.addfile(header)
+        case _:
+            header.size, header.mode = entry.size, entry.mode
+            with entry.open() as body:
+                archive.addfile(header, body)
+
+
+async def _end_programs(mark: str, after_s: float) -> None:
+    """From `after_s` on, end what a build runs. The engine then ends by itself and removes its containers, which it leaves behind if it is killed."""
+    await anyio.sleep(after_s)
+    while True:
+
+        def programs() -> set[int]:
+            engine = set(procfs.marked(MARK, mark))
+            return {pid for each in engine for pid in procfs.tree(each)} - engine
+
+        procfs.halt(programs)
+        await anyio.sleep(_AGAIN_S)
 
 
 def reads(label: str) -> bool:
-    """Whether a container's `LABEL` says that somebody who may live reads an image by it; it never runs."""
+    """Whether a container's `LABEL` marks it as one by which a possibly living process reads an image. Such a container never runs."""
     try:
         return label.startswith(_READER) and not Owner.read(label.removeprefix(_READER)).is_dead()
     except ValueError:
         return False
 
 
-async def _content(engine: Engine, root: Path, name: str, work: str, bounds: Bounds) -> Content:
-    """What the image has in its work directory: a directory of the sandbox lies over it."""
-    labels = (f"--label={LABEL}={_READER}{Owner.current()}", f"--label={ROOT}={root}")
-    made = await engine.must("create", "--network=none", "--entrypoint=/bin/sh", *labels, name)
-    container = made.decode().split()[-1]
-    try:
+async def _content(
+    engine: Engine, root: Path, name: str, work: str, bounds: DirectoryBounds
+) -> DirectoryContent:
+    """The files of the image's work directory. They are needed because a directory of the sandbox is mounted over it."""
+    async with _reader(engine, root, name) as container:
         with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as archive:
-            whole = await engine.copied(f"{container}:{work}/.", archive, bounds.archive)
-            if whole is None:
+            copied = await engine.copied(f"{container}:{work}/.", archive, bounds.archive)
+            if copied is None:
                 raise too_large(bounds)
-            if not whole:  # WORKDIR was never made
-                return Content()
+            if not copied:  # WORKDIR was never created
+                return DirectoryContent()
             archive.seek(0)
             return await anyio.to_thread.run_sync(read, archive, bounds)
+
+
+async def account(engine: Engine, root: Path, name: str, user: str) -> Account:
+    """Who `user` is in an image. ImageRefused if it has no such user."""
+    async with _reader(engine, root, name) as container:
+        texts = [await _text(engine, f"{container}:/etc/{file}") for file in ("passwd", "group")]
+    passwd, group = texts
+    return find(user, passwd, group, "the image")
+
+
+async def owners(engine: Engine, root: Path, image: Image) -> Mapping[str, tuple[int, int]]:
+    """The owners of the entries of an image's work directory, "" is the directory itself."""
+    if not engine.podman:
+        return image.owners
+    # The archives of `podman cp` say that everything is root's.
+    async with _reader(engine, root, image.name) as container:
+        mounted = Path((await engine.must("mount", container)).decode().strip())
+        try:
+            return await anyio.to_thread.run_sync(_walked, mounted, image.work)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await engine.call("umount", container)
+
+
+def _walked(mounted: Path, work: str) -> dict[str, tuple[int, int]]:
+    path = mounted
+    for part in work.strip("/").split("/"):
+        path /= part
+        if path.is_symlink() or not path.is_dir():
+            return {}
+    found = {"": (path.stat().st_uid, path.stat().st_gid)}
+    return found | {entry.path: (entry.stat.st_uid, entry.stat.st_gid) for entry in tree.walk(path)}
+
+
+async def _text(engine: Engine, source: str) -> str:
+    """The text of a short file of an image; "" if it is none."""
+    with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as packed:
+        if not await engine.copied(source, packed, _SHORT):
+            return ""
+        packed.seek(0)
+        try:
+            with tarfile.open(fileobj=packed, mode="r:") as archive:
+                entry = archive.next()
+                body = archive.extractfile(entry) if entry is not None and entry.isreg() else None
+                return "" if body is None else body.read(_SHORT).decode(errors="replace")
+        except tarfile.TarError:
+            return ""
+
+
+@asynccontextmanager
+async def _reader(engine: Engine, root: Path, name: str) -> AsyncIterator[str]:
+    """A container of an image that never runs, to copy files out of it."""
+    labels = (f"--label={LABEL}={_READER}{Owner.current()}", f"--label={ROOT}={root}")
+    created = await engine.must("create", "--network=none", "--entrypoint=/bin/sh", *labels, name)
+    container = created.decode().split()[-1]
+    try:
+        yield container
     finally:
         with anyio.CancelScope(shield=True):  # `CALL_S` bounds it
             await engine.remove(container)

@@ -1,11 +1,11 @@
-"""A program in a container of its own.
+"""A program in the container of its sandbox, started inside by the engine's `exec`.
 
-Process 1 inside is a shell that waits for the program and, at the same time, for the end of a pipe (a FIFO, bound in) whose other end the owner
-holds. So everything inside ends with the program, since it ends with process 1, and with a killed owner, since the kernel then closes the pipe: an
-engine would let it run on. A program may spoil the latter for itself by holding the pipe too; then the heir ends it (heir.py).
+    owner ── variables, stdin, gate ──▶ the program's own shell, which becomes the program ──▶ stdout, stderr, status ── owner
+    owner ◀── exit code ── the engine's client ◀── the engine, outside
 
-    owner ── leash (only held) ──▶ process 1 ◀── leash: the program's exit code ── its parent
-    owner ◀── status: "started", from before the program began: who says so cannot take it back
+All pipes are FIFOs in a directory of the program, bound into the container. Background processes can continue to write after the engine has
+forgotten the program. The exit code is the one that the engine collected, outside the container. The shell reports its start and waits at its gate
+until the owner has put it into its part of the container's control group. Only then does it become the program, so all its children are there, too.
 """
 
 from __future__ import annotations
@@ -13,146 +13,244 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
-import anyio.abc
 
-from sandboxes import procfs
-from sandboxes.base import KilledBy, SandboxError
-from sandboxes.cgroups import Cgroup, of_process
-from sandboxes.container.engine import Engine, said
-from sandboxes.program import Bounds, Launch, Program
+from sandboxes import tree
+from sandboxes.base import SandboxError, SandboxLost
+from sandboxes.cgroups import CgroupPart
+from sandboxes.container.engine import error_text
+from sandboxes.container.session import INSIDE, ContainerSession, fifo
+from sandboxes.program import ProgramBounds, Streams, SupervisedProgram
+from sandboxes.spawned import Launch
 
-INSIDE = "/run/penstock-program"
-"""Where the directory of one program is bound: its variables, and both pipes."""
-MARK = "PENSTOCK_PROGRAM"
-_LEASH, _STATUS, _VARIABLES = "leash", "status", "variables"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DIE_S = 20.0
-_AGAIN_S = 0.2
+_DIE_S, _STUBBORN_S, _ENTER_S = 20.0, 2.0, 10.0
+_SOON_S = 0.002
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 SCRIPT = "\n".join(
     (
-        f". {INSIDE}/{_VARIABLES} || exit 125",
-        f"echo started >{INSIDE}/{_STATUS} || exit 125",
-        'cd -- "$1" || exit 126; shift',
-        "exec 3<&0 </dev/null",
-        f'("$@" <&3 3<&-; echo $? >{INSIDE}/{_LEASH}) &',
-        f"exec 3<&-; read -r code <{INSIDE}/{_LEASH}; exit ${{code:-137}}",
+        'if [ -p "$1/in" ]; then exec <"$1/in" || exit 125; else exec </dev/null; fi',
+        'exec >"$1/out" 2>"$1/err" || exit 125',
+        'echo started >"$1/status" || exit 125',
+        'read -r go <"$1/gate" && [ "$go" = go ] || exit 137',
+        '. "$1/variables" || exit 125',
+        '{ ulimit -u "$2" || ulimit -p "$2"; } 2>/dev/null',
+        "{ echo 500 >/proc/self/oom_score_adj; } 2>/dev/null",  # killed first, long before process 1
+        'cd -- "$3" || exit 126',
+        "shift 3",
+        'case $1 in -*) echo "cannot run $1: not found" >&2; exit 127;; esac',
+        'exec "$@"',
     )
 )
-"""What process 1 does. $1 is the directory to begin in, the rest the program."""
+"""$1 is the directory of the program's pipes, $2 the number of processes, $3 the working directory, the rest the program."""
 
 
-def prepare(directory: Path, variables: Mapping[str, str], owner: tuple[int, int] | None) -> tuple[int, int]:
-    """Make what a program finds at `INSIDE`. Returns (leash, status): descriptors that the owner keeps open until it is over.
+class Pipes(Streams):
+    """The content of a program's `directory`: its variables, and both sides of its pipes.
 
-    `ValueError` for variables that no shell can set.
+    `ValueError` for variables that a shell cannot set.
     """
-    for name, value in variables.items():
-        if not _NAME.fullmatch(name) or "\0" in value:
-            raise ValueError(f"a container's programs cannot be given the variable {name!r}")
-    directory.mkdir(mode=0o711)
-    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    file = directory / _VARIABLES
-    file.touch(mode=0o600)
-    file.write_bytes(os.fsencode(text))
-    file.chmod(0o400)
-    for name in (_LEASH, _STATUS):
-        os.mkfifo(directory / name)
-        (directory / name).chmod(0o600)
-    if owner is not None:
-        for name in (_VARIABLES, _LEASH, _STATUS):
-            os.chown(directory / name, *owner)
-    leash = os.open(directory / _LEASH, os.O_RDWR | os.O_CLOEXEC)
-    return leash, os.open(directory / _STATUS, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-class ContainerProgram(Program):
-    """`launch.argv` is an engine's `run` in the foreground, of the container `name` with `mark` among its variables."""
 
     def __init__(
-        self, launch: Launch, bounds: Bounds, stdin: bytes | None, engine: Engine, name: str, pipes: tuple[int, int]
+        self, directory: Path, variables: Mapping[str, str], owner: tuple[int, int] | None, *, given: bool
+    ) -> None:
+        for name, value in variables.items():
+            if not _NAME.fullmatch(name) or "\0" in value:
+                raise ValueError(f"a container's programs cannot be given the variable {name!r}")
+        self._open: set[int] = set()
+        self.directory = directory
+        self.given = None
+        directory.mkdir(mode=0o711)
+        try:
+            text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+            file = directory / "variables"
+            file.touch(mode=0o600)
+            file.write_bytes(os.fsencode(text))
+            file.chmod(0o400)
+            if owner is not None:
+                os.chown(file, *owner)
+            self.status, self.gate = self._made("status", owner), self._made("gate", owner)
+            paths = {name: self._made(name, owner) for name in ("out", "err")}
+            self.out, self.err = (self._kept(os.open(directory / name, _READ)) for name in paths)
+            self._held = tuple(paths.values())
+            if given:
+                self.given = self._made("in", owner)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _made(self, name: str, owner: tuple[int, int] | None) -> int:
+        return self._kept(fifo(self.directory / name, owner))
+
+    def _kept(self, fd: int) -> int:
+        self._open.add(fd)
+        return fd
+
+    def let_go(self) -> None:
+        """Call once the program has opened its side: its output then ends when no process inside holds it any more."""
+        self.close(*self._held)
+
+    def written(self) -> bool:
+        """Whether any process inside may still write output."""
+        poll = select.poll()
+        for fd in (self.out, self.err):
+            poll.register(fd, 0)  # an end is always reported
+        return len(poll.poll(0)) < 2
+
+    def remove(self) -> None:
+        self.close()
+        tree.remove(self.directory)
+
+    def close(self, *fds: int) -> None:
+        for fd in fds or tuple(self._open):
+            if fd in self._open:
+                self._open.discard(fd)
+                os.close(fd)
+
+
+class ContainerProgram(SupervisedProgram):
+    """`launch.argv` is an engine's `exec` in the foreground. `part`: the control group of its processes, owned by this object. None without parts."""
+
+    def __init__(
+        self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, session: ContainerSession, pipes: Pipes, part: CgroupPart | None
     ) -> None:  # fmt: skip
-        self._engine = engine
-        self._name = name
+        self._session = session
         self._pipes = pipes
-        self._first: int | None = None
-        self._inside: Cgroup | None = None
-        self._cpu_max = 0.0
-        self._ooms = 0
-        super().__init__(launch, bounds, stdin)
+        self._part = part
+        self._before_s = session.group.cpu_s() if session.group is not None else 0.0
+        self._began_inside = False
+        self._entered = anyio.Event()
+        self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._client = launch.spawn(nothing, nothing, self._complaints)
+        except BaseException:
+            os.close(self._complaints)
+            raise
+        finally:
+            os.close(nothing)
+        self._pidfd = os.pidfd_open(self._client.pid)
+        super().__init__(pipes, bounds, stdin)
+
+    async def entered(self) -> None:
+        """Return when it has started, or will never start."""
+        await self._entered.wait()
+
+    async def ended(self) -> None:
+        try:
+            await self._enter()
+        except SandboxError:
+            await self._session.kill()
+            raise
+        finally:
+            self._entered.set()
+        await anyio.wait_readable(self._pidfd)
+        self._client.wait()
+        if self._client.returncode < 0:  # its exit code would not be known
+            self._kill()
+
+    async def _enter(self) -> None:
+        async with anyio.create_task_group() as group:
+            for fd in (self._pipes.status, self._pidfd):
+                group.start_soon(self._first_of, fd, group.cancel_scope)
+        with contextlib.suppress(BlockingIOError):
+            self._began_inside = os.read(self._pipes.status, 64).startswith(b"started")
+        if not self._began_inside:
+            return
+        self._pipes.let_go()
+        if self._part is not None:
+            self._session.settle_in(self._part)
+        os.write(self._pipes.gate, b"no\n" if self._end_wanted.is_set() else b"go\n")
+
+    @staticmethod
+    async def _first_of(fd: int, scope: anyio.CancelScope) -> None:
+        await anyio.wait_readable(fd)
+        scope.cancel()
+
+    async def _feed(self, data: bytes) -> None:
+        """Write after it has opened its side: data written earlier is lost with the last descriptor."""
+        await self._entered.wait()
+        await super()._feed(data)
 
     async def strike(self) -> None:
-        """Again and again until the client is gone: a container that is still being made cannot be ended yet."""
-        if self._find() is not None:
-            assert self._first is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._first, signal.SIGKILL)
-            return
-        while self._popen.returncode is None:
-            with contextlib.suppress(SandboxError):
-                await self._engine.call("kill", "--signal=KILL", self._name)
-            await anyio.sleep(_AGAIN_S)
+        with anyio.move_on_after(_ENTER_S) as scope:  # a process that has not started cannot be ended
+            await self._entered.wait()
+        if self._part is None or scope.cancelled_caught:
+            await self._session.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._part is not None:
+            self._part.kill()
 
     async def settle(self) -> None:
-        deadline = time.monotonic() + _DIE_S
-        while procfs.kill(procfs.marked(MARK, self._name)):
-            if time.monotonic() > deadline:
-                raise SandboxError(f"processes of the container {self._name} do not die")
-            await anyio.sleep(0.005)
-        if self._popen.returncode:  # whatever the client could not finish
-            await self._engine.remove(self._name)
+        """Processes that do not die are killed with the whole session."""
+        started_at = time.monotonic()
+        while self._any():
+            waited_s = time.monotonic() - started_at
+            if waited_s > _DIE_S:
+                raise SandboxError(f"processes {self.living()} of a sandbox do not die")
+            if waited_s > _STUBBORN_S:
+                await self._session.kill()
+            self._kill()
+            await anyio.sleep(_SOON_S)
+
+    def _any(self) -> bool:
+        return bool(self._part.pids()) if self._part is not None else False
+
+    async def lives(self) -> bool:
+        if self._part is not None:
+            return self._any()
+        # Processes cannot be attributed to programs: all are ended, or none. Output is read while any can still write.
+        ending = not self._bounds.lasting or self._end_wanted.is_set()
+        return self._session.alive and (ending or self._pipes.written())
 
     def exit_code(self) -> int:
-        code = self._popen.returncode
-        if self._started():
-            return 128 - code if code < 0 else code
-        complaint = said(bytes(self._captures[1].kept))
-        raise SandboxError(
-            f"{self._engine.settings.engine} did not start a program (exit code {code}): {complaint}"
-        )
+        code = self._client.returncode
+        if not self._session.alive and not self._session.killed:
+            kind = SandboxLost if self._session.sure else SandboxError
+            raise kind("the container of a sandbox was ended from outside")
+        if self._began_inside and code >= 0:
+            return code
+        if self._session.killed:  # programs have ended their own session
+            return 128 + signal.SIGKILL
+        failure = f"{self._session.engine.settings.engine} did not start a program (exit code {code})"
+        if code < 0:  # the client is outside: only something outside can end it
+            raise SandboxLost(f"{failure}: its client was ended")
+        raise SandboxError(f"{failure}: {self._complaint()}")
+
+    def _complaint(self) -> str:
+        os.lseek(self._complaints, 0, os.SEEK_SET)
+        return error_text(os.read(self._complaints, 1 << 16))
 
     def living(self) -> list[int]:
-        return [] if self._find() is None else self._pids()
+        return self._part.pids() if self._part is not None else self._session.living()
 
-    def cpu_s(self) -> float:
-        if self._result is None and (group := self._find()) is not None:
-            with contextlib.suppress(OSError):
-                self._cpu_max = max(self._cpu_max, group.cpu_s())
-        return self._cpu_max
+    def used(self) -> float:
+        if self._part is not None:
+            with contextlib.suppress(OSError):  # removed: the program is over, and its time was counted
+                return self._part.cpu_s()
+            return 0.0
+        return self._session.group.cpu_s() - self._before_s if self._session.group is not None else 0.0
 
-    def _overuse(self) -> KilledBy:
-        if self.cpu_s() > self._bounds.limits.cpu_s:
-            return KilledBy.CPU
-        group = self._find()
-        if group is not None:
-            with contextlib.suppress(OSError):
-                self._ooms = max(self._ooms, group.oom_kills())
-        return KilledBy.MEMORY if self._ooms else KilledBy.NONE
+    def release(self) -> None:
+        if self._client.poll() is None:  # supervision failed
+            self._client.kill()
+            self._client.wait()
+        os.close(self._pidfd)
+        os.close(self._complaints)
+        if self._part is not None:
+            self._part.remove()
+        self._pipes.remove()
 
-    def _find(self) -> Cgroup | None:
-        """The container's control group, once it runs, where its processes can be seen from here."""
-        if self._inside is None:
-            for pid in procfs.marked(MARK, self._name):
-                with contextlib.suppress(OSError):
-                    self._first, self._inside = pid, of_process(pid)
-                    break
-        return self._inside
 
-    def _pids(self) -> list[int]:
-        return [] if self._inside is None else self._inside.pids()
-
-    def _started(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._pipes[1], 64).startswith(b"started")
-        return False
-
-    def _close_fds(self) -> None:
-        super()._close_fds()
-        for fd in self._pipes:
-            os.close(fd)
+def arguments(directory: str, processes: int, cwd: str, argv: Sequence[str]) -> list[str]:
+    """The arguments of `SCRIPT`. `directory` is the name of the program's own."""
+    return [f"{INSIDE}/{directory}", str(processes), cwd, *argv]

@@ -1,5 +1,5 @@
-"""What runs inside a pod: a keeper, process 1, and a process of its own for every program. Shipped as one file; needs Python 3.11 there and nothing
-else. See keeper.py for the picture."""
+"""The code that runs inside a pod: a supervisor (process 1), and one process per program. It is shipped as one file and needs only Python 3.11
+there. See supervisor.py for the picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import zipfile
 from pathlib import Path
 
-_MODULES = ("__init__", "base", "tree", "artifacts", "procfs", "seccomp", "inside/__init__", "inside/frames", "inside/keeper",
+_MODULES = ("__init__", "base", "tree", "artifacts", "procfs", "seccomp", "inside/__init__", "inside/frames", "inside/supervisor",
             "inside/program", "inside/confine", "inside/pipe")  # fmt: skip
 _MAIN = "import sys\nfrom importlib import import_module\nimport_module(f'sandboxes.inside.{sys.argv[1]}').main()\n"
 _WHEN = (1980, 1, 1, 0, 0, 0)
@@ -16,7 +16,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 @functools.cache
 def bundle() -> bytes:
-    """The file: `python3 -IS FILE keeper|program|pipe`. The same bytes for the same sources."""
+    """The file: `python3 -IS FILE supervisor|program|pipe`. Equal sources give equal bytes."""
     packed = io.BytesIO()
     root = Path(__file__).resolve().parents[1]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

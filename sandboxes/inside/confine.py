@@ -1,4 +1,4 @@
-"""Between fork and exec: from root in a pod to a program without rights."""
+"""Between fork and exec: from a process of the platform to a program without rights."""
 
 from __future__ import annotations
 
@@ -12,74 +12,106 @@ from typing import Any
 
 from sandboxes import seccomp
 
-_SUBREAPER, _CAPBSET_DROP, _NO_NEW_PRIVS, _SECCOMP = 36, 24, 38, 22
+_SUBREAPER, _CAPBSET_DROP, _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 36, 24, 38, 22, 4
 _FILTER = 2
 _CAPABILITIES = 64
+_EVERY_NAMESPACE = (
+    0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000
+)
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _VERSION = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """From now on descendants that lose their parent become our children, whatever sessions they make."""
+    """From now on, orphaned descendants become our children, regardless of their sessions."""
     _must(libc.prctl(_SUBREAPER, 1, 0, 0, 0))
 
 
+def hide() -> None:
+    """Hide memory and descriptors from every process with the same user until the next exec."""
+    _must(libc.prctl(_DUMPABLE, 0, 0, 0, 0))
+
+
+def join(process: int) -> None:
+    """Join all namespaces of the process that a pidfd names, including its user namespace. Only children become members of its pid namespace."""
+    _must(libc.setns(process, _EVERY_NAMESPACE))
+
+
 def become(uid: int) -> None:
-    """A user without capabilities, for good."""
-    for capability in range(_CAPABILITIES):  # those that the kernel does not know are refused
+    """Become a user without capabilities, permanently."""
+    for capability in range(_CAPABILITIES):  # the kernel refuses the ones that it does not know
         libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    header, none = struct.pack("Ii", _VERSION, 0), struct.pack("6I", *[0] * 6)
-    _must(libc.capset(header, none))
+    _renounce()
+
+
+def renounce() -> None:
+    """Drop all capabilities permanently. The user stays the same."""
+    for capability in range(_CAPABILITIES):
+        libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
+    _renounce()
+
+
+def _renounce() -> None:
+    header, no_capabilities = struct.pack("Ii", _VERSION, 0), struct.pack("6I", *[0] * 6)
+    _must(libc.capset(header, no_capabilities))
     _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def filter_calls(code: bytes | None) -> None:
-    """The filter of seccomp.py, where there is one for this architecture."""
+    """Install the filter of seccomp.py, if there is one for this architecture."""
     if code is None:
         return
-    held = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     _must(libc.prctl(_SECCOMP, _FILTER, program, 0, 0))
 
 
-def limit(limits: Mapping[str, Any]) -> None:
-    """What the kernel enforces per process, and the number of processes of the user."""
+def limit(limits: Mapping[str, Any], *, alone: bool = True) -> None:
+    """Set the limits that the kernel enforces per process. With `alone` (no control group): also memory and the user's number of processes."""
     memory, disk, cpu = limits["memory_mb"] << 20, limits["disk_mb"] << 20, math.ceil(limits["cpu_s"]) + 1
-    for what, most in (
+    for resource_id, maximum in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_DATA, memory),
         (resource.RLIMIT_NOFILE, 4096),
-        (resource.RLIMIT_NPROC, limits["processes"]),
+        *(((resource.RLIMIT_DATA, memory), (resource.RLIMIT_NPROC, limits["processes"])) if alone else ()),
     ):
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        hard = resource.getrlimit(resource_id)[1]
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(resource_id, (maximum, maximum))
 
 
 def execute(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, uid: int, limits: Mapping[str, Any], told: int
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, uid: int, limits: Mapping[str, Any], report_fd: int
 ) -> None:
-    """Never returns: becomes the program, or writes why not to `told` (a pipe that closes with exec)."""
+    """Become the program, or write the reason for a failure to `report_fd` (a pipe that closes with exec). Never returns."""
     code = 126
     try:
         limit(limits)
         become(uid)
-        os.chdir(cwd)
         filter_calls(seccomp.program())
-        os.execvpe(argv[0], list(argv), dict(env))
-    except FileNotFoundError as error:
-        code = 127 if error.filename != cwd else 126
-        os.write(told, f"{code} {error.strerror}".encode())
+        code, reason = replace(argv, env, cwd)
+        os.write(report_fd, f"{code} {reason}".encode())
     except (OSError, ValueError) as error:
-        os.write(told, f"{code} {getattr(error, 'strerror', None) or error}".encode())
+        os.write(report_fd, f"{code} {getattr(error, 'strerror', None) or error}".encode())
     finally:
         os._exit(code)
+
+
+def replace(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[int, str]:
+    """Replace this process by the program. Returns only if it cannot be run: the shell's exit code, and the reason."""
+    try:
+        os.chdir(cwd)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except FileNotFoundError as error:
+        return (127 if error.filename != cwd else 126), str(error.strerror)
+    except (OSError, ValueError) as error:
+        return 126, str(getattr(error, "strerror", None) or error)
 
 
 def _must(result: int) -> None:

@@ -1,4 +1,4 @@
-"""What the two sides say to each other: a JSON object and bytes, each with its length before it."""
+"""The messages between the two sides: a JSON object and bytes, each preceded by its length."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 
 _HEAD = struct.Struct(">II")
 MOST = 256 << 20
-"""No frame is larger: more is a mistake of one side, or an attack."""
+"""Maximum size of a frame. A larger one is a mistake of one side, or an attack."""
 
 
 def frame(message: dict[str, Any], body: bytes = b"") -> bytes:
-    """One message as it goes over the wire."""
+    """One message as sent over the wire."""
     text = json.dumps(message, separators=(",", ":")).encode()
     return _HEAD.pack(len(text), len(body)) + text + body
 
 
 class Reader:
-    """Frames out of a stream of bytes that comes in pieces."""
+    """Reads frames from a stream of bytes that arrives in pieces."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The messages that are complete now. ValueError if these are no frames."""
+        """The messages that are complete now. ValueError if the bytes are not frames."""
         self._held += data
         while len(self._held) >= _HEAD.size:
-            first, second = _HEAD.unpack_from(self._held)
-            if first + second > MOST:
+            header_size, body_size = _HEAD.unpack_from(self._held)
+            if header_size + body_size > MOST:
                 raise ValueError("not a frame")
-            end = _HEAD.size + first + second
+            end = _HEAD.size + header_size + body_size
             if len(self._held) < end:
                 return
-            message = json.loads(self._held[_HEAD.size : _HEAD.size + first])
-            body = bytes(self._held[_HEAD.size + first : end])
+            message = json.loads(self._held[_HEAD.size : _HEAD.size + header_size])
+            body = bytes(self._held[_HEAD.size + header_size : end])
             del self._held[:end]
             yield message, body

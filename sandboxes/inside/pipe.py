@@ -1,4 +1,4 @@
-"""Leads what comes over an exec of the pod to its keeper, and back: `python3 -IS FILE pipe`."""
+"""Forwards the traffic of an exec of the pod to its supervisor, and back: `python3 -IS FILE pipe`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import select
 import socket
 import time
 
-SOCKET = "/run/penstock/.keeper/socket"
+SOCKET = "/run/penstock/.supervisor/socket"
 _WAIT_S = 20.0
 _AGAIN_S = 0.02
 
 
 def main() -> None:
-    keeper = socket.socket(socket.AF_UNIX)
+    supervisor = socket.socket(socket.AF_UNIX)
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            keeper.connect(SOCKET)
+            supervisor.connect(SOCKET)
             break
-        except OSError:  # it is just starting
+        except OSError:  # it is still starting
             if time.monotonic() > deadline:
                 raise
             time.sleep(_AGAIN_S)
     while True:
-        ready, _, _ = select.select([0, keeper.fileno()], [], [])
+        ready, _, _ = select.select([0, supervisor.fileno()], [], [])
         if 0 in ready:
             data = os.read(0, 1 << 16)
             if not data:
                 return
-            keeper.sendall(data)
-        if keeper.fileno() in ready:
-            data = keeper.recv(1 << 16)
+            supervisor.sendall(data)
+        if supervisor.fileno() in ready:
+            data = supervisor.recv(1 << 16)
             if not data:
                 return
             while data:

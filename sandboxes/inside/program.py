@@ -1,17 +1,22 @@
-"""One program in a pod, and the process that answers for it: `python3 -IS FILE program`, started by the keeper, as root.
+"""One program in a pod, and the process that is responsible for it: `python3 -IS FILE program`, started by the supervisor, as root.
 
-Every descendant of the program stays a descendant of this process, which the kernel makes the parent of orphans, and which no program has the
-right to end. It reads its task and then orders as frames from stdin, and writes output, use and the result as frames to stdout.
+The result is reported when the program's own process (the foreground) has ended. Processes that it left running in the background remain monitored
+until they are dead or the supervisor orders their end.
+Every descendant of the program stays a descendant of this process: the kernel makes it the parent of orphans, and no program has the
+right to end it. It reads its task and then orders as frames from stdin, and writes output, use and the result as frames to stdout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,7 @@ from sandboxes import tree
 from sandboxes.inside import confine
 from sandboxes.inside.frames import Reader, frame
 
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 _FLOOD = 16
 _DIE_S = 10.0
 _FRESH_S = 0.05
@@ -40,7 +45,7 @@ class Stat:
 
 
 def processes() -> dict[int, Stat]:
-    """Everybody in this pod's container."""
+    """Every process in this pod's container."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -49,15 +54,15 @@ def processes() -> dict[int, Stat]:
     return found
 
 
-def below(pid: int, everybody: dict[int, Stat]) -> list[int]:
-    """Descendants of `pid` that are no zombies."""
+def below(pid: int, by_pid: dict[int, Stat]) -> list[int]:
+    """Descendants of `pid` that are not zombies."""
     children: dict[int, list[int]] = {}
-    for each, stat in everybody.items():
+    for each, stat in by_pid.items():
         children.setdefault(stat.parent, []).append(each)
     found = list(children.get(pid, ()))
-    for each in found:  # grows while it is read
+    for each in found:  # grows during the loop
         found += children.get(each, ())
-    return [each for each in found if everybody[each].state not in "ZX"]
+    return [each for each in found if by_pid[each].state not in "ZX"]
 
 
 class Task:
@@ -67,42 +72,41 @@ class Task:
         self.limits: dict[str, Any] = task["limits"]
         self.uid: int = task["uid"]
         self.keep: int = self.limits["output_bytes"]
-        self.writable = [Path(place) for place in task["writable"]]
+        self.writable = [Path(path) for path in task["writable"]]
         self.began = time.monotonic()
         self.deadline = self.began + task["timeout_s"]
         self.totals = [0, 0]
         self.reason = "none"
         self.cpu_seen = 0.0
-        self.told_cpu = 0.0
+        self.cpu_reported_at = 0.0
         self.reaped_cpu_s = 0.0
         self.status: int | None = None
+        self.lasting: bool = task.get("background", True)
+        self.over = False  # the foreground has ended and its result is reported; the rest is still monitored
         self.stdin = memoryview(stdin)
         confine.adopt_orphans()
         self.start(task)
 
     def start(self, task: dict[str, Any]) -> None:
-        out, err, told, given = (os.pipe() for _ in range(4))
+        out, err, failure, stdin = (os.pipe() for _ in range(4))
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
-            for fd, target in ((given[0], 0), (out[1], 1), (err[1], 2)):
+            for fd, target in ((stdin[0], 0), (out[1], 1), (err[1], 2)):
                 os.dup2(fd, target)
             signal.set_wakeup_fd(-1)
-            for number in (
-                signal.SIGCHLD,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):  # Python ignores some, and what is ignored stays so
+            # Python ignores some, and exec keeps ignored signals ignored.
+            for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
-            confine.execute(task["argv"], task["env"], task["cwd"], self.uid, self.limits, told[1])
-        for fd in (out[1], err[1], told[1], given[0]):
+            confine.execute(task["argv"], task["env"], task["cwd"], self.uid, self.limits, failure[1])
+        for fd in (out[1], err[1], failure[1], stdin[0]):
             os.close(fd)
         self.failure = b""
-        while data := os.read(told[0], 4096):  # closes as the program begins
+        while data := os.read(failure[0], 4096):  # closes when the program starts
             self.failure += data
-        os.close(told[0])
+        os.close(failure[0])
         self.outputs = {out[0]: 0, err[0]: 1}
-        self.given = given[1]
+        self.given = stdin[1]
         os.set_blocking(self.given, False)
         if not self.stdin:
             self.close_stdin()
@@ -123,36 +127,51 @@ class Task:
             self.close_stdin()
 
     def output(self, fd: int) -> None:
-        which = self.outputs[fd]
+        stream = self.outputs[fd]
         data = os.read(fd, 1 << 16)
         if not data:
             os.close(fd)
             del self.outputs[fd]
             return
-        if time.monotonic() > self.told_cpu + _FRESH_S:
+        if time.monotonic() > self.cpu_reported_at + _FRESH_S:
             self.use(processes())
-        kept = data[: max(0, self.keep - self.totals[which])]
-        self.totals[which] += len(data)
-        say({"out" if which == 0 else "err": len(kept)}, kept)
-        if self.totals[which] > _FLOOD * self.keep:
+        forwarded = data[: max(0, self.keep - self.totals[stream])]
+        self.totals[stream] += len(data)
+        if self.over:  # output of the background: it counts, and is dropped
+            forwarded = b""
+        if forwarded:
+            say({"out" if stream == 0 else "err": len(forwarded)}, forwarded)
+        if self.totals[stream] > _FLOOD * self.keep:
             self.end("output")
 
-    def end(self, reason: str) -> None:
-        if self.reason == "none" and self.status is None:
-            self.reason = reason
+    def end(self, reason: str, grace_s: float = 0.0) -> None:
+        """End the whole tree, including the background. `grace_s`: send SIGTERM first and wait up to this long."""
+        if self.over or (self.reason == "none" and self.status is None):
+            if not self.over:
+                self.reason = reason
+            if grace_s:
+                self.ask(grace_s)
             self.kill()
 
+    def ask(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        for pid in below(os.getpid(), processes()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        while not self.reap() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def kill(self) -> None:
-        """Stop everybody before anybody is ended, so that no bomb outruns us; until nobody is left."""
+        """Stop all processes before ending any, so that a fork bomb cannot outrun us. Repeat until none is left."""
         deadline = time.monotonic() + _DIE_S
         while True:
-            held: set[int] = set()
-            while fresh := set(below(os.getpid(), processes())) - held:
-                for pid in fresh:
+            stopped: set[int] = set()
+            while running := set(below(os.getpid(), processes())) - stopped:
+                for pid in running:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGSTOP)
-                held |= fresh
-            for pid in held:
+                stopped |= running
+            for pid in stopped:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if self.reap() or time.monotonic() > deadline:
@@ -160,7 +179,7 @@ class Task:
             time.sleep(0.002)
 
     def reap(self) -> bool:
-        """Collect the dead. True if there are no children any more."""
+        """Collect the dead. True if no children are left."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -173,42 +192,41 @@ class Task:
                 self.status = os.waitstatus_to_exitcode(status)
 
     def look(self, scan: bool) -> None:
-        """What it uses; ends it if that is too much."""
-        everybody = processes()
-        self.use(everybody)
-        if time.monotonic() >= self.deadline:
+        """Measure its use, and end it if that exceeds a limit."""
+        by_pid = processes()
+        self.use(by_pid)
+        if time.monotonic() >= self.deadline and not self.over:
             self.end("timeout")
         elif self.cpu_seen > self.limits["cpu_s"]:
             self.end("cpu")
-        elif self.resident(everybody) > self.limits["memory_mb"] << 20:
+        elif self.resident(by_pid) > self.limits["memory_mb"] << 20:
             self.end("memory")
         elif scan and self.full():
             self.end("disk")
 
-    def use(self, everybody: dict[int, Stat]) -> None:
-        own = below(os.getpid(), everybody)
-        self.cpu_seen = max(self.cpu_seen, self.reaped_cpu_s + sum(everybody[pid].cpu_s for pid in own))
-        self.told_cpu = time.monotonic()
-        say({"cpu": self.cpu_seen})
+    def use(self, by_pid: dict[int, Stat]) -> None:
+        descendants = below(os.getpid(), by_pid)
+        self.cpu_seen = max(self.cpu_seen, self.reaped_cpu_s + sum(by_pid[pid].cpu_s for pid in descendants))
+        self.cpu_reported_at = time.monotonic()
+        if not self.over:
+            say({"cpu": self.cpu_seen})
 
-    def resident(self, everybody: dict[int, Stat]) -> int:
-        """Of all programs of the pod together: whoever passes the limit meets every one of them."""
+    def resident(self, by_pid: dict[int, Stat]) -> int:
+        """Resident bytes of all programs of the pod together. If they exceed the limit, it applies to each of them."""
         total = 0
-        for pid, stat in everybody.items():
+        for pid, stat in by_pid.items():
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}").st_uid == self.uid:
                     total += stat.resident
         return total
 
     def full(self) -> bool:
-        limits = self.limits
-        size = files = 0
-        for place in self.writable:
-            used = tree.usage(place)
-            size, files = size + used.bytes, files + used.files
-            if used.too_deep:
-                return True
-        return size > int(limits["disk_mb"]) << 20 or files > int(limits["disk_files"])
+        used = tree.TreeUsage(
+            most_bytes=int(self.limits["disk_mb"]) << 20, most_files=int(self.limits["disk_files"])
+        )
+        for path in self.writable:
+            used.add(path)
+        return used.over
 
     def result(self) -> dict[str, Any]:
         assert self.status is not None
@@ -245,35 +263,43 @@ def main() -> None:
         if not data:
             sys.exit("no task")
         orders += reader.feed(data)
-    woken, wake = os.pipe()
-    for fd in (woken, wake):
+    wakeup_read, wakeup_write = os.pipe()
+    for fd in (wakeup_read, wakeup_write):
         os.set_blocking(fd, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     task = Task(*orders[0])
     if task.failure:
-        code, _, why = task.failure.decode(errors="replace").partition(" ")
-        text = f"cannot run: {why}\n".encode()
+        code, _, reason = task.failure.decode(errors="replace").partition(" ")
+        text = f"cannot run: {reason}\n".encode()
         say({"err": len(text)}, text)
         task.kill()
         say({"result": {**task.result(), "code": int(code)}})
         return
-    following = serve(task, reader, woken)
-    if following:
-        drain(task)
-    say({"result": task.result()})
+    serve(task, reader, wakeup_read)  # the foreground
+    if task.reason != "none" or not task.lasting:
+        task.kill()
+    drain(task)
+    result = task.result()
+    if task.reason != "none":  # its background ends with it
+        task.kill()
+    task.use(processes())
+    task.over = True
+    say({"result": result})
+    if not task.reap():
+        serve(task, reader, wakeup_read)  # the background
 
 
-def serve(task: Task, reader: Reader, woken: int) -> bool:
-    """Until the program has ended and everybody below is dead."""
-    next_look, next_scan = time.monotonic() + LOOK_S, 0.0
+def serve(task: Task, reader: Reader, woken: int) -> None:
+    """Serve until the foreground has ended. After that (`task.over`), until every descendant is dead."""
+    next_check, next_scan = time.monotonic() + POLL_INTERVAL_S, 0.0
     while True:
         now = time.monotonic()
-        wait_s = max(0.0, min(next_look, task.deadline) - now)
-        given = [task.given] if task.given >= 0 else []
+        wait_s = max(0.0, (next_check if task.over else min(next_check, task.deadline)) - now)
+        inputs = [task.given] if task.given >= 0 else []
         try:
-            ready, writable, _ = select.select([0, woken, *task.outputs], given, [], wait_s)
+            ready, writable, _ = select.select([0, woken, *task.outputs], inputs, [], wait_s)
         except OSError as error:
             if error.errno != errno.EINTR:
                 raise
@@ -288,25 +314,26 @@ def serve(task: Task, reader: Reader, woken: int) -> bool:
             task.feed()
         if 0 in ready:
             data = os.read(0, 1 << 16)
-            if not data:  # the keeper is gone
+            if not data:  # the supervisor is gone
                 task.end("caller")
             for order, _ in reader.feed(data):
-                task.end(order["kill"])
-        if task.status is not None:
-            task.kill()
-            return True
-        if (now := time.monotonic()) >= min(next_look, task.deadline):
+                task.end(order["kill"], order.get("grace_s", 0.0))
+        if task.reap() if task.over else task.status is not None:
+            return
+        if (now := time.monotonic()) >= (next_check if task.over else min(next_check, task.deadline)):
             task.look(scan=now >= next_scan)
-            if now >= next_scan:  # large trees are scanned less often: never more than a tenth of the time
+            if now >= next_scan:  # large trees are scanned less often: at most a tenth of the time
                 next_scan = time.monotonic() + 9 * (time.monotonic() - now)
-            next_look = time.monotonic() + LOOK_S
+            next_check = time.monotonic() + POLL_INTERVAL_S
 
 
 def drain(task: Task) -> None:
-    """What is left in the pipes; everybody who could write to them is dead."""
-    while task.outputs:
-        ready, _, _ = select.select(list(task.outputs), [], [], 0)
-        if not ready:
-            return
-        for fd in ready:
+    """Read the bytes that are in the pipes now, and no more: the background may write without end."""
+    pending = {fd: fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4) for fd in task.outputs}
+    end_totals = {
+        fd: struct.unpack("i", size)[0] + task.totals[task.outputs[fd]] for fd, size in pending.items()
+    }
+    for fd, end in end_totals.items():
+        stream = task.outputs[fd]
+        while fd in task.outputs and task.totals[stream] < end:
             task.output(fd)

@@ -1,7 +1,7 @@
-"""The little of the Kubernetes API that sandboxes need, over HTTPS.
+"""The part of the Kubernetes API that sandboxes need, over HTTPS.
 
-Whatever may be tried again is: throttling (429 with Retry-After), a server that is busy or away, a lost connection. So a request that made
-something may come twice, and the second answer is 409: the caller says whether what is there is its own.
+Every transient failure is retried: throttling (429 with Retry-After), a busy or absent server, a lost connection. So a request that created
+an object may be sent twice, and the second answer is 409. The caller decides whether the existing object is its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, SandboxLost
 from sandboxes.kubernetes.settings import KubernetesSettings
 
 AGAIN = frozenset({429, 500, 502, 503, 504})
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 class ApiError(SandboxError):
-    """Signals that the API server refused. `status`: of HTTP; `reason`: its word, such as AlreadyExists."""
+    """Signals that the API server refused. `status`: of HTTP; `reason`: the server's reason, such as AlreadyExists."""
 
     def __init__(self, what: str, status: int, body: Object) -> None:
         super().__init__(
@@ -41,12 +41,12 @@ class ApiError(SandboxError):
 
 
 class Api:
-    """One API server and one namespace. Open while anybody `using` it is."""
+    """One API server and one namespace. It stays open while at least one user is `using` it."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.settings = settings
         self.server_time_s = 0.0
-        """Of the last answer, by the server's own clock; seconds since 1970."""
+        """Time of the last answer, by the server's own clock; seconds since 1970."""
         self._session: aiohttp.ClientSession | None = None
         self._users = 0
         self._ssl: ssl.SSLContext | None = None
@@ -87,7 +87,7 @@ class Api:
         self, method: str, path: str, what: str, *, body: Object | None = None, query: dict[str, str] | None = None,
         patience_s: float | None = None,
     ) -> Object:  # fmt: skip
-        """The answer. `ApiError` for a refusal, `SandboxError` when nothing was answered for `patience_s` (default: `start_s`)."""
+        """Send a request and return the answer. `ApiError` for a refusal, `SandboxError` without an answer for `patience_s` (default: `start_s`)."""
         deadline = time.monotonic() + (self.settings.start_s if patience_s is None else patience_s)
         pause = _FIRST_S
         while True:
@@ -98,30 +98,30 @@ class Api:
                         method, self.url(path), json=body, params=query, headers=self.headers(),
                         timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
                     ) as answer:  # fmt: skip
-                        told = await _object(answer)
+                        content = await _object(answer)
                         self._clock(answer)
                 if answer.status < 400:
-                    return told
-                error: Exception = ApiError(what, answer.status, told)
+                    return content
+                error: Exception = ApiError(what, answer.status, content)
                 if answer.status not in AGAIN:
                     raise error
-                asked = answer.headers.get("Retry-After", "")
-                wait_s = max(wait_s, float(asked)) if asked.isdigit() else wait_s
-            except (aiohttp.ClientError, TimeoutError, OSError) as lost:
-                error = lost
+                retry_after = answer.headers.get("Retry-After", "")
+                wait_s = max(wait_s, float(retry_after)) if retry_after.isdigit() else wait_s
+            except (aiohttp.ClientError, TimeoutError, OSError) as failure:
+                error = failure
             if time.monotonic() + wait_s > deadline:
-                said = str(error) or type(error).__name__
+                detail = str(error) or type(error).__name__
                 raise (
                     error
                     if isinstance(error, ApiError)
-                    else SandboxError(f"the Kubernetes API does not answer: {said}")
+                    else SandboxLost(f"the Kubernetes API does not answer: {detail}")
                 )
             await asyncio.sleep(wait_s)
             pause = min(2 * pause, _LONGEST_S)
 
     @asynccontextmanager
     async def watch(self, path: str, query: dict[str, str]) -> AsyncIterator[AsyncIterator[Object]]:
-        """Events as they come; ends when the server ends it, or the connection does."""
+        """Events as they arrive. Ends when the server ends it, or when the connection is lost."""
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_ANSWER_S)
         params = {
             **query,
@@ -142,9 +142,9 @@ class Api:
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[Object]:
-    held = b""
+    rest = b""
     async for chunk in answer.content.iter_any():
-        *lines, held = (held + chunk).split(b"\n")
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line:
                 yield json.loads(line)
@@ -152,7 +152,7 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[Object]:
 
 async def _object(answer: aiohttp.ClientResponse) -> Object:
     try:
-        told = json.loads(await answer.read())
+        content = json.loads(await answer.read())
     except ValueError:
-        told = None
-    return told if isinstance(told, dict) else {"message": f"no JSON object, status {answer.status}"}
+        content = None
+    return content if isinstance(content, dict) else {"message": f"no JSON object, status {answer.status}"}

@@ -1,10 +1,10 @@
-"""The line to a pod's keeper: one exec of the pod, over a websocket (v5.channel.k8s.io, or v4), made again whenever it is lost.
+"""The line to a pod's supervisor: one exec of the pod, over a websocket (v5.channel.k8s.io, or v4), reconnected whenever it is lost.
 
-Requests are answered once, however often the line was lost: what was not answered is asked again. Programs go on meanwhile (keeper.py).
+Each request is answered once, even if the line was lost in between: requests without an answer are sent again. Programs keep running (supervisor.py).
 
 | waits for | unblocked by |
 |---|---|
-| an answer | the keeper; `settings.ttl_s / 2` without a line |
+| an answer | the supervisor; `settings.ttl_s / 2` without a line |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, SandboxLost
 from sandboxes.inside.frames import Reader, frame
 from sandboxes.kubernetes.api import Api, ApiError
 from sandboxes.kubernetes.objects import BUNDLE, CONTAINER
@@ -33,8 +33,8 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 class Channel:
-    """`pushed` is told what the keeper says unasked; `joined` is called on every new line, once the keeper has greeted and before anything else is
-    sent; `parted` when that line is lost."""
+    """`pushed` receives the supervisor's unsolicited messages. `joined` is called on every new line, after the supervisor's greeting and before
+    anything else is sent. `parted` is called when that line is lost."""
 
     def __init__(
         self, api: Api, pod: str, pushed: Callable[[dict[str, Any], bytes], Awaitable[None]], joined: Callable[[], Awaitable[None]],
@@ -48,10 +48,10 @@ class Channel:
         self._failed: SandboxError | None = None
         self._greeted = asyncio.Event()
         self.lines = 0
-        """How many there were, up to now; each is one once the keeper has greeted."""
+        """Number of lines so far. A line counts once the supervisor has sent its greeting."""
 
     async def run(self, why_lost: Callable[[], Awaitable[SandboxError | None]]) -> None:
-        """Keep the line until cancelled or given up. `why_lost` says whether the pod is gone for good, and why."""
+        """Keep the line until cancelled or abandoned. `why_lost` returns an error if the pod is gone for good, else None."""
         settings = self._api.settings
         since = time.monotonic()
         while True:
@@ -60,34 +60,34 @@ class Channel:
                 await self._line()
                 since = time.monotonic()
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                lost: SandboxError | None = SandboxError(
+                line_error: SandboxError | None = SandboxLost(
                     f"the line to the pod {self._pod} is lost: {error or type(error).__name__}"
                 )
             else:
-                lost = SandboxError(f"the line to the pod {self._pod} is lost")
+                line_error = SandboxLost(f"the line to the pod {self._pod} is lost")
             await self._parted()
-            if self.lines > lines:  # it was up until now
+            if self.lines > lines:  # the line was up until now
                 since = time.monotonic()
-            gone = await why_lost()
-            if gone is not None or time.monotonic() - since > settings.ttl_s / 2:
-                self.give_up(gone or lost or SandboxError("lost"))
+            cause = await why_lost()
+            if cause is not None or time.monotonic() - since > settings.ttl_s / 2:
+                self.give_up(cause or line_error or SandboxLost("lost"))
                 return
             await asyncio.sleep(_AGAIN_S)
 
     def give_up(self, error: SandboxError) -> None:
-        """Everybody who waits, and who asks from now on, is told."""
+        """Fail every waiting request, and every later one, with `error`."""
         self._failed = error
         for _, future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # nobody may be left to hear it
+                future.exception()  # mark it as retrieved: its waiter may be gone
 
     @property
     def failed(self) -> SandboxError | None:
         return self._failed
 
     async def _line(self) -> None:
-        """One line, from its making to its end."""
+        """Run one line, from connect to close."""
         query = [("command", word) for word in ("python3", "-IS", BUNDLE, "pipe")]
         query += [("container", CONTAINER), ("stdin", "1"), ("stdout", "1"), ("stderr", "1")]
         url = self._api.url(f"pods/{self._pod}/exec")
@@ -109,13 +109,13 @@ class Channel:
             self._greeted = asyncio.Event()
             receiving = asyncio.create_task(self._receive(socket))
             try:
-                greeted = asyncio.create_task(self._greeted.wait())
-                try:  # the keeper is at the other end, and not only an exec that waits for it
-                    await asyncio.wait((greeted, receiving), return_when=asyncio.FIRST_COMPLETED)
+                greeting = asyncio.create_task(self._greeted.wait())
+                try:  # wait until the supervisor answers, not only an exec that waits for it
+                    await asyncio.wait((greeting, receiving), return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    greeted.cancel()
+                    greeting.cancel()
                 if not self._greeted.is_set():
-                    await receiving  # raises what ended the line instead
+                    await receiving  # raises the error that ended the line
                     return
                 self._socket = socket
                 self.lines += 1
@@ -137,27 +137,27 @@ class Channel:
                 continue
             kind, data = message.data[0], message.data[1:]
             if kind == STDOUT:
-                for told, body in frames.feed(data):
-                    await self._take(told, body)
+                for header, body in frames.feed(data):
+                    await self._take(header, body)
             elif kind == STDERR:
                 complaints = (complaints + data)[-2000:]
             elif kind == STATUS:
-                said = json.loads(data)
-                if said.get("status") != "Success":
+                status = json.loads(data)
+                if status.get("status") != "Success":
                     raise OSError(
-                        f"{said.get('message', '')} {complaints.decode(errors='replace').strip()[-300:]}".strip()
+                        f"{status.get('message', '')} {complaints.decode(errors='replace').strip()[-300:]}".strip()
                     )
                 return
 
-    async def _take(self, told: dict[str, Any], body: bytes) -> None:
-        if "hello" in told:
+    async def _take(self, message: dict[str, Any], body: bytes) -> None:
+        if "hello" in message:
             self._greeted.set()
-        elif "id" in told:
-            known = self._waiting.pop(told["id"], None)
+        elif "id" in message:
+            known = self._waiting.pop(message["id"], None)
             if known is not None and not known[1].done():
-                known[1].set_result((told, body))
+                known[1].set_result((message, body))
         else:
-            await self._pushed(told, body)
+            await self._pushed(message, body)
 
     async def _send(self, data: bytes) -> None:
         async with self._lock:  # frames must not mix
@@ -168,14 +168,14 @@ class Channel:
                 await socket.send_bytes(b"\0" + data[at : at + _PIECE])
 
     async def tell(self, message: dict[str, Any], body: bytes = b"") -> None:
-        """Say something that is not answered; lost with the line."""
+        """Send a message that has no answer. It is lost with the line."""
         try:
             await self._send(frame(message, body))
         except (OSError, aiohttp.ClientError):
             return
 
     async def ask(self, message: dict[str, Any], body: bytes = b"") -> Answer:
-        """The answer. `SandboxError` when the line is lost for good."""
+        """Send a request and return its answer. `SandboxError` if the line is lost for good."""
         if self._failed is not None:
             raise self._failed
         number = next(self._numbers)
@@ -192,7 +192,7 @@ class Channel:
         try:
             await self._send(data)
         except (OSError, aiohttp.ClientError):
-            return  # the next line asks again
+            return  # the next line sends it again
 
 
 __all__ = ["ApiError", "Channel"]

@@ -1,4 +1,4 @@
-"""The objects of one sandbox: a Pod, and a Secret that goes with it."""
+"""The objects of one sandbox: a Pod, and a Secret that is deleted with it."""
 
 from __future__ import annotations
 
@@ -14,72 +14,78 @@ from sandboxes.base import DEFAULT_ENV, PLACED, WRITABLE, SandboxSpec
 from sandboxes.inside import bundle
 from sandboxes.kubernetes.api import Object
 from sandboxes.kubernetes.settings import KubernetesSettings
-from sandboxes.owner import Work
+from sandboxes.owner import LeasedWork
 
 SANDBOX = "penstock.dev/sandbox"
 """Label of every pod and Secret; its value is the name of both."""
 OPENING = "penstock.dev/opening"
-"""Annotation: the one `open` that made it. Another's is not adopted."""
+"""Annotation: the `open` call that created the object. Objects of other calls are not adopted."""
 CONTAINER = "work"
-KEEPER = "/etc/penstock"
-BUNDLE = f"{KEEPER}/keeper.pyz"
+SUPERVISOR = "/etc/penstock"
+BUNDLE = f"{SUPERVISOR}/supervisor.pyz"
 _RIGHTS = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"]
-"""Of the keeper, root in its pod, all of them within the Pod Security Standard "baseline". Programs have none."""
+"""Capabilities of the supervisor, root in its pod, all of them within the Pod Security Standard "baseline". Programs have none."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-_LONGEST = 63  # characters of a label's value, which a pod's name is as well
+_LONGEST = 63  # characters of a label's value, which a pod's name must also fit
 _OWN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """One sandbox: its name, the same however often it is asked for, and the `opening` that asks."""
+    """One sandbox: its name, the same at every retry, and the `opening` that requests it."""
 
     name: str
     opening: str
-    work: Work | None
+    work: LeasedWork | None
     owner: str
     uid: int
 
 
-def name_of(work: Work, ordinal: int) -> str:
-    """A name that follows from what is worked on, so that whoever asks twice asks for the same pod.
+def name_of(work: LeasedWork, ordinal: int) -> str:
+    """A name derived from the work, so that a repeated request addresses the same pod.
 
-    >>> name_of(Work("first run", 12, 3, 7, "attempt"), 1)
-    'penstock-first-run-a7d0-r12-a3-e7-attempt-1'
+    >>> from sandboxes.owner import WorkKind
+    >>> name_of(LeasedWork(run="first run", rollout=12, attempt=3, epoch=7, kind=WorkKind.ATTEMPT), 1)
+    'penstock-first-run-7d48-r12-a3-e7-attempt-1'
     """
     run = _UNSAFE.sub("-", work.run.lower()).strip("-")[:20]
-    seal = hashlib.sha256(work.run.encode()).hexdigest()[:4]  # two runs may look alike in small letters
-    name = f"penstock-{run}-{seal}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
+    # Two runs may have the same name in lower case.
+    run_digest = hashlib.sha256(work.run.encode()).hexdigest()[:4]
+    name = f"penstock-{run}-{run_digest}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
     if len(name) <= _LONGEST:
         return name
-    whole = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{name[: _LONGEST - len(whole) - 1].rstrip('-')}-{whole}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name[: _LONGEST - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def label(value: str) -> str:
-    """As a label's value may be: at most 63 letters, digits, dots, dashes, underlines."""
+    """A valid label value: at most 63 letters, digits, dots, dashes, underlines."""
     return _OWN.sub("-", value)[:_LONGEST].strip("-._")
 
 
 def metadata(identity: Identity, settings: KubernetesSettings) -> Object:
-    """What Pod and Secret have in common."""
+    """The common metadata of Pod and Secret."""
     work = identity.work
-    about = {} if work is None else {
+    work_labels = {} if work is None else {
         "penstock.dev/run": label(work.run), "penstock.dev/rollout": str(work.rollout),
         "penstock.dev/attempt": str(work.attempt), "penstock.dev/epoch": str(work.epoch), "penstock.dev/kind": work.kind,
     }  # fmt: skip
     labels = {
         **settings.labels, "app.kubernetes.io/name": "penstock", "app.kubernetes.io/component": "sandbox",
-        SANDBOX: identity.name, "penstock.dev/owner": label(identity.owner), **about,
+        SANDBOX: identity.name, "penstock.dev/owner": label(identity.owner), **work_labels,
     }  # fmt: skip
     return {"name": identity.name, "labels": labels, "annotations": {OPENING: identity.opening}}
 
 
 def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> Object:
-    """The Pod. Nothing secret is in it."""
+    """The Pod. It contains no secrets."""
     limits = spec.limits
     memory, disk = limits.memory_mb + settings.memory_headroom_mb, limits.disk_mb + settings.copy_mb
-    amount = {"cpu": f"{settings.cpu:g}", "memory": f"{memory}Mi", "ephemeral-storage": f"{disk + 64}Mi"}
+    resources = {
+        "cpu": f"{limits.cpus or settings.cpu:g}",
+        "memory": f"{memory}Mi",
+        "ephemeral-storage": f"{disk + 64}Mi",
+    }
     places = {
         **{f"place-{number}": inside for number, inside in enumerate((*WRITABLE, *PLACED))},
         **{f"bound-{number}": inside for number, inside in enumerate(copied(spec, settings))},
@@ -87,16 +93,16 @@ def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> 
     }
     volumes: list[Object] = [{"name": name, "emptyDir": {"sizeLimit": f"{disk}Mi"}} for name in places]
     mounts: list[Object] = [{"name": name, "mountPath": inside} for name, inside in places.items()]
-    # Files in memory count as memory.
+    # Files in this volume count as memory.
     volumes += [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{limits.memory_mb}Mi"}}]
     mounts += [{"name": "shm", "mountPath": "/dev/shm"}]
-    volumes += [{"name": "keeper", "secret": {"secretName": identity.name, "defaultMode": 0o400}}]
-    mounts += [{"name": "keeper", "mountPath": KEEPER, "readOnly": True}]
+    volumes += [{"name": "supervisor", "secret": {"secretName": identity.name, "defaultMode": 0o400}}]
+    mounts += [{"name": "supervisor", "mountPath": SUPERVISOR, "readOnly": True}]
     container: Object = {
         "name": CONTAINER,
         "image": settings.image,
-        "command": ["python3", "-IS", BUNDLE, "keeper"],
-        "resources": {"requests": amount, "limits": amount},
+        "command": ["python3", "-IS", BUNDLE, "supervisor"],
+        "resources": {"requests": resources, "limits": resources},
         "volumeMounts": mounts,
         "workingDir": "/",
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -128,8 +134,8 @@ def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> 
 def secret(
     identity: Identity, settings: KubernetesSettings, session: Mapping[str, Any], pod_uid: str
 ) -> Object:
-    """The Secret: the keeper and its session. It goes with its pod, by the cluster's garbage collector."""
-    held = {"keeper.pyz": bundle(), "session.json": json.dumps(session).encode()}
+    """The Secret: the supervisor and its session. The cluster's garbage collector deletes it with its pod."""
+    files = {"supervisor.pyz": bundle(), "session.json": json.dumps(session).encode()}
     owner = {"apiVersion": "v1", "kind": "Pod", "name": identity.name, "uid": pod_uid}
     return {
         "apiVersion": "v1",
@@ -137,23 +143,23 @@ def secret(
         "type": "Opaque",
         "immutable": True,
         "metadata": {**metadata(identity, settings), "ownerReferences": [owner]},
-        "data": {name: base64.b64encode(data).decode() for name, data in held.items()},
+        "data": {name: base64.b64encode(data).decode() for name, data in files.items()},
     }
 
 
 def session(
     identity: Identity, spec: SandboxSpec, settings: KubernetesSettings, gateway: str | None
 ) -> Object:
-    """What the keeper is told. `gateway`: None for none, empty for through the owner, else host:port."""
+    """The supervisor's session. `gateway`: None for none, empty for through the owner, else host:port."""
     return {
         "uid": identity.uid,
         "grace_s": settings.ttl_s / 2,
         "first_s": settings.start_s,
         "gateway": gateway,
-        "env": {**DEFAULT_ENV, **spec.env},
+        "env": {**DEFAULT_ENV, **({"USER": spec.user} if spec.user else {}), **spec.env},
     }
 
 
 def copied(spec: SandboxSpec, settings: KubernetesSettings) -> Sequence[str]:
-    """Where bound files of this machine are copied to."""
+    """The paths inside to which bound files of this machine are copied."""
     return [inside for inside in spec.binds.values() if inside not in settings.baked]

@@ -1,4 +1,4 @@
-"""A program in a pod, as its owner sees it."""
+"""A program in a pod, from its owner's side."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import anyio
 
-from sandboxes.base import ExecResult, KilledBy, SandboxError
+from sandboxes.base import ExecResult, KilledBy, SandboxError, same_kind
 from sandboxes.kubernetes.channel import Channel
 
 
 class PodProcess:
-    """Implements `base.Process`. `task` and `stdin` are kept until the keeper is known to have them."""
+    """Implements `base.Process`. `task` and `stdin` are kept until the supervisor has certainly received them."""
 
     def __init__(self, channel: Channel, name: str, task: dict[str, Any], stdin: bytes) -> None:
         self._channel, self.name, self.task, self.stdin = channel, name, task, stdin
@@ -31,25 +31,26 @@ class PodProcess:
     def cpu_s(self) -> float:
         return self._result.cpu_s if self._result is not None else self._cpu_s
 
-    def hear(self, told: dict[str, Any], body: bytes) -> None:
-        """What the keeper says of it."""
+    def handle(self, message: dict[str, Any], body: bytes) -> None:
+        """Take a message of the supervisor about this program."""
         if self.over:
             return
-        if "cpu" in told:
-            self._cpu_s = told["cpu"]
-        for which, key in enumerate(("out", "err")):
-            if key in told and told["at"] <= len(self.kept[which]):  # else something was lost: it comes again
-                self.kept[which].extend(body[len(self.kept[which]) - told["at"] :])
+        if "cpu" in message:
+            self._cpu_s = message["cpu"]
+        for stream_index, key in enumerate(("out", "err")):
+            # Otherwise data before it was lost, and will be sent again.
+            if key in message and message["at"] <= len(self.kept[stream_index]):
+                self.kept[stream_index].extend(body[len(self.kept[stream_index]) - message["at"] :])
                 self.last_output = time.monotonic()
                 self._wake()
-        if "result" in told:
-            self._end(told["result"])
+        if "result" in message:
+            self._end(message["result"])
 
-    def lacks(self, told: dict[str, Any]) -> bool:
-        """Whether this is the result, and output before it was lost with a line."""
-        sizes = told.get("result", {}).get("sizes")
+    def lacks(self, message: dict[str, Any]) -> bool:
+        """Whether this message is the result, but earlier output was lost with a line."""
+        sizes = message.get("result", {}).get("sizes")
         return sizes is not None and any(
-            len(kept) < size for kept, size in zip(self.kept, sizes, strict=True)
+            len(stream) < size for stream, size in zip(self.kept, sizes, strict=True)
         )
 
     def _end(self, result: dict[str, Any]) -> None:
@@ -59,22 +60,36 @@ class PodProcess:
         out, err = map(bytes, self.kept)
         reason = KilledBy(result["killed_by"])
         self._result = ExecResult(
-            result["code"], out, err, result["truncated"], reason, result["wall_s"], result["cpu_s"]
+            exit_code=result["code"],
+            stdout=out,
+            stderr=err,
+            truncated=result["truncated"],
+            killed_by=reason,
+            wall_s=result["wall_s"],
+            cpu_s=result["cpu_s"],
         )
         self._finish()
 
     def fail(self, error: SandboxError) -> None:
-        """The platform lost it."""
+        """End it with a failure of the platform."""
         if not self.over:
             self._error = error
             self._finish()
 
     def killed(self, reason: KilledBy) -> None:
-        """Its whole pod was ended for what programs used."""
+        """End it because its whole pod was ended for its programs' use."""
         if not self.over:
             out, err = map(bytes, self.kept)
             wall_s = time.monotonic() - self._began
-            self._result = ExecResult(137, out, err, False, reason, wall_s, self._cpu_s)
+            self._result = ExecResult(
+                exit_code=137,
+                stdout=out,
+                stderr=err,
+                truncated=False,
+                killed_by=reason,
+                wall_s=wall_s,
+                cpu_s=self._cpu_s,
+            )
             self._finish()
 
     def _finish(self) -> None:
@@ -87,8 +102,8 @@ class PodProcess:
 
     async def read(self) -> tuple[bytes, bytes]:
         while True:
-            out, err = (bytes(kept[at:]) for kept, at in zip(self.kept, self._read, strict=True))
-            self._read = [len(kept) for kept in self.kept]
+            out, err = (bytes(stream[at:]) for stream, at in zip(self.kept, self._read, strict=True))
+            self._read = [len(stream) for stream in self.kept]
             if out or err or self.over:
                 return out, err
             await self._news.wait()
@@ -96,14 +111,14 @@ class PodProcess:
     async def wait(self) -> ExecResult:
         await self._done.wait()
         if self._error is not None:
-            raise SandboxError(str(self._error)) from self._error
+            raise same_kind(self._error) from self._error
         assert self._result is not None
         return self._result
 
     async def kill(self, reason: KilledBy = KilledBy.CALLER) -> ExecResult:
         lines = -1
         while not self.over:
-            if self._channel.lines != lines:  # an order goes down with its line
+            if self._channel.lines != lines:  # an order is lost with its line
                 lines = self._channel.lines
                 await self._channel.tell({"op": "kill", "program": self.name, "reason": reason.value})
             with anyio.move_on_after(0.5):

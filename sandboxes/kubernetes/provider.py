@@ -1,16 +1,16 @@
-"""The provider `kubernetes`: a pod for every sandbox.
+"""The provider `kubernetes`: one pod per sandbox.
 
-    open: POST the Pod (its name follows from rollout, attempt and epoch) → POST its Secret → watch until it runs → exec its keeper → files
-    close: the keeper ends everybody → DELETE the Pod; the cluster removes the Secret with it
+    open: POST the Pod (its name follows from rollout, attempt and epoch) → POST its Secret → watch until it runs → exec its supervisor → files
+    close: the supervisor ends every program → DELETE the Pod; the cluster removes the Secret with it
 
-Whatever is lost on the way leaves one pod at most: a repeated POST finds the pod of the same name, and takes it when it is its own (409). A
-pod without an owner ends itself (keeper.py) within half of `ttl_s`; what then remains of it is removed by label, by whoever opens or tidies up
-next (`tidy`). What isolates is the cluster's: the RuntimeClass, user namespaces, the NetworkPolicy. A pod has a network interface; that it leads
-to the gateway alone is the NetworkPolicy's doing.
+A failure at any point leaves at most one pod: a repeated POST finds the pod of the same name (409), and adopts it if it is its own. A
+pod without an owner ends itself (supervisor.py) within half of `ttl_s`. Later callers of `open` or `tidy` remove its remains by label.
+The cluster isolates: the RuntimeClass, user namespaces, the NetworkPolicy. A pod has a network interface. The NetworkPolicy restricts it
+to the gateway.
 
 | waits for | unblocked by |
 |---|---|
-| the API server | time: 429, 5xx and lost connections are tried again for `start_s` |
+| the API server | time: 429, 5xx and lost connections are retried for `start_s` |
 | a pod that runs | the scheduler, the image; `start_s` |
 """
 
@@ -31,10 +31,18 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
-from sandboxes.base import KilledBy, PathRefused, Sandbox, SandboxError, SandboxSpec, SandboxSpent
+from sandboxes.base import (
+    KilledBy,
+    PathRefused,
+    Sandbox,
+    SandboxError,
+    SandboxLost,
+    SandboxSpec,
+    SandboxSpent,
+)
 from sandboxes.bubblewrap import check_spec
-from sandboxes.container.settings import from_environment
 from sandboxes.directory import FIRST_UID, refuse_build
+from sandboxes.from_environment import from_environment
 from sandboxes.kubernetes import objects
 from sandboxes.kubernetes.api import Api, ApiError, Object
 from sandboxes.kubernetes.channel import Channel
@@ -42,7 +50,10 @@ from sandboxes.kubernetes.objects import OPENING, SANDBOX, Identity, copied, nam
 from sandboxes.kubernetes.sandbox import PodSandbox
 from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import work, worker
+from sandboxes.users import AGENT, AGENT_UID, refuse_user
 
+_MOST_UID = 65_535
+"""Of a pod with a user namespace."""
 _GONE_S = 20.0
 _AGAIN_S = 0.2
 _PAGE = 500
@@ -81,19 +92,20 @@ class KubernetesProvider:
     @asynccontextmanager
     async def _open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         refuse_build(spec)
+        refuse_user(self, spec)
         check_spec(spec)
         if not self.settings.image:
             raise SandboxError("sandbox.kubernetes.image: name the image in which programs run")
         await anyio.to_thread.run_sync(self._check_binds, spec)
-        identity = self._identity()
+        identity = self._identity(spec)
         gateway = await self._gateway(spec)
         failure: Exception | None = None
         async with self._api.using():
             try:
                 uid = await self._create(identity, spec, gateway)
                 await self._running(identity.name, uid)
-                sandbox = PodSandbox(identity.name, spec, spec.gateway_socket)
-                # Programs are ended over the line, so it outlives whoever is cancelled around us.
+                sandbox = PodSandbox(identity.name, spec, spec.gateway_socket, self.settings.image)
+                # Programs are ended over the line, so it must outlive a cancellation of our caller.
                 line = anyio.CancelScope(shield=True)
                 async with anyio.create_task_group() as tasks:
                     try:
@@ -113,22 +125,36 @@ class KubernetesProvider:
         if failure is not None:
             raise failure
 
-    def _identity(self) -> Identity:
-        what, opening = work(), secrets.token_hex(8)
-        if what is None:
+    def refuses_user(self, user: str) -> str | None:
+        """Why programs do not run as `user`, in one clause. None: they do."""
+        if user in ("", AGENT):
+            return None
+        if not self.settings.user_namespaces:
+            return "pods have users of their own with sandbox.kubernetes.user_namespaces alone: switch it on, name agent, or remove it"
+        if user.isdecimal() and 0 < int(user) <= _MOST_UID:
+            return None
+        return f"programs of a pod run as a uid from 1 to {_MOST_UID}: write one, name agent, or remove it"
+
+    def _identity(self, spec: SandboxSpec) -> Identity:
+        current, opening = work(), secrets.token_hex(8)
+        if current is None:
             name = f"penstock-{secrets.token_hex(8)}"
         else:
-            what.opened += 1
-            name = name_of(what, what.opened)
-        # With user namespaces every pod counts its own users; without, the node counts processes per user.
-        uid = 1000 if self.settings.user_namespaces else FIRST_UID + secrets.randbelow(1 << 24)
-        return Identity(name, opening, what, worker() or self.settings.owner, uid)
+            current.opened += 1
+            name = name_of(current, current.opened)
+        # With user namespaces every pod has its own users. Without, the node counts processes per user.
+        uid = AGENT_UID if self.settings.user_namespaces else FIRST_UID + secrets.randbelow(1 << 24)
+        if spec.user not in ("", AGENT):
+            uid = int(spec.user)
+        return Identity(
+            name=name, opening=opening, work=current, owner=worker() or self.settings.owner, uid=uid
+        )
 
     def _check_binds(self, spec: SandboxSpec) -> None:
-        """Before anything is made: what has to be copied is not too much."""
-        wanted = set(copied(spec, self.settings))
+        """Before any object is created: check that the files to copy are not too large."""
+        copied_paths = set(copied(spec, self.settings))
         for outside, inside in spec.binds.items():
-            if inside not in wanted:
+            if inside not in copied_paths:
                 continue
             size = sum(
                 Path(at, name).lstat().st_size
@@ -142,7 +168,7 @@ class KubernetesProvider:
                 )
 
     async def _gateway(self, spec: SandboxSpec) -> str | None:
-        """Where the keeper leads the gateway's connections: nowhere, through us, or host:port, by its number since pods resolve no names."""
+        """Where the supervisor forwards the gateway's connections: nowhere, through us, or to host:port (an IP, since pods resolve no names)."""
         if spec.gateway_socket is None:
             return None
         if not (address := spec.gateway_address or self.settings.gateway):
@@ -158,45 +184,46 @@ class KubernetesProvider:
         return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
     async def _create(self, identity: Identity, spec: SandboxSpec, gateway: str | None) -> str:
-        """Pod and Secret, once, whatever is lost on the way. Returns the pod's uid."""
+        """Create Pod and Secret exactly once, even if answers are lost. Returns the pod's uid."""
         try:
-            made = await self._api.request(
+            pod = await self._api.request(
                 "POST", "pods", "create a pod", body=objects.pod(identity, spec, self.settings)
             )
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            made = await self._api.request("GET", f"pods/{identity.name}", "read a pod")
-            if made["metadata"].get("annotations", {}).get(OPENING) != identity.opening:
+            pod = await self._api.request("GET", f"pods/{identity.name}", "read a pod")
+            if pod["metadata"].get("annotations", {}).get(OPENING) != identity.opening:
                 raise SandboxError(
-                    f"there is a pod {identity.name} that this worker did not make: its lease is somebody else's"
+                    f"there is a pod {identity.name} that this worker did not create: another worker holds its lease"
                 ) from error
-        uid: str = made["metadata"]["uid"]
+        uid: str = pod["metadata"]["uid"]
         session = objects.session(identity, spec, self.settings, gateway)
         try:
             body = objects.secret(identity, self.settings, session, uid)
             await self._api.request("POST", "secrets", "create a secret", body=body)
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # ours: its name is that of our pod
+            if error.reason != "AlreadyExists":  # an existing Secret is ours: its name is that of our pod
                 raise
         return uid
 
     async def _running(self, name: str, uid: str) -> None:
-        """Until the pod runs. `SandboxError` if it will not."""
+        """Wait until the pod runs. `SandboxError` if it never will."""
         deadline = time.monotonic() + self.settings.start_s
         while True:
-            left = deadline - time.monotonic()
-            pod = await self._api.request("GET", f"pods/{name}", "read a pod", patience_s=max(left, 1.0))
+            remaining_s = deadline - time.monotonic()
+            pod = await self._api.request(
+                "GET", f"pods/{name}", "read a pod", patience_s=max(remaining_s, 1.0)
+            )
             if _runs(pod, uid):
                 return
             query = {
                 "fieldSelector": f"metadata.name={name}",
                 "resourceVersion": pod["metadata"]["resourceVersion"],
             }
-            with suppress(
-                aiohttp.ClientError, TimeoutError, OSError, ApiError
-            ):  # dropped, or 410: read it anew
-                with anyio.fail_after(max(left, 0.0)):
+            # Dropped, or 410: read it again.
+            with suppress(aiohttp.ClientError, TimeoutError, OSError, ApiError):
+                with anyio.fail_after(max(remaining_s, 0.0)):
                     async with self._api.watch("pods", query) as events:
                         async for event in events:
                             if event["type"] == "ERROR":
@@ -214,9 +241,9 @@ class KubernetesProvider:
     async def _join(
         self, sandbox: PodSandbox, uid: str, tasks: anyio.abc.TaskGroup, line: anyio.CancelScope
     ) -> None:
-        """The line to the keeper, and the sandbox's files."""
+        """Connect to the supervisor and send the sandbox's files."""
         channel = sandbox.channel = Channel(
-            self._api, sandbox.id, sandbox.heard, sandbox.joined, sandbox.parted
+            self._api, sandbox.id, sandbox.on_message, sandbox.joined, sandbox.parted
         )
 
         async def why_lost() -> SandboxError | None:
@@ -225,19 +252,19 @@ class KubernetesProvider:
                     "GET", f"pods/{sandbox.id}", "read a pod", patience_s=self.settings.ttl_s / 2
                 )
             except ApiError as error:
-                return SandboxError(f"the pod {sandbox.id} is gone") if error.status == 404 else None
+                return SandboxLost(f"the pod {sandbox.id} is gone") if error.status == 404 else None
             except SandboxError:
                 return None
             if pod["metadata"]["uid"] != uid or pod["status"].get("phase") in ("Succeeded", "Failed"):
                 sandbox.out_of = _used_up(pod)
-                spent = SandboxSpent if sandbox.out_of is not None else SandboxError
-                return spent(f"the pod {sandbox.id} has ended: {_state(pod)}")
+                error_type = SandboxSpent if sandbox.out_of is not None else SandboxLost
+                return error_type(f"the pod {sandbox.id} has ended: {_state(pod)}")
             return None
 
         async def keep() -> None:
             with line:
                 await channel.run(why_lost)
-            sandbox.lost(channel.failed or SandboxError("lost"))
+            sandbox.lost(channel.failed or SandboxLost("lost"))
 
         sandbox.opened(tasks)
         tasks.start_soon(keep)
@@ -247,7 +274,8 @@ class KubernetesProvider:
                 for outside, inside in sandbox.spec.binds.items()
                 if inside in copied(sandbox.spec, self.settings)
             }
-            await sandbox.place(sandbox.spec.files, sandbox.spec.directories, binds)
+            spec = sandbox.spec
+            await sandbox.place(spec.files, spec.directories, binds, modes=spec.modes, work_links=spec.links)
         except PathRefused as error:
             raise SandboxError(
                 f"cannot place {error.path} into the pod {sandbox.id}: {error.reason.value}"
@@ -261,14 +289,14 @@ class KubernetesProvider:
                 await channel.ask({"op": "end"})
 
     async def _delete(self, identity: Identity) -> None:
-        """Ours alone, and as often as it takes."""
+        """Delete our own pod only, with as many retries as needed."""
         with anyio.move_on_after(_GONE_S), suppress(SandboxError):
             found = await self._api.request("GET", f"pods/{identity.name}", "read a pod", patience_s=_GONE_S)
             if found["metadata"].get("annotations", {}).get(OPENING) == identity.opening:
                 await self._remove(found)
 
     async def _remove(self, pod: Object) -> None:
-        own = {
+        options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "gracePeriodSeconds": 1,
@@ -276,14 +304,14 @@ class KubernetesProvider:
         }
         try:
             await self._api.request(
-                "DELETE", f"pods/{pod['metadata']['name']}", "delete a pod", body=own, patience_s=_GONE_S
+                "DELETE", f"pods/{pod['metadata']['name']}", "delete a pod", body=options, patience_s=_GONE_S
             )
         except ApiError as error:
             if error.status not in (404, 409):  # gone, or another pod has its name
                 raise
 
     async def tidy(self) -> int:
-        """Remove pods whose keeper ended, or that never ran, a `ttl_s` ago: their owners are dead. How many there were."""
+        """Remove pods whose supervisor ended, or that never ran, a `ttl_s` ago: their owners are dead. Returns their number."""
         self._tidied = time.monotonic()
         found = 0
         async with self._api.using():
@@ -297,12 +325,12 @@ class KubernetesProvider:
                     if _abandoned(pod, now, self.settings):
                         await self._remove(pod)
                         found += 1
-                if not (more := listed["metadata"].get("continue")):
+                if not (next_page := listed["metadata"].get("continue")):
                     return found
-                query = {**query, "continue": more}
+                query = {**query, "continue": next_page}
 
     async def _tidy_now_and_then(self) -> None:
-        """One of all open sandboxes does it for this process."""
+        """Call `tidy` periodically: one of the open sandboxes does it for this process."""
         while True:
             await anyio.sleep(self.settings.ttl_s / 4)
             if time.monotonic() - self._tidied > self.settings.ttl_s / 2:
@@ -323,7 +351,7 @@ class KubernetesProvider:
 
 
 def _runs(pod: Object, uid: str) -> bool:
-    """SandboxError if it never will."""
+    """Whether the pod runs. SandboxError if it never will."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
         raise SandboxError(f"the pod {name} was deleted before it ran")
@@ -339,20 +367,20 @@ def _runs(pod: Object, uid: str) -> bool:
 
 
 def _state(pod: Object) -> str:
-    """What the cluster says of it, in one line."""
+    """The cluster's report on the pod, in one line."""
     status = pod.get("status", {})
-    said = [status.get("phase", "?"), status.get("reason", ""), status.get("message", "")]
-    said += [
+    words = [status.get("phase", "?"), status.get("reason", ""), status.get("message", "")]
+    words += [
         each.get("message", "") for each in status.get("conditions", ()) if each.get("status") == "False"
     ]
     for container in status.get("containerStatuses", ()):
         for state in container.get("state", {}).values():
-            said += [state.get("reason", ""), state.get("message", "")]
-    return ", ".join(dict.fromkeys(word.strip() for word in said if word.strip()))[:600]
+            words += [state.get("reason", ""), state.get("message", "")]
+    return ", ".join(dict.fromkeys(word.strip() for word in words if word.strip()))[:600]
 
 
 def _used_up(pod: Object) -> KilledBy | None:
-    """What its programs took too much of, if the cluster ended it for that."""
+    """The limit that its programs exceeded, if the cluster ended the pod for that."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", ()):
         if container.get("state", {}).get("terminated", {}).get("reason") == "OOMKilled":
@@ -367,13 +395,13 @@ def _abandoned(pod: Object, now_s: float, settings: KubernetesSettings) -> bool:
     if "deletionTimestamp" in meta:
         return False
     if status.get("phase") in ("Succeeded", "Failed"):
-        ended = [
+        end_times = [
             each["state"]["terminated"].get("finishedAt")
             for each in status.get("containerStatuses", ())
             if "terminated" in each.get("state", {})
         ]
         return (
-            now_s - max(map(_time, filter(None, ended)), default=_time(meta["creationTimestamp"]))
+            now_s - max(map(_time, filter(None, end_times)), default=_time(meta["creationTimestamp"]))
             > settings.ttl_s / 2
         )
     if status.get("phase") == "Pending":

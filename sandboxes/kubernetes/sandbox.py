@@ -7,7 +7,7 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from sandboxes.base import (
+    AnyFile,
     ArtifactLimits,
     Artifacts,
     ExecResult,
@@ -30,10 +31,9 @@ from sandboxes.base import (
 from sandboxes.directory import locate
 from sandboxes.kubernetes.channel import Answer, Channel
 from sandboxes.kubernetes.process import PodProcess
-from sandboxes.unstartable import Unstartable
+from sandboxes.unstartable import Unstartable, unstartable
 
-_ARGUMENT = 128 << 10
-"""Bytes of one argument that no Linux takes."""
+_REQUEST_BYTES = 16 << 20
 _PLACES = {
     "app": "/app",
     "tmp": "/tmp",
@@ -47,8 +47,9 @@ _PLACES = {
 class PodSandbox:
     """One sandbox. `id` is the pod's name."""
 
-    def __init__(self, name: str, spec: SandboxSpec, gateway: Path | None) -> None:
+    def __init__(self, name: str, spec: SandboxSpec, gateway: Path | None, system: str) -> None:
         self.id = name
+        self.system = system
         self.spec = spec
         self.limits = spec.limits
         self.channel: Channel | None = None
@@ -69,7 +70,7 @@ class PodSandbox:
         return inside
 
     def opened(self, tasks: anyio.abc.TaskGroup) -> None:
-        """The line is there: programs can be run, and connections be led to the gateway, in `tasks`."""
+        """Call when the line is up: programs can now run, and connections be forwarded to the gateway, in `tasks`."""
         self._tasks = tasks
 
     async def exec(
@@ -92,9 +93,9 @@ class PodSandbox:
         if not argv or not cwd.startswith("/"):
             raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
         line = self.line
-        if (wrong := _unstartable(argv)) is not None:
-            return Unstartable(wrong)
-        # Infinity is no JSON; the pod does not live as long.
+        if (reason := unstartable(argv)) is not None:
+            return Unstartable(reason)
+        # JSON has no infinity, and the pod does not live this long.
         wall_s = min(self.limits.wall_s if timeout_s is None else timeout_s, 1e9)
         task = {
             "argv": list(argv),
@@ -102,6 +103,7 @@ class PodSandbox:
             "cwd": cwd,
             "timeout_s": wall_s,
             "limits": asdict(self.limits),
+            "background": self.spec.background,
         }
         process = PodProcess(line, f"{next(self._numbers)}", task, stdin or b"")
         if self.out_of is not None:
@@ -114,30 +116,30 @@ class PodSandbox:
         return process
 
     async def joined(self) -> None:
-        """On a new line: whatever may have been lost with the last one is said again, and the keeper tells what it missed to tell."""
+        """On a new line: repeat the messages that may have been lost with the last one, and request the messages that were missed."""
         assert self.channel is not None
         for process in list(self._programs.values()):
             await self.channel.tell(_start(process), process.stdin)
             await self.channel.tell(_resume(process))
 
     async def parted(self) -> None:
-        """The line is lost, and with it the other ends of what was led over it."""
+        """The line is lost: close the streams that were forwarded over it."""
         for stream in list(self._streams.values()):
             await stream.aclose()
         self._streams.clear()
 
-    async def heard(self, told: dict[str, Any], body: bytes) -> None:
+    async def on_message(self, message: dict[str, Any], body: bytes) -> None:
         assert self.channel is not None
-        if "stream" in told:
-            await self._lead(told, body)
+        if "stream" in message:
+            await self._lead(message, body)
             return
-        process = self._programs.get(told["program"])
+        process = self._programs.get(message["program"])
         if process is None:
             return
-        if process.lacks(told):
+        if process.lacks(message):
             await self.channel.tell(_resume(process))
             return
-        process.hear(told, body)
+        process.handle(message, body)
         if process.over:
             del self._programs[process.name]
             await self.channel.tell({"op": "forget", "program": process.name})
@@ -151,11 +153,11 @@ class PodSandbox:
                 process.fail(error)
         self._programs.clear()
 
-    async def _lead(self, told: dict[str, Any], body: bytes) -> None:
-        """A program's connection to the gateway, over the line."""
-        number = told["stream"]
+    async def _lead(self, message: dict[str, Any], body: bytes) -> None:
+        """Forward a program's connection to the gateway, over the line."""
+        number = message["stream"]
         stream = self._streams.get(number)
-        if told.get("open") and self._tasks is not None:
+        if message.get("open") and self._tasks is not None:
             assert self._gateway is not None and self.channel is not None
             try:
                 stream = self._streams[number] = await anyio.connect_unix(self._gateway)
@@ -163,7 +165,7 @@ class PodSandbox:
                 await self.channel.tell({"op": "close", "stream": number})
                 return
             self._tasks.start_soon(self._answer, number, stream)
-        elif told.get("close"):
+        elif message.get("close"):
             if stream is not None and isinstance(stream, anyio.abc.SocketStream | anyio.abc.UNIXSocketStream):
                 await stream.send_eof()
         elif stream is not None:
@@ -185,21 +187,32 @@ class PodSandbox:
                 await stream.aclose()
                 await self.channel.tell({"op": "close", "stream": number})
 
-    async def put(self, files: Mapping[str, File]) -> None:
+    async def put(self, files: Mapping[str, AnyFile]) -> None:
         await self.place(files)
 
     async def place(
         self,
-        files: Mapping[str, File],
+        files: Mapping[str, AnyFile],
         directories: Sequence[str] = (),
         binds: Mapping[Path, str] | None = None,
+        *,
+        modes: Mapping[str, int] | None = None,
+        work_links: Mapping[str, str] | None = None,
     ) -> None:
-        """Files, directories and copies of what is bound."""
-        entries, links, data = [], [], []
+        """Send the spec's files, directories and links, and copies of bound files; files in requests of about `_REQUEST_BYTES`."""
+        entries: list[list[Any]] = []
+        links: list[list[Any]] = []
+        data: list[bytes] = []
+        pending = 0
         for inside, file in files.items():
             base, parts = _locate(inside)
-            entries.append([base, parts, file.mode, len(file.data)])
-            data.append(file.data)
+            if entries and pending + file.size > _REQUEST_BYTES:
+                await self._request({"op": "put", "files": entries, "links": []}, b"".join(data))
+                entries, data, pending = [], [], 0
+            body = await anyio.to_thread.run_sync(_content, file)
+            entries.append([base, parts, file.mode, len(body)])
+            data.append(body)
+            pending += len(body)
         for outside, inside in (binds or {}).items():
             for parts, found in await anyio.to_thread.run_sync(partial(_all_below, outside)):
                 if isinstance(found, File):
@@ -210,45 +223,54 @@ class PodSandbox:
         message = {
             "op": "put", "files": entries, "links": links, "bound": list((binds or {}).values()),
             "directories": [_locate(inside) for inside in directories],
+            "modes": [[*_locate(inside), mode] for inside, mode in (modes or {}).items()],
+            "work_links": [[*_locate(inside), target] for inside, target in (work_links or {}).items()],
         }  # fmt: skip
-        told, _ = await self._asked(message, b"".join(data))
-        del told
+        reply, _ = await self._request(message, b"".join(data))
+        del reply
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         base, parts = _locate(path)
-        return (await self._asked({"op": "get", "base": base, "parts": parts, "most": max_bytes}))[1]
+        return (await self._request({"op": "get", "base": base, "parts": parts, "most": max_bytes}))[1]
 
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
-        wanted = asdict(limits or ArtifactLimits())
-        told, body = await self._asked(
-            {"op": "changed", "limits": {**wanted, "skip": sorted(wanted["skip"])}}
+        fields = asdict(replace(limits or ArtifactLimits(), memory_bytes=None))
+        reply, body = await self._request(
+            {"op": "changed", "limits": {**fields, "skip": sorted(fields["skip"])}}
         )
-        found: dict[str, dict[str, File]] = {"added": {}, "modified": {}}
+        found: dict[str, dict[str, AnyFile]] = {"added": {}, "modified": {}}
         at = 0
-        for kind, path, mode, size in told["files"]:
+        for kind, path, mode, size in reply["files"]:
             found[kind][path] = File(body[at : at + size], mode)
             at += size
         refused = tuple(
-            (os.fsdecode(base64.b64decode(path)), RefusedReason[reason]) for path, reason in told["left"]
+            (os.fsdecode(base64.b64decode(path)), RefusedReason[reason]) for path, reason in reply["left"]
         )
-        counts = {RefusedReason[reason]: count for reason, count in told["counts"].items()}
+        counts = {RefusedReason[reason]: count for reason, count in reply["counts"].items()}
         return Artifacts(
-            found["added"], found["modified"], tuple(told["deleted"]), refused, told["complete"], counts
+            added=found["added"],
+            modified=found["modified"],
+            deleted=tuple(reply["deleted"]),
+            refused=refused,
+            complete=reply["complete"],
+            counts=counts,
+            links=reply.get("links", {}),
+            directories=reply.get("directories", {}),
         )
 
-    async def _asked(self, message: dict[str, Any], body: bytes = b"") -> Answer:
-        told, data = await self.line.ask(message, body)
-        if "refused" in told:
-            path, reason = told["refused"]
+    async def _request(self, message: dict[str, Any], body: bytes = b"") -> Answer:
+        reply, data = await self.line.ask(message, body)
+        if "refused" in reply:
+            path, reason = reply["refused"]
             raise PathRefused(path, RefusedReason[reason])
-        if "absent" in told:
-            raise FileNotFoundError(told["absent"])
-        if "failed" in told:
-            raise SandboxError(f"the pod {self.id} failed: {told['failed']}")
-        return told, data
+        if "absent" in reply:
+            raise FileNotFoundError(reply["absent"])
+        if "failed" in reply:
+            raise SandboxError(f"the pod {self.id} failed: {reply['failed']}")
+        return reply, data
 
     async def close(self) -> None:
-        """End every program. The pod goes when the provider's context ends. Idempotent."""
+        """End every program. The pod is deleted when the provider's context ends. Idempotent."""
         if self._tasks is None or self.channel is None:
             return
         self._tasks = None
@@ -275,21 +297,12 @@ def _locate(inside: str) -> tuple[str, list[str]]:
     return _PLACES[name], parts
 
 
-def _unstartable(argv: Sequence[str]) -> str | None:
-    for argument in argv:
-        if "\0" in argument:
-            return "embedded null byte"
-        try:
-            size = len(os.fsencode(argument))
-        except UnicodeEncodeError as error:
-            return str(error)
-        if size >= _ARGUMENT:
-            return "argument list too long"
-    return None
+def _content(file: AnyFile) -> bytes:
+    return file.data
 
 
 def _below(outside: Path) -> Iterator[tuple[list[str], File | str]]:
-    """Regular files and links below a directory of this machine, as they are."""
+    """Regular files and links below a directory of this machine, unchanged."""
     real = outside.resolve()
     if real.is_file():
         raise ValueError(f"cannot copy the single file {outside} into a pod: bind its directory")

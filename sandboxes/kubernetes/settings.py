@@ -1,4 +1,4 @@
-"""What a person decides about sandboxes on a cluster."""
+"""The settings of sandboxes on a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSettings:
-    """`api_server`, `token_file`, `ca_file`, `namespace`: empty, those of the pod that this runs in. `image`: where programs run; it needs sh and
+    """`api_server`, `token_file`, `ca_file`, `namespace`: empty, those of the pod that this runs in. `image`: the image of programs; it needs sh and
     python3 (3.11). `runtime_class`: a RuntimeClass such as gvisor or kata; empty: the cluster's own. `gateway`: host:port of the gateway for
-    sandboxes, by TCP; empty: where the spec's gateway says so, else through the API server. `cpu`: cores per sandbox. `memory_headroom_mb`:
-    what a pod may use above its programs' limit. `baked`: paths that the image has, which are not copied into each pod; `copy_mb`: what may be.
-    `ttl_s`: after so long without its owner a pod is gone; `start_s`: how long it may take to start; `active_s`: the cluster's own last
-    resort. `labels`: more labels of every pod."""
+    sandboxes, by TCP; empty: the spec's gateway address, else through the API server. `cpu`: cores per sandbox. `memory_headroom_mb`:
+    memory of a pod above its programs' limit. `baked`: paths that the image contains and that are not copied into each pod; `copy_mb`: the
+    largest copy. `ttl_s`: a pod without its owner is gone after this time; `start_s`: the longest time it may take to start; `active_s`: the
+    cluster's own last resort. `labels`: more labels of every pod."""
 
     image: str = ""
     namespace: str = ""
@@ -56,7 +56,7 @@ class KubernetesSettings:
 
     @property
     def server(self) -> str:
-        """The API server's URL. ValueError outside a pod where none is named."""
+        """The API server's URL. ValueError outside a pod if none is named."""
         if self.api_server:
             return self.api_server.rstrip("/")
         host, port = (
@@ -65,22 +65,24 @@ class KubernetesSettings:
         )
         if not host:
             raise ValueError(
-                "api_server: this is no pod, so name the API server, token_file, ca_file and namespace"
+                "api_server: this process does not run in a pod, so name the API server, token_file, ca_file and namespace"
             )
         return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     @property
     def space(self) -> str:
-        """The namespace. ValueError outside a pod where none is named."""
+        """The namespace. ValueError outside a pod if none is named."""
         if self.namespace:
             return self.namespace
         try:
             return (ACCOUNT / "namespace").read_text().strip()
         except OSError:
-            raise ValueError("namespace: this is no pod, so name the namespace of the sandboxes") from None
+            raise ValueError(
+                "namespace: this process does not run in a pod, so name the namespace of the sandboxes"
+            ) from None
 
     def token(self) -> str:
-        """Read each time: the cluster changes it every hour."""
+        """Read on each use: the cluster changes it every hour."""
         path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
         try:
             return path.read_text().strip()

@@ -1,9 +1,9 @@
 """Reads source for acts that must have a failpoint: commits, publishes, acknowledgements, renames, fsyncs, weight syncs.
 
-It knows no types. What it looks for can be told by its spelling: anything's `begin()`, `commit()` or `transaction()`, whatever the thing is called,
-the NATS client's `publish`, `os.fsync`, `Path.rename` … An act is marked when it stands inside the arguments of `boundary` or `boundary_sync`,
-or is a transaction whose call says `at=`. In a file that has a connection of the driver itself (asyncpg), where each statement commits by itself,
-every statement is an act that is no text beginning with SELECT and stands in no transaction that only reads.
+It knows no types and finds acts by their spelling: `begin()`, `commit()` or `transaction()` of any object, the NATS client's `publish`,
+`os.fsync`, `Path.rename` … An act is marked if it is inside the arguments of `boundary` or `boundary_sync`, or is a transaction whose call has
+`at=`. In a file with its own connection of the driver (asyncpg), each statement commits by itself. There, every statement is an act, except a text
+that starts with SELECT and a statement in a transaction that only reads.
 """
 
 import ast
@@ -11,21 +11,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.failpoints import BOUNDARIES, Kind
+from orchestrator.runtime.failpoints import BOUNDARIES, BoundaryKind
 
 SYSCALLS = {"fsync", "fdatasync", "rename", "renames", "replace", "link", "sync"}
 TRANSACTIONS = {"transact", "once"}
 COMMITS = {"begin", "commit", "transaction", "begin_transaction"}
-# What has such a method and is no connection, by file. Called with a positional argument, it is one of ours anyway.
+# Objects that have such a method but are not connections, by file. A call with a positional argument is one of ours anyway.
 OTHERS = {
-    "orchestrator/flow/ingest.py": {"stale", "ended"},  # counters of one transaction
-    "orchestrator/flow/measures.py": {"self"},
+    "orchestrator/roles/ingest.py": {"stale", "ended"},  # counters of one transaction
+    "orchestrator/roles/metrics.py": {"self"},
     "orchestrator/scheduling/simulate.py": {"queue"},
     "trainer/tree/plan.py": {"self"},  # positions
     "trainer/tree/passes.py": {"tree"},
     "migrations/env.py": {
         "context"
-    },  # alembic leaves a transaction that has begun to who began it; offline it prints
+    },  # alembic leaves a started transaction to the code that started it; offline it prints
 }
 DRIVER = re.compile(
     r"\basyncpg\.(connect|create_pool|Connection|Pool)\b|get_raw_connection|driver_connection(?!\._transport)"
@@ -34,28 +34,28 @@ STATEMENTS = re.compile(r"execute(many)?|fetch(row|val|many)?|prepare|cursor|cop
 READS = re.compile(r"\s*(SELECT|SHOW)\b", re.IGNORECASE)
 BY_HAND = re.compile(r"\s*(BEGIN|START TRANSACTION|COMMIT|END|PREPARE TRANSACTION)\b", re.IGNORECASE)
 WIRE = re.compile(r"(client|js)$")  # a connection of nats-py, which orchestrator.bus alone imports
-# The places that open what commits: a transaction, and a connection whose statements commit one by one.
+# The places that open a committing object: a transaction, or a connection whose statements commit one by one.
 OPENERS = {"orchestrator/pool/transact.py": {"_attempt"}, "orchestrator/pool/prune.py": {"_alone"}}
 UNSYNCED = {
     "generate",
     "flush",
     "ping",
-    "join_transfer",  # what is served stays as it is
+    "join_transfer",  # the served weights do not change
     "leave_transfer",
     "_get_object",
-}  # calls to a rollout server that are no part of a weight sync
+}  # calls to a rollout server that are not part of a weight sync
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`names` are the registered boundaries that a source uses, `faults` say where one is missing or wrong."""
+    """`names` are the registered boundaries that a source uses. `faults` list the places where a boundary is missing or wrong."""
 
     names: frozenset[str]
     faults: tuple[str, ...]
 
 
 def read(source: str, path: str) -> Found:
-    """What one file marks, and what it does not."""
+    """The acts that one file marks, and those that it does not."""
     tree = ast.parse(source)
     reader = _Reader(path, _texts(tree) if DRIVER.search(source) else None)
     reader.visit(tree)
@@ -138,10 +138,10 @@ class _Reader(ast.NodeVisitor):
                         node, "with AUTOCOMMIT every statement commits: each needs a failpoint of its own"
                     )
         if name in TRANSACTIONS and len(node.args) >= 2:  # ours take an engine and the work
-            self._named(node, at, "a transaction", Kind.COMMIT)
+            self._named(node, at, "a transaction", BoundaryKind.COMMIT)
         elif name == "_call" and _constant(node.args, 0) == "POST" and not self._within(UNSYNCED):
-            self._named(node, at, "a call of a weight sync", Kind.SERVER)
-        elif at is not None:
+            self._named(node, at, "a call of a weight sync", BoundaryKind.SERVER)
+        elif at is not None and not name.lstrip("_")[:1].isupper():  # a value may have a field of that name
             self._named(node, at, name, None)
         if name in ("boundary", "boundary_sync"):
             self._named(node, node.args[0] if node.args else None, name, None)
@@ -154,7 +154,7 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def _stated(self, node: ast.Call, function: ast.expr) -> None:
-        """A statement that is a transaction's begin or end, or commits by itself."""
+        """A statement that opens or ends a transaction, or commits by itself."""
         statement, name = _constant(node.args, 0), _spelled(function).rpartition(".")[2]
         if (
             isinstance(statement, str)
@@ -172,14 +172,14 @@ class _Reader(ast.NodeVisitor):
         if not self._inside:
             self._fault(node, f"{what} has no failpoint: perform it through {instead} with a name of its own")
 
-    def _named(self, node: ast.AST, name: ast.expr | None, what: str, kind: Kind | None) -> None:
-        """Note the boundary that `name` names; one that is passed on is named where it comes from."""
+    def _named(self, node: ast.AST, name: ast.expr | None, what: str, kind: BoundaryKind | None) -> None:
+        """Record the boundary that `name` names. A passed-on name is recorded where it comes from."""
         match name:
             case None:
                 self._fault(node, f"{what} has no name: say at=…")
             case ast.Constant(value=str(text)):
                 if text not in BOUNDARIES:
-                    self._fault(node, f"{text!r} is not in orchestrator.failpoints.BOUNDARIES")
+                    self._fault(node, f"{text!r} is not in orchestrator.runtime.failpoints.BOUNDARIES")
                 elif kind is not None and BOUNDARIES[text].kind is not kind:
                     self._fault(
                         node, f"{text!r} is a boundary of kind {BOUNDARIES[text].kind.name}, this is {what}"
@@ -191,7 +191,8 @@ class _Reader(ast.NodeVisitor):
                 self.names |= meant
                 if not meant:
                     self._fault(
-                        node, f"no boundary in orchestrator.failpoints.BOUNDARIES begins with {prefix!r}"
+                        node,
+                        f"no boundary in orchestrator.runtime.failpoints.BOUNDARIES begins with {prefix!r}",
                     )
             case ast.Name(id=parameter) if parameter in self._parameters():
                 pass
@@ -245,7 +246,7 @@ def _constant(arguments: list[ast.expr], index: int) -> object:
 
 
 def _spelled(node: ast.expr) -> str:
-    """`self._engine` for the expression self._engine; what is no chain of names is an empty string in it."""
+    """`self._engine` for the expression self._engine. A part that is not a chain of names becomes an empty string."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{_spelled(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""

@@ -1,4 +1,4 @@
-"""No duration is hidden in a module: times to live, back-offs, patience and periods are settings, or say here why they are none."""
+"""No duration is hidden in a module: times to live, back-offs, patience and periods are settings, or are listed here with the reason why not."""
 
 import ast
 import re
@@ -7,10 +7,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRODUCT = ("orchestrator", "trainer", "sandboxes", "agents")
-# Not the product: they measure it, show it, or hurt it.
-BESIDE = (
-    "orchestrator/cluster/render/",  # what other tools wait for, in files that people own
-    "orchestrator/benchmarks", "orchestrator/chaos", "orchestrator/demo", "orchestrator/scaffold_check",
+# Not the product: code that measures, shows or disturbs it.
+OUTSIDE = (
+    "orchestrator/deploy/cluster/render/",  # waits of other tools, in files that people own
+    "ops/lab/benchmarks", "ops/lab/chaos", "ops/lab/demo", "orchestrator/scaffold_check", "orchestrator/scripted", "orchestrator/api/testing.py",
     "trainer/benchmarks", "sandboxes/conformance", "agents/scaffolds/examples",
 )  # fmt: skip
 NAMED = re.compile(r"_?[A-Z][A-Z0-9_]*_(S|MS)")
@@ -22,15 +22,31 @@ START = "how long a program may take to load; nothing is lost by waiting"
 WIRE = "a promise to a client or server of a protocol, which no scale changes"
 NOISE = "a measure of what is too little to count"
 STOP = "how long a process that ends already cleans up"
-SETTING = "whoever makes it passes a setting"
+SETTING = "its creator passes a setting"
 EXEMPT = {
-    "orchestrator/cluster/wait.py:LOOK_S": POLL,
+    "orchestrator/cli/import_tasks.py:GIT_S": PEOPLE,
+    "orchestrator/cli/import_tasks.py:TASK_S": "written into each imported task: its author's patience",
+    "orchestrator/cli/import_tasks.py:TEST_S": "written into each imported task: its author's patience",
+    "orchestrator/tasks/importing/swe_scripts.py:_RESERVE_S": "a share of the time that a task gives its tests",
+    "orchestrator/tasks/importing/terminal_bench.py:AGENT_S": "the default of another format",
+    "orchestrator/tasks/importing/terminal_bench.py:TEST_S": "the default of another format",
+    "orchestrator/runner/judging.py:CPU_S": "an amount of processor time of a judge, above that of the programs under test",
+    "orchestrator/runner/judging.py:JUST_S": "a few of the looks of a sandbox (sandboxes/program.py)",
+    "orchestrator/tasks/untrusted.py:_DISK_S": POLL,
+    "orchestrator/tasks/untrusted.py:_POLL_INTERVAL_S": POLL,
+    "orchestrator/deploy/cluster/wait.py:POLL_INTERVAL_S": POLL,
     "agents/scaffolds/mini_swe/inside/penstock_model.py:LONGEST_PAUSE_S": "an agent program of others: its own patience",
     "agents/scaffolds/mini_swe/inside/penstock_model.py:PATIENCE_S": "an agent program of others: its own patience",
     "agents/scaffolds/mini_swe/inside/penstock_model.py:REPLY_S": "an agent program of others: its own patience",
-    "orchestrator/audit/leases.py:SLACK_S": "what an audit forgives a clock that it reads later",
-    "orchestrator/look/differences.py:EACH_S": "work, not patience: what a page may cost",
-    "orchestrator/look/differences.py:ALL_S": "work, not patience: what a page may cost",
+    "orchestrator/audit/i5_leases.py:SLACK_S": "what an audit forgives a clock that it reads later",
+    "orchestrator/queries/differences.py:EACH_S": "work, not patience: what a page may cost",
+    "orchestrator/queries/differences.py:ALL_S": "work, not patience: what a page may cost",
+    "orchestrator/api/run.py:ANSWER_S": PEOPLE,
+    "orchestrator/api/run.py:POLL_INTERVAL_S": POLL,
+    "orchestrator/blobs/cache.py:RECENT_S": "how long a file stays in a cache; a missing one is read again",
+    "orchestrator/blobs/send.py:ANSWER_S": "without an answer everything is sent",
+    "orchestrator/blobs/send.py:FULL_WAIT_S": POLL,
+    "orchestrator/roles/intake.py:BLOB_WAIT_S": "bounds the growing pause of one message, whose tries are counted",
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
     "orchestrator/bus/link.py:FIRST_WAIT_S": FIRST,
     "orchestrator/bus/link.py:LEADERLESS_S": POLL,
@@ -39,82 +55,97 @@ EXEMPT = {
     "orchestrator/bus/subjects.py:DEDUP_WINDOW_S": "kept in the stream; a convenience, correctness rests on unique keys",
     "orchestrator/cli/audit.py:SETTLED_S": PEOPLE,
     "orchestrator/cli/dead.py:ANSWER_S": PEOPLE,
-    "orchestrator/cli/drain.py:LOOK_S": PEOPLE,
-    "orchestrator/cli/logs.py:LOOK_S": PEOPLE,
+    "orchestrator/cli/drain.py:POLL_INTERVAL_S": PEOPLE,
+    "orchestrator/cli/logs.py:POLL_INTERVAL_S": PEOPLE,
     "orchestrator/cli/pool.py:TIMEOUT_S": PEOPLE,
     "orchestrator/cli/reading.py:AGAIN_S": PEOPLE,
     "orchestrator/cli/reading.py:STATEMENT_S": PEOPLE,
+    "orchestrator/queries/attempt_pages.py:STATEMENT_S": PEOPLE,
     "orchestrator/cli/scaffold.py:SILENCE_S": PEOPLE,
     "orchestrator/cli/scaffold.py:TIMEOUT_S": PEOPLE,
     "orchestrator/cli/status.py:PATIENCE_S": PEOPLE,
-    "orchestrator/cli/tail.py:LOOK_S": PEOPLE,
-    "orchestrator/embedded/supervised.py:_READY_POLL_S": POLL,
-    "orchestrator/embedded/supervisor.py:LOOK_S": POLL,
+    "orchestrator/cli/tail.py:POLL_INTERVAL_S": PEOPLE,
+    "orchestrator/deploy/embedded/supervised.py:_READY_POLL_S": POLL,
+    "orchestrator/deploy/embedded/supervisor.py:POLL_INTERVAL_S": POLL,
     "orchestrator/evaluation.py:ANSWER_S": PEOPLE,
-    "orchestrator/evaluation.py:LOOK_S": POLL,
+    "orchestrator/evaluation.py:POLL_INTERVAL_S": POLL,
     "orchestrator/evaluation.py:SERVED_S": PEOPLE,
     "orchestrator/evaluation.py:STUCK_S": PEOPLE,
     "orchestrator/export/post.py:ANSWER_S": PEOPLE,
     "orchestrator/export/post.py:FIRST_PAUSE_S": FIRST,
     "orchestrator/export/wandb.py:LONGEST_S": PEOPLE,
-    "orchestrator/cluster/doctor/bus.py:PATIENCE_S": PEOPLE,
-    "orchestrator/cluster/doctor/clocks.py:TOLERATED_S": PEOPLE,
-    "orchestrator/cluster/doctor/isolation.py:PATIENCE_S": PEOPLE,
-    "orchestrator/cluster/doctor/postgres.py:SHORTEST_STATEMENT_MS": PEOPLE,
-    "orchestrator/cluster/doctor/processes.py:PATIENCE_S": PEOPLE,
-    "orchestrator/flow/blackbox.py:ASK_S": "at most; a quarter of rollout.stall_s where that is less",
-    "orchestrator/flow/clocks.py:CPU_NOISE_S": NOISE,
-    "orchestrator/flow/clocks.py:LOOK_S": "at most; a quarter of rollout.stall_s where that is less",
-    "orchestrator/flow/dispatcher.py:LOOK_S": "how often a breaker is looked at whose window is a setting",
-    "orchestrator/flow/dispatcher.py:PERIOD_S": POLL,
-    "orchestrator/flow/gateways.py:ASK_S": "at most; a quarter of clock.gateway_silent_s where that is less",
-    "orchestrator/flow/ender.py:PERIOD_S": POLL,
-    "orchestrator/flow/relay.py:PERIOD_S": POLL,
-    "orchestrator/flow/relay.py:REFUSED_AGAIN_S": POLL,
-    "orchestrator/flow/rollout_runner.py:TOOL_TIMEOUT_S": "what an agent may do: part of the task, as its turns are",
-    "orchestrator/gateway/dialects/base.py:KEEP_ALIVE_S": WIRE,
-    "orchestrator/gateway/servers.py:BARREN_WAIT_S": FIRST,
-    "orchestrator/gateway/sync.py:FIRST_WAIT_S": FIRST,
-    "orchestrator/gateway/upstream/client.py:KEEP_ALIVE_S": WIRE,
-    "orchestrator/gateway/upstream/client.py:QUICK_S": WIRE,
+    "orchestrator/deploy/cluster/doctor/bus.py:PATIENCE_S": PEOPLE,
+    "orchestrator/deploy/cluster/doctor/clocks.py:TOLERATED_S": PEOPLE,
+    "orchestrator/deploy/cluster/doctor/isolation.py:PATIENCE_S": PEOPLE,
+    "orchestrator/deploy/cluster/doctor/postgres.py:SHORTEST_STATEMENT_MS": PEOPLE,
+    "orchestrator/deploy/cluster/doctor/processes.py:PATIENCE_S": PEOPLE,
+    "orchestrator/runner/blackbox.py:ASK_S": "at most; a quarter of rollout.stall_s where that is less",
+    "orchestrator/runner/clocks.py:CPU_NOISE_S": NOISE,
+    "orchestrator/runner/clocks.py:ROUNDING_S": NOISE,
+    "orchestrator/gateway/sessions/session.py:BURST_S": "a part of the event loop's time, on any machine",
+    "orchestrator/runner/clocks.py:POLL_INTERVAL_S": "at most; a quarter of rollout.stall_s where that is less",
+    "orchestrator/roles/dispatcher.py:POLL_INTERVAL_S": "how often a breaker is looked at whose window is a setting",
+    "orchestrator/roles/dispatcher.py:PERIOD_S": POLL,
+    "orchestrator/runner/gateways.py:ASK_S": "at most; a quarter of timeouts.gateway_silent_s where that is less",
+    "orchestrator/roles/run_end.py:PERIOD_S": POLL,
+    "orchestrator/roles/relay.py:PERIOD_S": POLL,
+    "orchestrator/roles/relay.py:REFUSED_AGAIN_S": POLL,
+    "orchestrator/gateway/http/dialects/base.py:KEEP_ALIVE_S": WIRE,
+    "orchestrator/gateway/servers/segmented.py:EMPTY_REPLY_WAIT_S": FIRST,
+    "orchestrator/gateway/servers/weight_sync.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/gateway/servers/client/client.py:KEEP_ALIVE_S": WIRE,
+    "orchestrator/gateway/servers/client/client.py:QUICK_S": WIRE,
     "orchestrator/gateway_client.py:FIRST_WAIT_S": FIRST,
-    "orchestrator/look/changes.py:OVERLAP_S": "longer than a transaction lasts that changes a state",
-    "orchestrator/look/search.py:BUDGET_S": PEOPLE,
+    "orchestrator/queries/changes.py:OVERLAP_S": "longer than a transaction lasts that changes a state",
+    "orchestrator/queries/search.py:BUDGET_S": PEOPLE,
     "orchestrator/pool/engine.py:CLOSE_S": STOP,
-    "orchestrator/pool/engine.py:LOOK_S": POLL,
-    "orchestrator/pool/presence.py:FORGOTTEN_S": "a day: how long a name is shown",
-    "orchestrator/metrics.py:STOP_S": STOP,
-    "orchestrator/pool/presence.py:LEAVE_S": STOP,
+    "orchestrator/pool/engine.py:POLL_INTERVAL_S": POLL,
+    "orchestrator/pool/heartbeats.py:FORGOTTEN_S": "a day: how long a name is shown",
+    "orchestrator/runtime/metrics.py:STOP_S": STOP,
+    "orchestrator/pool/heartbeats.py:LEAVE_S": STOP,
     "orchestrator/pool/prune.py:PATIENCE_S": PEOPLE,
     "orchestrator/pool/transact.py:FIRST_WAIT_S": FIRST,
     "orchestrator/publish.py:FULL_WAIT_S": POLL,
     "orchestrator/publish.py:KNOWN_RESEND_S": POLL,
-    "orchestrator/recording.py:LOOK_S": PEOPLE,
+    "orchestrator/recording.py:POLL_INTERVAL_S": PEOPLE,
     "orchestrator/recording.py:STUCK_S": PEOPLE,
     "orchestrator/rewards/speed.py:SHORTEST_S": NOISE,
     "orchestrator/top/app.py:PERIOD_S": PEOPLE,
-    "orchestrator/stack.py:COMMAND_START_S": START,
-    "orchestrator/stack.py:NATS_PATIENCE_S": PEOPLE,
-    "orchestrator/stack.py:SERVER_STOP_S": STOP,
-    "orchestrator/watchdog.py:LONGEST_LOOK_S": POLL,
+    "orchestrator/deploy/stack.py:COMMAND_START_S": START,
+    "orchestrator/deploy/stack.py:NATS_PATIENCE_S": PEOPLE,
+    "orchestrator/deploy/stack.py:SERVER_STOP_S": STOP,
+    "orchestrator/runtime/watchdog.py:LONGEST_POLL_INTERVAL_S": POLL,
     "orchestrator/web/api/events.py:KEEP_ALIVE_S": WIRE,
     "orchestrator/web/api/steering.py:ANSWER_S": PEOPLE,
     "orchestrator/web/api/steering.py:BUS_S": PEOPLE,
     "orchestrator/web/database.py:PATIENCE_S": PEOPLE,
     "orchestrator/web/database.py:STATEMENT_S": PEOPLE,
-    "orchestrator/web/pulse.py:PERIOD_S": POLL,
+    "orchestrator/web/change_feed.py:PERIOD_S": POLL,
     "sandboxes/bubblewrap_program.py:_DIE_S": "the kernel's time to end processes",
     "sandboxes/container/engine.py:CALL_S": "a command of an engine that hangs; a program's own time is a setting",
+    "orchestrator/runner/collect.py:LIST_S": "a command in a sandbox that hangs; a hook's own time is a key of its task",
+    "orchestrator/runner/skills.py:COPY_S": "a command in a sandbox that hangs",
+    "sandboxes/container/image.py:GRACE_S": "an engine's time to clean up; a build's own time is a key of its task",
+    "sandboxes/container/image.py:_AGAIN_S": POLL,
     "sandboxes/container/image.py:BUILD_S": "an image that hangs in its making; nothing waits for it but its own task",
-    "sandboxes/container/program.py:_AGAIN_S": POLL,
     "sandboxes/container/program.py:_DIE_S": "the kernel's time to end processes",
-    "sandboxes/heir.py:_END_S": STOP,
-    "sandboxes/heir.py:_BUSY_S": "while somebody else cleans up",
-    "sandboxes/heir.py:_LOOK_S": POLL,
-    "sandboxes/inside/keeper.py:_LOOK_S": POLL,
+    "sandboxes/container/program.py:_ENTER_S": "the engine's time to lead a program in, once that is to be ended",
+    "sandboxes/container/program.py:_SOON_S": POLL,
+    "sandboxes/container/program.py:_STUBBORN_S": "the kernel's time to end processes",
+    "sandboxes/base.py:SERVICE_START_S": START,
+    "sandboxes/container/services.py:_END_S": STOP,
+    "sandboxes/container/services.py:_LATE_S": POLL,
+    "sandboxes/container/services.py:_SOON_S": POLL,
+    "sandboxes/container/session.py:_DIE_S": "the kernel's time to end processes",
+    "sandboxes/container/session.py:_READY_S": START,
+    "sandboxes/container/session.py:_SOON_S": POLL,
+    "sandboxes/cleanup_daemon.py:_END_S": STOP,
+    "sandboxes/cleanup_daemon.py:_BUSY_S": "while another process cleans up",
+    "sandboxes/cleanup_daemon.py:_POLL_INTERVAL_S": POLL,
+    "sandboxes/inside/supervisor.py:_POLL_INTERVAL_S": POLL,
     "sandboxes/inside/pipe.py:_AGAIN_S": POLL,
     "sandboxes/inside/pipe.py:_WAIT_S": START,
-    "sandboxes/inside/program.py:LOOK_S": POLL,
+    "sandboxes/inside/program.py:POLL_INTERVAL_S": POLL,
     "sandboxes/inside/program.py:_DIE_S": "the kernel's time to end processes",
     "sandboxes/inside/program.py:_FRESH_S": POLL,
     "sandboxes/kubernetes/api.py:_ANSWER_S": "one try; how long it is tried is sandbox.kubernetes.start_s",
@@ -125,26 +156,48 @@ EXEMPT = {
     "sandboxes/kubernetes/provider.py:_AGAIN_S": POLL,
     "sandboxes/kubernetes/provider.py:_GONE_S": STOP,
     "sandboxes/local.py:_DIE_S": "the kernel's time to end processes",
-    "sandboxes/looks.py:_UNSEEN_S": "of short programs, after which their disk space is looked at",
-    "sandboxes/program.py:LOOK_S": POLL,
-    "sandboxes/owned.py:_PATIENCE_S": "while somebody else cleans up",
-    "sandboxes/reap.py:_BUSY_S": "while somebody else cleans up",
-    "sandboxes/reap.py:_LOOK_S": POLL,
+    "sandboxes/disk_usage.py:_UNSEEN_S": "of short programs, after which their disk space is looked at",
+    "sandboxes/disk_usage.py:POLL_INTERVAL_S": POLL,
+    "sandboxes/program.py:_SOON_S": POLL,
+    "sandboxes/session.py:_COMPLAINT_S": STOP,
+    "sandboxes/session.py:_DIE_S": "the kernel's time to end processes",
+    "sandboxes/session.py:_READY_S": START,
+    "sandboxes/join.py:_END_S": STOP,
+    "sandboxes/join.py:_NAMESPACE_S": START,
+    "sandboxes/bubblewrap_program.py:_AGAIN_S": POLL,
+    "sandboxes/bubblewrap_program.py:_INTRODUCED_S": START,
+    "sandboxes/bubblewrap_program.py:_STUBBORN_S": "the kernel's time to end processes",
+    "sandboxes/directory.py:GRACE_S": "what programs have to end in before they are killed: part of the port's promise",
+    "sandboxes/inside/supervisor.py:GRACE_S": "what programs have to end in before they are killed: part of the port's promise",
+    "orchestrator/tasks/traps/shellcheck.py:TIMEOUT_S": PEOPLE,
+    "sandboxes/tools.py:_ASK_S": START,
+    "sandboxes/image_mount.py:_MOUNTED_S": START,
+    "sandboxes/image_mount.py:_POLL_S": POLL,
+    "sandboxes/images/build.py:_CLEAN_S": STOP,
+    "sandboxes/images/build.py:_WAIT_S": POLL,
+    "sandboxes/images/caged.py:_POLL_S": POLL,
+    "sandboxes/images/hold.py:_ASK_S": START,
+    "sandboxes/images/mounted.py:_MOUNT_S": START,
+    "sandboxes/owned.py:_PATIENCE_S": "while another process cleans up",
+    "sandboxes/reap.py:_BUSY_S": "while another process cleans up",
+    "sandboxes/reap.py:_POLL_INTERVAL_S": POLL,
     "sandboxes/reap.py:_UNFINISHED_S": "a record is written in less than a millisecond",
     "trainer/loop.py:LOAD_S": START,
     "trainer/loop.py:POLL_S": POLL,
     "trainer/phases.py:SAVE_S": START,
-    "trainer/ranks/join.py:LOOK_S": POLL,
-    "trainer/ranks/join.py:START_S": START,
-    "trainer/ranks/place.py:END_S": STOP,
-    "trainer/ranks/place.py:LOOK_S": POLL,
-    "trainer/ranks/place.py:NAMED_S": STOP,
+    "trainer/ranks/rendezvous.py:POLL_INTERVAL_S": POLL,
+    "trainer/ranks/rendezvous.py:START_S": START,
+    "trainer/ranks/rank_env.py:END_S": STOP,
+    "trainer/ranks/rank_env.py:POLL_INTERVAL_S": POLL,
+    "trainer/ranks/rank_env.py:NAMED_S": STOP,
     "trainer/serving/__main__.py:SHUTDOWN_S": STOP,
     "trainer/serving/received.py:JOIN_S": WIRE,
     "trainer/serving/received.py:SILENT_S": WIRE,
 }
-# Durations that are written where they are used.
+# Durations that are written at their place of use.
 WRITTEN = {
+    "orchestrator/probing.py:SandboxSection(cpu_s=)": "an amount of processor time of a probe",
+    "orchestrator/probing.py:probed(agent_s=)": SETTING,
     "orchestrator/cli/cluster.py:wait(timeout=)": PEOPLE,
     "agents/scaffolds/scaffold_toml.py:exec(timeout_s=)": START,
     "orchestrator/bus/courier.py:__init__(confirm_every_s=)": POLL,
@@ -155,38 +208,33 @@ WRITTEN = {
     "orchestrator/bus/nats.py:move_on_after()": STOP,
     "orchestrator/bus/pull.py:move_on_after()": STOP,
     "orchestrator/cli/tasks.py:publish(timeout_s=)": PEOPLE,
-    "orchestrator/embedded/doctor.py:run(timeout=)": PEOPLE,
-    "orchestrator/embedded/exclusive.py:sleep()": POLL,
-    "orchestrator/embedded/leftovers.py:end_leftovers(grace_s=)": STOP,
-    "orchestrator/embedded/leftovers.py:sleep()": POLL,
-    "orchestrator/embedded/nats.py:__init__(start_timeout_s=)": START,
-    "orchestrator/embedded/nats.py:check_server(connect_timeout_s=)": START,
-    "orchestrator/embedded/nats.py:sleep()": POLL,
-    "orchestrator/embedded/nats_server.py:run(timeout=)": START,
-    "orchestrator/embedded/postgres.py:__init__(start_timeout_s=)": START,
-    "orchestrator/embedded/postgres.py:connect(timeout=)": START,
-    "orchestrator/embedded/postgres.py:end_server(grace_s=)": STOP,
-    "orchestrator/embedded/postgres.py:sleep()": POLL,
-    "orchestrator/embedded/postgres_binaries.py:run(timeout=)": START,
-    "orchestrator/embedded/postgres_init.py:run(timeout=)": START,
-    "orchestrator/embedded/service_specs.py:ProcessSpec(grace_s=)": STOP,
-    "orchestrator/embedded/service_specs.py:ProcessSpec(ready_timeout_s=)": START,
-    "orchestrator/embedded/supervisor.py:__init__(leftover_grace_s=)": STOP,
-    "orchestrator/embedded/supervisor.py:stop_running(timeout_s=)": PEOPLE,
-    "orchestrator/flow/rollout_runner.py:sleep()": POLL,
-    "orchestrator/gateway/rollout_server.py:__init__(silence_s=)": SETTING,
-    "orchestrator/gateway/server.py:AppRunner(shutdown_timeout=)": STOP,
-    "orchestrator/gateway/servers.py:__init__(spill_s=)": SETTING,
-    "orchestrator/gateway/upstream/client.py:ping(timeout=)": SETTING,
+    "orchestrator/deploy/embedded/doctor.py:run(timeout=)": PEOPLE,
+    "orchestrator/deploy/embedded/exclusive.py:sleep()": POLL,
+    "orchestrator/deploy/embedded/leftovers.py:end_leftovers(grace_s=)": STOP,
+    "orchestrator/deploy/embedded/leftovers.py:sleep()": POLL,
+    "orchestrator/deploy/embedded/nats.py:__init__(start_timeout_s=)": START,
+    "orchestrator/deploy/embedded/nats.py:check_server(connect_timeout_s=)": START,
+    "orchestrator/deploy/embedded/postgres.py:__init__(start_timeout_s=)": START,
+    "orchestrator/deploy/embedded/postgres.py:connect(timeout=)": START,
+    "orchestrator/deploy/embedded/postgres_binaries.py:run(timeout=)": START,
+    "orchestrator/deploy/embedded/postgres_init.py:run(timeout=)": START,
+    "orchestrator/deploy/embedded/service.py:sleep()": POLL,
+    "orchestrator/deploy/embedded/service_specs.py:ProcessSpec(grace_s=)": STOP,
+    "orchestrator/deploy/embedded/service_specs.py:ProcessSpec(ready_timeout_s=)": START,
+    "orchestrator/deploy/embedded/supervisor.py:__init__(leftover_grace_s=)": STOP,
+    "orchestrator/deploy/embedded/supervisor.py:stop_running(timeout_s=)": PEOPLE,
+    "orchestrator/runner/rollout_runner.py:sleep()": POLL,
+    "orchestrator/gateway/servers/server.py:__init__(silence_s=)": SETTING,
+    "orchestrator/gateway/server.py:WireRunner(shutdown_timeout=)": STOP,
+    "orchestrator/gateway/servers/pool.py:__init__(spill_s=)": SETTING,
+    "orchestrator/gateway/servers/client/client.py:ping(timeout=)": SETTING,
     "orchestrator/pool/prune.py:sleep()": PEOPLE,
-    "orchestrator/stack.py:ClientTimeout(total=)": START,
+    "orchestrator/deploy/stack.py:ClientTimeout(total=)": START,
     "orchestrator/tasks/untrusted.py:sleep()": POLL,
     "orchestrator/web/server.py:AppRunner(shutdown_timeout=)": STOP,
     "sandboxes/bubblewrap.py:exec(timeout_s=)": START,
-    "sandboxes/bubblewrap_program.py:move_on_after()": STOP,
     "sandboxes/cgroups.py:remove(timeout_s=)": STOP,
     "sandboxes/cgroups.py:sleep()": POLL,
-    "sandboxes/container/program.py:sleep()": POLL,
     "sandboxes/container/provider.py:exec(timeout_s=)": START,
     "sandboxes/inside/program.py:sleep()": POLL,
     "sandboxes/kubernetes/process.py:move_on_after()": STOP,
@@ -197,7 +245,7 @@ WRITTEN = {
     "sandboxes/local.py:sleep()": POLL,
     "sandboxes/reap.py:_kill(timeout_s=)": STOP,
     "sandboxes/reap.py:sleep()": POLL,
-    "trainer/ranks/place.py:sleep()": POLL,
+    "trainer/ranks/rank_env.py:sleep()": POLL,
     "trainer/serving/service.py:stop(timeout=)": STOP,
 }
 WAITS = {"sleep", "move_on_after", "fail_after", "wait_for", "wait"}
@@ -207,15 +255,9 @@ LIMIT = re.compile(r".*_(s|ms)|(.*_)?timeout|sock_connect|sock_read|total")
 def constants(path: Path) -> Iterator[str]:
     """Names at module level that hold a duration: by their name, or because they are a timedelta."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign)
-            else []
-        )
-        if not targets or node.value is None:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
         called = node.value.func if isinstance(node.value, ast.Call) else None
         timedelta = isinstance(called, ast.Name) and called.id == "timedelta"
@@ -223,7 +265,7 @@ def constants(path: Path) -> Iterator[str]:
 
 
 def written(path: Path) -> Iterator[str]:
-    """Numbers in the place of a duration: defaults of parameters, arguments of calls, values of dictionaries."""
+    """Numbers used as a duration: defaults of parameters, arguments of calls, values of dictionaries."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             placed = [*node.args.posonlyargs, *node.args.args]
@@ -250,7 +292,7 @@ def written(path: Path) -> Iterator[str]:
 
 
 def _number(node: ast.expr | None) -> bool:
-    """More than none: a wait of 0 is none."""
+    """A positive number: a wait of 0 is not a wait."""
     return (
         isinstance(node, ast.Constant)
         and isinstance(node.value, int | float)
@@ -264,7 +306,7 @@ def _in_product(kind: Callable[[Path], Iterator[str]]) -> set[str]:
         f"{path.relative_to(REPOSITORY).as_posix()}:{name}"
         for root in PRODUCT
         for path in sorted((REPOSITORY / root).rglob("*.py"))
-        if not path.relative_to(REPOSITORY).as_posix().startswith(BESIDE)
+        if not path.relative_to(REPOSITORY).as_posix().startswith(OUTSIDE)
         for name in kind(path)
     }
 
@@ -272,15 +314,15 @@ def _in_product(kind: Callable[[Path], Iterator[str]]) -> set[str]:
 def test_every_duration_of_the_product_is_a_setting_or_says_why_it_is_none() -> None:
     found = _in_product(constants)
     assert sorted(found - set(EXEMPT)) == [], (
-        "make it a key of orchestrator.clock.Clock, or say here why it is none"
+        "make it a key of orchestrator.settings.timeouts.Timeouts, or say here why it is none"
     )
     assert sorted(set(EXEMPT) - found) == [], "gone"
 
 
-def test_no_duration_is_written_where_it_is_used_without_saying_why_it_is_no_setting() -> None:
+def test_every_duration_is_a_setting_or_has_a_reason() -> None:
     found = _in_product(written)
     assert sorted(found - set(WRITTEN)) == [], (
-        "make it a key of orchestrator.clock.Clock, or say here why it is none"
+        "make it a key of orchestrator.settings.timeouts.Timeouts, or say here why it is none"
     )
     assert sorted(set(WRITTEN) - found) == [], "gone"
 

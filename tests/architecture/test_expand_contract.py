@@ -1,8 +1,8 @@
-"""Old and new code work side by side on one database while an upgrade rolls: a migration expands the schema or contracts it, never both, and
-one that contracts says how old code may be from then on (ops/guides/upgrade.md).
+"""Old and new code work side by side on one database while an upgrade rolls. A migration expands the schema or contracts it, never both.
+A contracting migration states how old code may be from then on (ops/guides/upgrade.md).
 
-What only adds is an expansion: code that knows nothing of it goes on. What drops, renames, or refuses rows that were good before is a
-contraction.
+A migration that only adds is an expansion: code that does not know the additions continues to work. A migration that drops, renames,
+or refuses rows that were valid before is a contraction.
 """
 
 import ast
@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.engine import MIGRATIONS, REVISION
+from orchestrator.pool.engine import FIRST, MIGRATIONS, REVISION
 
 VERSIONS = sorted((MIGRATIONS / "versions").glob("[0-9]*.py"))
-SINCE = "0017"  # the rule's first revision; what was before it is history
 
 ADDS = {"create_table", "create_index", "add_column", "create_table_comment"}
 CONTRACTS = {
     "drop_table", "drop_column", "drop_index", "drop_table_comment", "rename_table",
     "create_check_constraint", "create_unique_constraint", "create_foreign_key", "create_primary_key", "create_exclude_constraint",
 }  # fmt: skip
-# In the text of statements. What is made again under its name was only changed.
+# In the text of statements. An object that is recreated under its name was only changed.
 SQL_ADDS = re.compile(r"\b(CREATE|ADD COLUMN|INSERT INTO|GRANT)\b", re.I)
 SQL_CONTRACTS = re.compile(
     r"\bDROP\s+(?!NOT\s+NULL|DEFAULT)(?P<what>[A-Z]+(?:\s+VIEW)?)\s+(?:IF\s+EXISTS\s+)?(?P<name>\w*)"
@@ -57,7 +56,7 @@ def _is(node: ast.expr | None, value: object) -> bool:
 
 
 def contractions(source: str) -> Iterator[str]:
-    """What the upgrade of a migration takes away or demands."""
+    """The parts of a migration's upgrade that remove or demand something."""
     upgrade = upgrade_of(source)
     for call in (node for node in ast.walk(upgrade) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -70,8 +69,8 @@ def contractions(source: str) -> Iterator[str]:
             yield f"alter_column {', '.join(given)}"
         if name == "add_column":
             for column in (each for each in call.args if isinstance(each, ast.Call)):
-                told = _keywords(column)
-                if _is(told.get("nullable"), False) and "server_default" not in told:
+                keywords = _keywords(column)
+                if _is(keywords.get("nullable"), False) and "server_default" not in keywords:
                     yield "add_column that is not null and has no default"
     text = sql(source)
     for found in SQL_CONTRACTS.finditer(text):
@@ -82,7 +81,7 @@ def contractions(source: str) -> Iterator[str]:
 
 
 def expansions(source: str) -> Iterator[str]:
-    """What the upgrade of a migration adds."""
+    """The parts of a migration's upgrade that add something."""
     for call in (node for node in ast.walk(upgrade_of(source)) if isinstance(node, ast.Call)):
         if isinstance(call.func, ast.Attribute) and call.func.attr in ADDS:
             yield call.func.attr
@@ -95,20 +94,22 @@ def expansions(source: str) -> Iterator[str]:
 
 
 def sql(source: str) -> str:
-    """The statements in the upgrade and in what stands above it, with those of the files that they name; quoted text and comments apart."""
+    """The statements in the upgrade and in the code above it, with those of the files that they name; without quoted text and comments."""
     module = ast.parse(source)
-    said = []
+    strings = []
     for body in module.body[1:]:  # without the docstring
         if isinstance(body, ast.FunctionDef) and body.name == "downgrade":
             continue
         for node in ast.walk(body):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                said.append(node.value)
+                strings.append(node.value)
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value for part in node.values if isinstance(part, ast.Constant))
-                said.append("x".join(map(str, parts)))
-    files = [(MIGRATIONS / "sql" / text).read_text() for text in said if re.fullmatch(r"[\w.]+\.sql", text)]
-    statements = [text for text in said if STATEMENT.match(text)]
+                strings.append("x".join(map(str, parts)))
+    files = [
+        (MIGRATIONS / "sql" / text).read_text() for text in strings if re.fullmatch(r"[\w.]+\.sql", text)
+    ]
+    statements = [text for text in strings if STATEMENT.match(text)]
     return re.sub(r"--[^\n]*|'(?:[^']|'')*'", "''", "\n".join([*statements, *files]))
 
 
@@ -117,33 +118,47 @@ def test_revisions_are_four_digits_one_after_the_other_so_that_they_compare_as_t
         (assigned(path.read_text(), "revision"), assigned(path.read_text(), "down_revision"))
         for path in VERSIONS
     ]
-    assert [revision for revision, _ in found] == [f"{n:04}" for n in range(1, len(VERSIONS) + 1)]
-    assert [before for _, before in found] == ["None", *(f"{n:04}" for n in range(1, len(VERSIONS)))]
+    counted = [f"{int(FIRST) + n:04}" for n in range(len(VERSIONS))]
+    assert [revision for revision, _ in found] == counted and counted[-1] == REVISION
+    assert [before for _, before in found] == ["None", *counted[:-1]]
+    assert [path.name[:4] for path in VERSIONS] == counted
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in VERSIONS if path.name >= SINCE], ids=lambda path: path.stem
-)
+def faults(source: str) -> Iterator[str]:
+    """A migration's violations of the rule."""
+    taken, added = list(contractions(source)), list(expansions(source))
+    oldest = assigned(source, "oldest_code")
+    if taken and oldest is None:
+        yield f'it contracts ({taken}): say oldest_code = "NNNN", which code may still run'
+    if taken and added:
+        yield f"it contracts ({taken}) and expands ({added}): make two revisions of it"
+    if oldest is not None and not taken:
+        yield "it says oldest_code and takes nothing away"
+    if oldest is not None and not (
+        re.fullmatch(r"\d{4}", oldest) and FIRST <= oldest <= (assigned(source, "revision") or "")
+    ):
+        yield f"its oldest_code is {oldest}: no revision from {FIRST} to its own"
+
+
+@pytest.mark.parametrize("path", VERSIONS, ids=lambda path: path.stem)
 def test_a_migration_that_contracts_says_so_and_adds_nothing(path: Path) -> None:
-    source = path.read_text()
-    taken, added, oldest = (
-        list(contractions(source)),
-        list(expansions(source)),
-        assigned(source, "oldest_code"),
-    )
-    if taken:
-        assert oldest is not None, (
-            f'{path.name} contracts ({taken}): say oldest_code = "NNNN", which code may still run'
-        )
-        assert not added, f"{path.name} contracts ({taken}) and expands ({added}): make two revisions of it"
-    if oldest is not None:
-        assert re.fullmatch(r"\d{4}", oldest) and oldest <= (assigned(source, "revision") or "") <= REVISION
-        assert taken, f"{path.name} says oldest_code and takes nothing away"
+    assert list(faults(path.read_text())) == []
 
 
-def a_migration(*lines: str) -> str:
+def test_the_first_migration_is_read_with_its_sql_files() -> None:
+    source = VERSIONS[0].read_text()
+    assert {"CREATE", "GRANT", "INSERT INTO"} <= set(expansions(source))
+    assert "CREATE VIEW window_state" in sql(source)
+
+
+LATER = f"{int(REVISION) + 1:04}"
+
+
+def a_migration(*lines: str, oldest: str | None = None) -> str:
+    """The next migration."""
     body = "\n".join(f"    {line}" for line in lines)
-    head = '"""What."""\n\nimport sqlalchemy as sa\nfrom alembic import op\n\n\n'
+    head = f'"""What."""\n\nimport sqlalchemy as sa\nfrom alembic import op\n\nrevision = "{LATER}"\n'
+    head += f'oldest_code = "{oldest}"\n\n\n' if oldest else "\n\n"
     return f'{head}def upgrade() -> None:\n{body}\n\n\ndef downgrade() -> None:\n    op.drop_table("x")\n'
 
 
@@ -188,3 +203,29 @@ def test_what_is_dropped_and_made_again_under_its_name_was_only_changed() -> Non
     assert not list(contractions(source)) and not list(expansions(source))
     relaxed = a_migration('op.execute("ALTER TABLE queue ALTER COLUMN shares DROP NOT NULL")')
     assert not list(contractions(relaxed))
+
+
+ADDS_ONE = 'op.add_column("queue", sa.Column("weights", sa.Text()))'
+TAKES_ONE = 'op.drop_column("queue", "shares")'
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        (a_migration(ADDS_ONE), []),
+        (a_migration(TAKES_ONE, oldest=REVISION), []),
+        (a_migration(TAKES_ONE, oldest=LATER), []),
+        (a_migration(TAKES_ONE), ["say oldest_code"]),
+        (a_migration(ADDS_ONE, TAKES_ONE, oldest=REVISION), ["make two revisions of it"]),
+        (a_migration(ADDS_ONE, TAKES_ONE), ["say oldest_code", "make two revisions of it"]),
+        (a_migration(ADDS_ONE, oldest=REVISION), ["takes nothing away"]),
+        (a_migration(TAKES_ONE, oldest="9999"), ["no revision from"]),
+        (a_migration(TAKES_ONE, oldest="0016"), ["no revision from"]),
+        (a_migration(TAKES_ONE, oldest="one"), ["no revision from"]),
+    ],
+)
+def test_a_next_migration_that_breaks_the_rule_is_found(source: str, wrong: list[str]) -> None:
+    found = list(faults(source))
+    assert len(found) == len(wrong) and all(
+        part in violation for part, violation in zip(wrong, found, strict=True)
+    )

@@ -1,26 +1,28 @@
-"""Every act that the outside can see has a failpoint, and every failpoint stands somewhere."""
+"""Every act that is visible outside has a failpoint, and every failpoint is used somewhere."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from orchestrator.bus import subjects
-from orchestrator.failpoints import BOUNDARIES
-from tests.architecture.boundaries import read
+from orchestrator.runtime.failpoints import BOUNDARIES
+from tests.architecture.boundaries import Found, read
 from tests.architecture.test_architecture import CODE, REPOSITORY
 
 EXEMPT = {
+    "orchestrator/tasks/held/": "runs inside a sandbox, where it removes what a program under test left",
     "sandboxes/": "imports nothing of ours; what it renames lies in a sandbox or names its owner, and is swept when either is gone",
     "agents/scaffolds/programs.py": "sets agent programs up before any run; a person starts it again",
-    "orchestrator/benchmarks/": "measures on a database of its own, and touches no run of anybody's",
-    "orchestrator/chaos/": "stands outside the system and breaks it on purpose",
+    "orchestrator/tasks/importing/": "writes task directories for a person; started again, it continues; its commits are those of git",
+    "orchestrator/blobs/cache.py": "a cache of what the data pool holds: a file that is not there is read again",
+    "orchestrator/scripted/": "a run over a database of its own, thrown away at its end",
     "orchestrator/scaffold_check/": "a check over a database of its own, thrown away at its end",
-    "orchestrator/demo/policy.py": "makes the demo's first policy before its run begins; started again, it makes it again",
-    "orchestrator/embedded/postgres_binaries.py": "copies PostgreSQL's programs before any run; a copy without its final name is made again",
+    "orchestrator/deploy/embedded/postgres_binaries.py": "copies PostgreSQL's programs before any run; a copy without its final name is made again",
     "orchestrator/audit/snapshot.py": "a transaction that only reads, in a process outside the system",
-    "orchestrator/failpoints.py": "takes the file that arms a failpoint",
-    "trainer/sft/export.py": "writes one file for a person, from rows that nobody changes; started again, it writes it again",
+    "orchestrator/runtime/failpoints.py": "takes the file that arms a failpoint",
+    "trainer/sft/export.py": "writes one file for a person, from rows that do not change; started again, it writes it again",
     "trainer/sft/train.py": "writes one model directory for a person, before any run; started again, it writes it again",
 }
 PRODUCTS = ("orchestrator", "trainer", "agents", "sandboxes", "migrations")
@@ -35,34 +37,38 @@ def exempt(path: str) -> bool:
     return any(path == one or (one.endswith("/") and path.startswith(one)) for one in EXEMPT)
 
 
-FOUND = {path: read(source, path) for path, source in sources().items()}
+@cache
+def found() -> dict[str, Found]:
+    """What each file of the product does, read once: only the worker that runs these tests reads it."""
+    return {path: read(source, path) for path, source in sources().items()}
 
 
 def test_every_commit_publish_ack_rename_fsync_and_weight_sync_has_a_failpoint_that_is_registered() -> None:
-    assert [fault for path, found in FOUND.items() if not exempt(path) for fault in found.faults] == []
+    assert [fault for path, one in found().items() if not exempt(path) for fault in one.faults] == []
 
 
 def test_every_registered_failpoint_stands_somewhere() -> None:
-    used = {name for found in FOUND.values() for name in found.names}
+    used = {name for one in found().values() for name in one.names}
     assert sorted(set(BOUNDARIES) - used) == []
 
 
 def test_every_exemption_is_still_needed() -> None:
     for one in EXEMPT:
-        assert any(found.faults for path, found in FOUND.items() if path == one or path.startswith(one)), one
+        assert any(each.faults for path, each in found().items() if path == one or path.startswith(one)), one
 
 
 def test_the_wire_to_nats_is_used_by_the_bus_alone() -> None:
     imported = re.compile(r"^\s*(?:import|from) nats\b", re.MULTILINE)
     users = {path for path, source in sources().items() if imported.search(source)}
-    # They ask whether it answers and how its streams are, and publish nothing.
-    asks = {"orchestrator/embedded/nats.py", "orchestrator/cluster/doctor/bus.py"}
+    # They check whether it answers and the state of its streams, and publish nothing.
+    asks = {"orchestrator/deploy/embedded/nats.py", "orchestrator/deploy/cluster/doctor/bus.py"}
     assert users and not {path for path in users - asks if not exempt(path) and "/bus/" not in path}
 
 
 def test_every_kind_of_message_that_is_published_or_acked_has_its_failpoint() -> None:
     sent = [
         subjects.tasks("r", "d"),
+        subjects.blob("0" * 64),
         subjects.work_rollout("r"),
         subjects.work_verify("r"),
         subjects.steps("r", "1"),
@@ -79,7 +85,7 @@ def test_every_kind_of_message_that_is_published_or_acked_has_its_failpoint() ->
 
 BAD = {
     "await transact(engine, work)": "a transaction has no name",
-    'await transact(engine, work, at="nobody.knows")': "'nobody.knows' is not in",
+    'await transact(engine, work, at="unknown.knows")': "'unknown.knows' is not in",
     'await transact(engine, work, at="journal.sync")': "is a boundary of kind DISK, this is a transaction",
     "await transact(engine, work, at=NAME)": "cannot be read here",
     "async with self._engine.begin() as connection: pass": "self._engine.begin has no failpoint",
@@ -107,8 +113,8 @@ BAD = {
     "temporary.rename(final)": "Path.rename has no failpoint",
     "new.replace(old)": "Path.replace has no failpoint",
     "from os import fsync": "hides it from this test",
-    'boundary_sync("nobody.knows", lambda: os.fsync(file))': "'nobody.knows' is not in",
-    'boundary_sync(f"nobody.{kind}", lambda: os.fsync(file))': "begins with 'nobody.'",
+    'boundary_sync("unknown.knows", lambda: os.fsync(file))': "'unknown.knows' is not in",
+    'boundary_sync(f"unknown.{kind}", lambda: os.fsync(file))': "begins with 'unknown.'",
     'await self._call("POST", "/pause_generation", {}, 30.0)': "a call of a weight sync has no name",
 }
 
@@ -138,4 +144,4 @@ def test_an_act_with_its_failpoint_and_what_only_looks_like_an_act_pass(line: st
 
 
 def test_the_tests_are_not_read_as_products() -> None:
-    assert not any(Path(path).parts[0] == "tests" for path in FOUND)
+    assert not any(Path(path).parts[0] == "tests" for path in found())

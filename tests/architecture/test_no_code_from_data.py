@@ -37,7 +37,7 @@ FLAGS = {
 
 
 def dangers(source: str) -> Iterator[tuple[int, str]]:
-    """(line, what) for every use of what could run or unpack something that came from outside."""
+    """(line, what) for every use of a function that could run or unpack content from outside."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -54,7 +54,7 @@ def dangers(source: str) -> Iterator[tuple[int, str]]:
                         isinstance(keyword.value, ast.Constant)
                         and (keyword.arg, keyword.value.value) in FLAGS
                     ):
-                        yield node.lineno, f"{keyword.arg}={keyword.value.value}"
+                        yield node.lineno, f"{keyword.arg}={keyword.value.value!r}"
 
 
 PRODUCT = [path for path in CODE if path.relative_to(REPOSITORY).parts[0] != "tests"]
@@ -91,10 +91,10 @@ def test_the_look_leaves_alone_what_is_harmless(source: str) -> None:
 
 
 def test_every_process_takes_the_database_role_of_its_kind() -> None:
-    """Whoever opens the data pool as its owner is on this list; gateway, runners, trainer and readers are not."""
+    """Every file that opens the data pool as its owner is on this list; gateway, runners, trainer and readers are not."""
     owners = {
-        "orchestrator/app.py", "orchestrator/stack.py", "orchestrator/cli", "orchestrator/cluster/wait.py", "migrations",
-        "orchestrator/benchmarks", "orchestrator/chaos",
+        "orchestrator/app.py", "orchestrator/deploy/stack.py", "orchestrator/cli", "orchestrator/deploy/cluster/wait.py", "migrations",
+        "ops/lab/benchmarks", "ops/lab/chaos", "orchestrator/deploy/embedded/configured.py",
     }  # fmt: skip
 
     def role(call: ast.Call) -> str:
@@ -110,11 +110,11 @@ def test_every_process_takes_the_database_role_of_its_kind() -> None:
                 "create_async_engine",
             ):
                 opened.setdefault(name, set()).add(role(node))
-    opened.pop("orchestrator/pool/engine.py")  # which makes them
+    opened.pop("orchestrator/pool/engine.py")  # the module that makes the engines
     as_owner = {name for name, roles in opened.items() if "Role.OWNER" in roles}
     assert {
         name for name in as_owner if not any(Path(name).is_relative_to(owner) for owner in owners)
     } == set()
     assert opened["orchestrator/gateway/server.py"] == {"Role.GATEWAY"}
-    assert opened["orchestrator/flow/worker.py"] == {"Role.RUNNER"}
+    assert opened["orchestrator/runner/worker.py"] == {"Role.RUNNER"}
     assert opened["trainer/loop.py"] == {"Role.TRAINER"}

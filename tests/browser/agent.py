@@ -1,14 +1,14 @@
-"""White boxes of the run that the browser visits: one branches and leaves files, one waits until it may go on, one is broken."""
+"""White boxes of the run that the browser visits: one branches and leaves files, one waits for permission to continue, one is broken."""
 
+import math
 from pathlib import Path
 
-import anyio
 from scaffolds.base import Context, Llm, Message, TaskView
 from scaffolds.declare import scaffold
 
 from sandboxes.base import Sandbox
+from tests.waiting import eventually
 
-LOOK_S = 0.05
 LEAVE = "od -An -N8 -tx1 /dev/urandom > draft.txt; echo alike > alike.txt"
 
 
@@ -16,13 +16,13 @@ LEAVE = "od -An -N8 -tx1 /dev/urandom > draft.txt; echo alike > alike.txt"
 class Branching:
     """Four steps: the first, a sub-agent's, the next, and one whose context was rewritten."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         reply = await llm.complete(messages)
-        await box.exec(["sh", "-c", LEAVE], timeout_s=30)
+        await sandbox.exec(["sh", "-c", LEAVE], timeout_s=30)
         helper = ctx.spawn("helper")
         await helper.llm.complete(
-            [{"role": "user", "content": "Help somebody who was told this: " + task.instruction}]
+            [{"role": "user", "content": "Help someone who received this: " + task.instruction}]
         )
         messages += [reply.message(), {"role": "user", "content": "Go on."}]
         await llm.complete(messages)
@@ -34,19 +34,18 @@ class Branching:
 class Waiting:
     """Two steps; between them it waits for the file that the last word of its instruction names."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         reply = await llm.complete(messages)
         go = Path(task.instruction.split()[-1])
-        while not go.exists():
-            await anyio.sleep(LOOK_S)
+        await eventually(go.exists, within_s=math.inf, every_s=0.05)
         messages += [reply.message(), {"role": "user", "content": "Now go on."}]
         return (await llm.complete(messages)).content
 
 
 @scaffold(name="broken", version="1")
 class Broken:
-    """A fault of whoever wrote it."""
+    """A bug in the scaffold itself."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         raise RuntimeError("this scaffold is broken")

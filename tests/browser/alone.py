@@ -1,4 +1,4 @@
-"""A dashboard over rows that a test wrote, without a stack behind them: for what no short run of the loop would show."""
+"""A dashboard over rows that a test wrote, without a stack behind them: for states that no short run of the loop would show."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,12 +8,12 @@ from pathlib import Path
 from playwright.async_api import Browser
 
 from tests.browser.visitor import Visitor, visiting
-from tests.integration.web_rig import configured, dashboard
+from tests.integration.web.rig import configured, dashboard
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Where the dashboard is."""
+    """The address of the dashboard."""
 
     url: str
     address: str
@@ -21,9 +21,9 @@ class Alone:
 
 @asynccontextmanager
 async def looking(run: str, database_url: str, browser: Browser, directory: Path) -> AsyncIterator[Visitor]:
-    """Somebody who was let in to `run`'s dashboard. Whatever the browser complains of fails the test."""
+    """A visitor with access to `run`'s dashboard. Any complaint of the browser fails the test."""
     async with dashboard(configured(run, database_url), directory) as web:
         async with visiting(Alone(f"{web.address}/?token={web.token}", web.address), browser) as visitor:
             await visitor.enter()
             yield visitor
-            assert visitor.complaints == []
+            assert visitor.complaints == [], visitor.complaints

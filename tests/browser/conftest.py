@@ -19,7 +19,7 @@ collect_ignore_glob = [] if os.environ.get("PENSTOCK_TIER") == "browser" else ["
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """One event loop for all: the run, the browser and what listens to them live as long as the session."""
+    """One event loop for all: the run, the browser and its listeners live as long as the session."""
     return "asyncio"
 
 
@@ -32,7 +32,7 @@ async def world(anyio_backend: str, model: Path) -> AsyncIterator[World]:
 @pytest.fixture(scope="session")
 async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
     chromium = shutil.which("chromium")
-    assert chromium, "there is no chromium on the PATH: ops/setup_browser installs it"
+    assert chromium, "chromium is not on the PATH: ops/setup_browser installs it"
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
@@ -41,7 +41,7 @@ async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def visitor(world: World, browser: Browser) -> AsyncIterator[Visitor]:
-    """Somebody who has opened the printed URL. Whatever the browser complains of fails the test."""
+    """A visitor who has opened the printed URL. Any complaint of the browser fails the test."""
     async with visiting(world, browser) as visitor:
         await visitor.enter()
         yield visitor
@@ -59,7 +59,7 @@ def pictures() -> Path | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the end of the dashboard's log, and of everybody's if the run did not come up."""
+    """A failure shows the end of the dashboard's log, and of every log if the run did not come up."""
     report = yield
     world = getattr(item, "funcargs", {}).get("world")
     if report.failed and isinstance(world, World):

@@ -1,4 +1,4 @@
-"""Curves of the run: each is what its train steps measured, runs stand beside one another, and a run without any says so."""
+"""Curves of the run: each shows the values that its train steps measured, runs appear side by side, and a run without curves reports that."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.pool import batches
 from orchestrator.pool.batches import NewVersion
-from orchestrator.pool.runs import Run
-from orchestrator.scheduling.policies import queue_policy
+from orchestrator.pool.runs import StoredRun
+from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.browser.alone import looking
 from tests.browser.visitor import Visitor
-from tests.integration.evaluations_rig import evaluated
-from tests.integration.pool_rig import engine, small
+from tests.integration.pool.rig import engine, small
+from tests.integration.queries.evaluations_rig import evaluated
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 MEASURED = {
     "applied": True, "reward": 0.75, "loss": 0.5, "gradient_norm": 2.5, "kl_k1": 0.01, "kl_k3": 0.02, "clip_fraction": 0.03, "cut_fraction": 0.04,
@@ -26,8 +26,8 @@ MEASURED = {
     "staleness": {"0": 75, "2": 25}, "seconds": {"forward": 1.25, "backward": 0.5},
     "domains": {"coding": {"reward": 0.75, "performance": 0.25, "token_share": 1.0, "rollouts": 4}},
 }  # fmt: skip
-# Chart → what it says of its last train step.
-SAID = {
+# Chart → its values for its last train step.
+TEXTS = {
     "Success while training": "all: 25%",
     "Held-out success": "held: 50%",
     "Reward of trained groups": "all: 0.75",
@@ -47,30 +47,30 @@ PAGES = {
     "/groups": "No group fits",
     "/rollouts": "No rollout fits",
     "/batches": "No batch",
-    "/system": "No process of this run was heard of",
+    "/system": "No process of this run reported",
 }
 
 
-async def trained(engine: AsyncEngine, name: str, **changes: Any) -> Run:
+async def trained(engine: AsyncEngine, name: str, **changes: Any) -> StoredRun:
     """A run with three committed batches of one train step each."""
     run = await builders.make_run(engine, small(name))
     async with engine.begin() as connection:
-        first = NewVersion(0, None, "/v0", "00")
+        first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
         await batches.publish(connection, run.run_id, name, first, "policy.x", None)
     for n in range(3):
         await builders.ready_groups(engine, run, [f"{n}-{each}" for each in "ab"], builders.Author())
         async with engine.begin() as connection:
             batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
             assert batch is not None
-            new = NewVersion(n + 1, n, f"/v{n + 1}", "11")
+            new = NewVersion(version=n + 1, parent=n, path=f"/v{n + 1}", manifest_sha="11")
             steps = [{**MEASURED, **changes}]
             assert await batches.commit(connection, run.run_id, name, batch, new, steps, "policy.x")
     return run
 
 
-async def said(visitor: Visitor, chart: str) -> str:
-    """What a chart says to who cannot see it: each line's name and last value."""
-    picture = visitor.main.locator(f"figure.chart:has(h2:text-is('{chart}')) svg")
+async def text_of(visitor: Visitor, chart: str) -> str:
+    """A chart's text for screen readers: each line's name and last value."""
+    picture = visitor.main.locator(f"figure.chart:has(h2:text-is('{chart}')) .chart-picture")
     return str(await picture.get_attribute("aria-label")).removeprefix(f"{chart}. ")
 
 
@@ -81,16 +81,40 @@ async def test_every_chart_is_drawn_of_what_the_train_steps_measured(
     await evaluated(engine, run, "held", 3, {"coding": (1.0, 0.0)})
     async with looking("one", database_url, browser, tmp_path) as visitor:
         await visitor.open("/run")
-        await expect(visitor.main.locator(".chart-mark").first).to_be_attached()
-        assert await visitor.texts("figure.chart h2") == list(SAID)
-        for chart, told in SAID.items():
+        await expect(visitor.main.locator(".chart canvas").first).to_be_attached()
+        assert await visitor.texts("figure.chart h2") == list(TEXTS)
+        for chart, expected in TEXTS.items():
             figure = visitor.main.locator(f"figure.chart:has(h2:text-is('{chart}'))")
-            assert await figure.locator(".chart-line").count() > 0, f"{chart} is empty"
-            assert told in await said(visitor, chart), chart
+            ink = await visitor.ink(figure)
+            assert ink and min(ink.values()) > 0, f"{chart} draws {ink}"
+            assert expected in await text_of(visitor, chart), chart
         costs = visitor.main.locator(".spent")
         await expect(costs).to_have_count(2)
         await expect(costs.nth(1)).to_contain_text("forward")
         await expect(costs.nth(1)).to_contain_text("1.5 s of CPU time each")
+
+
+async def test_a_line_that_is_hidden_is_not_drawn_and_another_theme_has_other_colours(
+    engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
+) -> None:
+    await trained(engine, "one")
+    async with looking("one", database_url, browser, tmp_path) as visitor:
+        await visitor.open("/run")
+        figure = visitor.main.locator("figure.chart:has(h2:text-is('Loss and gradient norm'))")
+        await expect(figure.locator("canvas")).to_be_attached()
+        line = figure.get_by_role("button", name="gradient norm")
+        assert (await visitor.ink(figure))["gradient norm"] > 0
+        await line.click()
+        await expect(line).to_have_attribute("aria-pressed", "false")
+        assert "gradient norm" not in await text_of(visitor, "Loss and gradient norm")
+        hidden = await visitor.ink(figure)
+        assert hidden["gradient norm"] == 0 < hidden["loss"]
+        await line.click()
+        await visitor.press("t")
+        await expect(visitor.page.locator("html")).to_have_attribute("data-theme", "dark")
+        await expect(visitor.page.get_by_role("button", name="Light theme")).to_be_visible()
+        both = await visitor.ink(figure)
+        assert min(both.values()) > 0, "in the colours of the dark theme"
 
 
 async def test_runs_of_one_database_are_compared_and_the_address_keeps_the_comparison(
@@ -100,12 +124,12 @@ async def test_runs_of_one_database_are_compared_and_the_address_keeps_the_compa
     await trained(engine, "two", loss=0.25)
     async with looking("one", database_url, browser, tmp_path) as visitor:
         await visitor.open("/run")
-        await expect(visitor.main.locator(".chart-line").first).to_be_attached()
-        assert "one" not in await said(visitor, "Loss and gradient norm")
+        await expect(visitor.main.locator(".chart canvas").first).to_be_attached()
+        assert "one" not in await text_of(visitor, "Loss and gradient norm")
         await visitor.main.get_by_label("two", exact=True).check()
-        lines = visitor.main.locator("figure.chart:has(h2:text-is('Loss and gradient norm')) .chart-line")
+        lines = visitor.main.locator("figure.chart:has(h2:text-is('Loss and gradient norm')) .legend-item")
         await expect(lines).to_have_count(4)
-        both = await said(visitor, "Loss and gradient norm")
+        both = await text_of(visitor, "Loss and gradient norm")
         assert "one: loss: 0.5" in both and "two: loss: 0.25" in both
         address = visitor.page.url
         assert "compare=two" in address

@@ -1,5 +1,5 @@
-"""Every view on the database that a demo run left: the demo's own code takes a short course, ends, and leaves its dashboard running, as
-`./ops/demo --keep` does. What it trained is verified."""
+"""Every view on the database that a demo run left: the demo's own code runs a short scenario, ends, and leaves its dashboard
+running, as `./ops/demo --keep` does. A trained batch of it is verified."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from playwright.async_api import Browser, expect
 from rich.console import Console
 from sqlalchemy import text
 
-from orchestrator.demo import policy
-from orchestrator.demo.course import Course
-from orchestrator.demo.keep import keep
-from orchestrator.demo.main import VAR, running_stack
-from orchestrator.demo.outcome import Results
-from orchestrator.demo.prepare import SCAFFOLDS, write_run
-from orchestrator.demo.suite import DOMAINS, Suite, draw_suite
-from orchestrator.embedded.supervisor import stop_running
-from orchestrator.home import Home
-from orchestrator.plugins import names
+from ops.lab.demo import policy
+from ops.lab.demo.keep import keep
+from ops.lab.demo.main import VAR, running_stack
+from ops.lab.demo.outcome import Results
+from ops.lab.demo.prepare import SCAFFOLDS, write_run
+from ops.lab.demo.scenario import DemoRun
+from ops.lab.demo.suite import DOMAINS, Suite, draw_suite
+from orchestrator.deploy.embedded.supervisor import stop_running
+from orchestrator.deploy.home import Home
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.runtime.plugins import names
 from tests.browser.visitor import NARROW, WIDE, visiting
 from tests.e2e.stack_rig import REPOSITORY, place
 
@@ -34,17 +34,18 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.services,
     pytest.mark.timeout(600),
-    # What a demo leaves outlives the process that left it, here too: it is stopped by its own layout.
+    # The remains of a demo outlive the process that left them, here too: the stack is stopped by its own layout.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.tier("demo"),
 ]
 
 SECONDS, HELDOUT = (
     300.0,
     4,
-)  # the loop ends with its second batch, long before; held-out tasks, one of each domain
+)  # the loop ends long before, with its second batch; held-out tasks, one of each domain
 VIEWS = {
-    "/run": ".chart-line",
-    "/run?x=time": ".chart-mark",
+    "/run": ".chart canvas",
+    "/run?x=time": ".chart canvas",
     "/queue": ".strip-cell, .empty",
     "/groups": "tbody tr",
     "/groups/{group}": ".answers, .difference",
@@ -65,9 +66,9 @@ join groups g on g.group_id = c.group_id where b.state = 'committed' group by 1"
 UNFIT = re.compile(r"\[object |undefined|NaN")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a demo left. `ids` are of a trained rollout."""
+    """The remains of a demo. `ids` are of a trained rollout."""
 
     url: str
     directory: Path
@@ -102,7 +103,9 @@ async def demonstrated() -> AsyncIterator[Left]:
         file = directory / "penstock.toml"
         file.write_text(re.sub(r"^end_seconds = .*$", "end_batches = 2", file.read_text(), flags=re.M))
         with running_stack(directory) as stack:
-            found = await Course(Console(file=sys.stderr), directory, stack, suite, SECONDS, rollouts=1).run()
+            found = await DemoRun(
+                Console(file=sys.stderr), directory, stack, suite, SECONDS, rollouts=1
+            ).run()
         try:
             url = await anyio.to_thread.run_sync(keep, directory)
             services = Home.at(directory).reading().services
@@ -114,7 +117,13 @@ async def demonstrated() -> AsyncIterator[Left]:
                 domains = {
                     number: set(found) for number, found in await connection.execute(text(TRAINED_DOMAINS))
                 }
-            yield Left(url, directory, found, {"rollout": rollout, "group": group}, domains)
+            yield Left(
+                url=url,
+                directory=directory,
+                found=found,
+                ids={"rollout": rollout, "group": group},
+                domains=domains,
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await stop_running(Home.at(directory).layout)
@@ -135,6 +144,10 @@ async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified
                 await visitor.resized(size, "light")
                 await visitor.picture(pictures, f"demo{re.sub('[^a-z]+', '-', path)}-{size[0]}")
                 assert await visitor.overflow() == [], f"{path} is wider than {size[0]} px"
+                assert size == WIDE or await visitor.cramped() == [], (
+                    f"{path} has texts without room at {size[0]} px"
+                )
+            assert await visitor.faint() == [], f"{path} has texts that are hard to read"
         await visitor.open("/run")
         figures = await visitor.figures()
         assert figures["policy version"] == str(left.found.after.version)
@@ -149,25 +162,25 @@ async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified
 
 
 async def verified(directory: Path, batch: int) -> None:
-    """Merged training of a stored batch against one row per sample, as a person asks for it."""
+    """Merged training of a stored batch against one row per sample, as a person requests it."""
     command = [sys.executable, "-m", "orchestrator.cli", "trainer", "verify", "--batch", str(batch), "--json"]
     done = await anyio.run_process(
         [*command, "-c", str(directory)], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
-    said = json.loads(done.stdout)
-    assert said["ok"] and {"gradient"} <= {check["name"] for check in said["checks"]}, said
+    report = json.loads(done.stdout)
+    assert report["ok"] and {"gradient"} <= {check["name"] for check in report["checks"]}, report
 
 
 async def accounted(directory: Path) -> None:
-    """Where the time of the run went, as a person asks for it: beside the run's stack, or of a run that was stopped."""
-    command = [sys.executable, "-m", "orchestrator.benchmarks.loop", str(directory), "--json"]
+    """The use of time in the run, as a person requests it: next to the run's stack, or of a run that was stopped."""
+    command = [sys.executable, "-m", "ops.lab.benchmarks.loop", str(directory), "--json"]
     done = await anyio.run_process(command, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
-    said = json.loads(done.stdout.splitlines()[-1])
-    for bar in said["bars"]:
-        # Of a run of seconds a large part is what no report can have: the last batch's commit, and the attempts that its end cancels.
+    report = json.loads(done.stdout.splitlines()[-1])
+    for bar in report["bars"]:
+        # In a run of seconds, a large part is time that no report can contain: the last batch's commit, and the attempts that its end cancels.
         assert bar["holds"] or (bar["name"].endswith("time with a name") and bar["value"] > 0.5), bar
-    for one in said["figures"]["places"]:
+    for one in report["figures"]["places"]:
         whole = sum(one["parts"].values()) + sum(one["rests"].values())
         assert whole == pytest.approx(one["slots"] * one["seconds"], rel=0.01), one

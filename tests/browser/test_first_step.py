@@ -1,4 +1,4 @@
-"""The first step of a trajectory is asked for at once: nobody waits for one answer after the other."""
+"""The first step of a trajectory is requested at once: no request waits for the answer of another."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ import pytest
 from playwright.async_api import Browser, Request, Route, expect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.benchmarks.web.paint import READABLE
+from ops.lab.benchmarks.web.paint import READABLE
 from tests import builders
-from tests.integration.pool_rig import engine, rollouts_of, small
-from tests.integration.web_rig import configured, dashboard
+from tests.integration.pool.rig import engine, rollouts_of, small
+from tests.integration.web.rig import configured, dashboard
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 
 @pytest.mark.parametrize("query", ["", "?step=1", "?attempt=1"])
-async def test_the_first_steps_are_asked_for_before_the_rollout_is_known_and_once(
+async def test_the_first_steps_are_requested_once_and_before_the_rollout_is_known(
     engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path, query: str
 ) -> None:
     run = await builders.make_run(engine, small())
@@ -27,7 +27,7 @@ async def test_the_first_steps_are_asked_for_before_the_rollout_is_known_and_onc
     steps: list[str] = []
     came = anyio.Event()
 
-    def heard(request: Request) -> None:
+    def on_request(request: Request) -> None:
         if f"/api/rollouts/{rollout}/steps" in request.url:
             steps.append(request.url)
             came.set()
@@ -40,12 +40,12 @@ async def test_the_first_steps_are_asked_for_before_the_rollout_is_known_and_onc
     async with dashboard(configured("run", database_url), tmp_path) as web:
         context = await browser.new_context()
         page = await context.new_page()
-        page.on("request", heard)
+        page.on("request", on_request)
         await page.route(lambda url: url.partition("?")[0].endswith(f"/api/rollouts/{rollout}"), held)
         await page.goto(f"{web.address}/?token={web.token}")
         await page.goto(f"{web.address}/rollouts/{rollout}{query}")
         await expect(page.locator(READABLE).first).to_be_visible()
         assert len(steps) == len(set(steps)) and len(steps) <= 2, (
             steps
-        )  # what is above the step that was gone to comes after it
+        )  # the steps above the visited one come after it
         await context.close()

@@ -1,4 +1,4 @@
-"""What tasks, policies, tools and messages write is text, wherever it is shown."""
+"""The output of tasks, policies, tools and messages is text everywhere on the pages."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from playwright.async_api import Browser, Locator, expect
 from tests.browser.visitor import PATIENCE_MS, Visitor
 from tests.browser.world import HOSTILE_NAME, HOSTILE_SEEN, IMAGE, LONG, MARKDOWN, SCRIPT, World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
-# Elements that only somebody else's text could have made.
+# Elements that only foreign text could have made.
 MADE = 'script, img, iframe, object, embed, style, u, a[href^="javascript:"], [onerror], [onclick]'
 CONTROLS = "".join(
     map(
@@ -20,9 +20,9 @@ CONTROLS = "".join(
 )
 
 
-async def harmless(inside: Locator, *said: str) -> None:
-    """It reads exactly so, nothing in it acts, and nothing in it turns the reading around."""
-    for text in said:
+async def harmless(inside: Locator, *texts: str) -> None:
+    """The text reads exactly like this, nothing in it acts, and nothing in it reverses the reading direction."""
+    for text in texts:
         await expect(inside).to_contain_text(text)
     assert await inside.locator(MADE).count() == 0
     shown = await inside.inner_text()
@@ -37,7 +37,9 @@ async def test_a_hostile_task_is_text_in_its_group(world: World, visitor: Visito
         task, SCRIPT, IMAGE, MARKDOWN, LONG, "</pre></main><style>*{display:none}</style>", *HOSTILE_SEEN
     )
     await expect(visitor.main.locator(".lead")).to_contain_text(
-        HOSTILE_NAME.replace("\u202e", "⟨U+202E⟩").replace("\x1b", "␛")
+        HOSTILE_NAME.replace("\u202e", "\ufffd").replace(
+            "\x1b", "\ufffd"
+        )  # a label keeps the printable characters
     )
     await expect(visitor.main.locator(".difference, .panel", has_text="a<b>.html").first).to_be_visible()
     await harmless(visitor.main, SCRIPT)
@@ -60,7 +62,7 @@ async def test_hostile_reasoning_calls_and_observations_are_text_in_the_trajecto
 
 
 @pytest.mark.parametrize(
-    ("view", "said"),
+    ("view", "expected"),
     [
         ("tokens&step=0", "document.title"),
         ("timings", "step 0"),
@@ -69,10 +71,10 @@ async def test_hostile_reasoning_calls_and_observations_are_text_in_the_trajecto
     ],
 )
 async def test_hostile_tokens_logs_and_files_are_text_in_every_view_of_the_trajectory(
-    world: World, visitor: Visitor, view: str, said: str
+    world: World, visitor: Visitor, view: str, expected: str
 ) -> None:
     await visitor.open(f"/rollouts/{world.ids['hostile_rollout']}?view={view}")
-    await harmless(visitor.main, said)
+    await harmless(visitor.main, expected)
 
 
 @pytest.mark.parametrize("wanted", [SCRIPT, "<img src=http://penstock.invalid", "</pre></main>"])
@@ -92,9 +94,9 @@ async def test_a_saved_trajectory_opened_from_disk_asks_for_nothing_and_is_text(
 ) -> None:
     rollout = world.ids["hostile_rollout"]
     await visitor.open(f"/rollouts/{rollout}")
-    async with visitor.page.expect_download() as begun:
+    async with visitor.page.expect_download() as started:
         await visitor.main.get_by_role("link", name="Save as HTML").click()
-    download = await begun.value
+    download = await started.value
     assert download.suggested_filename == f"rollout-{rollout}.html"
     file = tmp_path / download.suggested_filename
     await download.save_as(file)
@@ -103,11 +105,11 @@ async def test_a_saved_trajectory_opened_from_disk_asks_for_nothing_and_is_text(
     try:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        said: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        messages: list[str] = []
+        requested: list[str] = []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
         await page.goto(file.as_uri())
         body = page.locator("body")
         assert await page.title() == f"Rollout {rollout} of visited"
@@ -121,6 +123,6 @@ async def test_a_saved_trajectory_opened_from_disk_asks_for_nothing_and_is_text(
             assert await page.evaluate(
                 "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
             ), width
-        assert (asked, said) == ([file.as_uri()], [])
+        assert (requested, messages) == ([file.as_uri()], [])
     finally:
         await context.close()

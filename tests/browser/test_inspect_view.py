@@ -9,17 +9,18 @@ import anyio
 import pytest
 from playwright.async_api import Browser, expect
 
-from orchestrator.embedded.ports import free_port
+from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.export.inspect_log import Inspect
-from tests.integration.export_rig import Told, told
+from tests.integration.export.rig import ExportedRun, exported_run
+from tests.waiting import eventually
 
-__all__ = ["told"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+__all__ = ["exported_run"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 
 @asynccontextmanager
 async def inspect_view(logs: Path, home: Path) -> AsyncIterator[str]:
-    """Its address, while it runs."""
+    """The server's address, while it runs."""
     port = free_port()
     command = [
         Path(sys.executable).with_name("inspect").as_posix(),
@@ -33,23 +34,25 @@ async def inspect_view(logs: Path, home: Path) -> AsyncIterator[str]:
     environment = {"HOME": home.as_posix(), "PATH": "/usr/bin:/bin"}
     async with await anyio.open_process(command, env=environment, cwd=home) as process:
         try:
-            with anyio.fail_after(60):
-                while True:
-                    try:
-                        await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
-                        break
-                    except OSError:
-                        assert process.returncode is None, "it ended"
-                        await anyio.sleep(0.1)
+
+            async def listens() -> bool:
+                try:
+                    await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
+                except OSError:
+                    assert process.returncode is None, "it ended"
+                    return False
+                return True
+
+            await eventually(listens, within_s=60, every_s=0.1)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.kill()
 
 
 async def test_a_log_opens_with_its_samples_scores_and_conversation(
-    told: Told, browser: Browser, tmp_path: Path
+    exported_run: ExportedRun, browser: Browser, tmp_path: Path
 ) -> None:
-    await told.export(Inspect(), tmp_path / "logs")
+    await exported_run.export(Inspect(), tmp_path / "logs")
     async with inspect_view(tmp_path / "logs", tmp_path) as address:
         context = await browser.new_context(viewport={"width": 1280, "height": 900})
         page = await context.new_page()
@@ -59,10 +62,10 @@ async def test_a_log_opens_with_its_samples_scores_and_conversation(
         body = page.locator("body")
         await expect(body).to_contain_text("train-general", timeout=30_000)
         await page.get_by_text("train-coding").first.click()
-        for said in ("penstock/told", "performance", "0.25", "8 Samples"):
-            await expect(body).to_contain_text(said)
+        for shown in ("penstock/exported", "performance", "0.25", "8 Samples"):
+            await expect(body).to_contain_text(shown)
         await page.get_by_text("first g1").first.click()
-        for said in ("be brief", "count the files", "look", "bash", "a b", "agent helper", "rewrite main"):
-            await expect(body).to_contain_text(said)
+        for shown in ("be brief", "count the files", "look", "bash", "a b", "agent helper", "rewrite main"):
+            await expect(body).to_contain_text(shown)
         assert wrong == []
         await context.close()

@@ -8,13 +8,13 @@ from playwright.async_api import expect
 from tests.browser.visitor import Visitor
 from tests.browser.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
 WALK = 60  # presses of Tab that reach the first row of any list
 
 
 async def tab_to(visitor: Visitor, selector: str) -> None:
-    """Press Tab until the focus is inside of such an element."""
+    """Press Tab until the focus is inside an element that matches."""
     for _ in range(WALK):
         await visitor.press("Tab")
         assert await visitor.visible_focus(), "the focus cannot be seen"
@@ -150,10 +150,10 @@ async def test_the_tokens_of_a_step_are_walked(world: World, visitor: Visitor) -
     first = visitor.main.locator(".k.first")
     await expect(first).to_be_visible()
     await visitor.main.locator(".token-flow").focus()
-    told = visitor.main.locator(".inspector")
+    inspector = visitor.main.locator(".inspector")
     for key, at in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
         await visitor.press(key)
-        await expect(told).to_contain_text(f"action token {at}")
+        await expect(inspector).to_contain_text(f"action token {at}")
 
 
 async def test_the_prefix_tree_is_walked_by_arrow_keys(visitor: Visitor) -> None:

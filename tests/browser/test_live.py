@@ -1,4 +1,4 @@
-"""A page that is open shows what happens, without a reload."""
+"""An open page shows new events, without a reload."""
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -6,7 +6,7 @@ from playwright.async_api import Browser, expect
 from tests.browser.visitor import Visitor, visiting
 from tests.browser.world import World, a_task
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
 MARK = "() => { window.sameDocument = true; }"
 HOLD = "() => { window.held = document.activeElement; }"
@@ -22,10 +22,8 @@ async def test_a_task_that_is_published_appears_and_trains_on_pages_that_are_ope
         await visitor.open("/queue")
         await expect(visitor.light).to_have_attribute("data-state", "live")
         await expect(visitor.main.locator(".strip-cell").first).to_be_attached()
-        cells, rows = (
-            await visitor.main.locator(".strip-cell").count(),
-            await other.main.locator("tbody tr").count(),
-        )
+        committed = other.main.locator("tbody tr", has_text="committed")
+        cells, rows = await visitor.main.locator(".strip-cell").count(), await committed.count()
         for window in (visitor, other):
             await window.page.evaluate(MARK)
         groups = await world.submit(a_task("Say it live."), a_task("Say it live again."))
@@ -42,7 +40,7 @@ async def test_a_task_that_is_published_appears_and_trains_on_pages_that_are_ope
         row = other.main.locator(f'tr[data-key="{await world.value(batch, groups=groups)}"]')
         await expect(row).to_contain_text("committed")
         await expect(row).to_contain_text("2 of 2")
-        assert await other.main.locator("tbody tr").count() > rows
+        assert await committed.count() > rows
         for window in (visitor, other):
             assert await window.page.evaluate("window.sameDocument")
         assert other.complaints == []
@@ -91,7 +89,7 @@ async def test_a_trajectory_shows_a_step_as_soon_as_it_is_recorded(world: World,
     assert await visitor.page.evaluate("window.sameDocument")
 
 
-async def test_what_has_the_focus_keeps_it_while_the_page_is_drawn_again(
+async def test_the_focused_element_keeps_the_focus_while_the_page_is_redrawn(
     world: World, visitor: Visitor
 ) -> None:
     await visitor.open("/queue")
@@ -115,7 +113,7 @@ async def test_a_click_holds_over_five_seconds_of_live_updates(world: World, vis
     await visitor.page.evaluate(HOLD)
     await button.hover()
     await visitor.page.mouse.down()
-    for _ in range(5):  # what is told may read the same: heartbeats can come in step with the looks
+    for _ in range(5):  # new data may read the same: heartbeats can come in step with the looks
         await visitor.page.wait_for_event("response", lambda answer: "/api/system" in answer.url)
     await visitor.page.mouse.up()
     dialog = visitor.page.locator("dialog.order[open]")

@@ -1,4 +1,4 @@
-"""The queue while something is in flight: the window over the positions, the head, and who holds it up."""
+"""The queue while work is in flight: the window over the positions, the head, and the process that it waits for."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests import builders
 from tests.browser.alone import looking
-from tests.integration.pool_rig import engine, small
+from tests.integration.pool.rig import engine, small
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 
-async def test_the_window_begins_at_the_head_whose_culprit_is_named(
+async def test_the_window_begins_at_the_head_whose_stall_cause_is_named(
     engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small("waits", capacity=6, window_fraction=0.5))

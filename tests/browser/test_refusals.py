@@ -1,4 +1,4 @@
-"""Who is not let in, and who asks for what is not there, reads why."""
+"""A visitor without access, and a visitor to a missing page, read why."""
 
 import re
 
@@ -8,9 +8,9 @@ from playwright.async_api import Browser, expect
 from tests.browser.visitor import Visitor, visiting
 from tests.browser.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
-NOT_OURS = "Failed to load resource"  # so Chromium names every answer that is a refusal
+NOT_OURS = "Failed to load resource"  # Chromium reports every refusal with this text
 
 
 @pytest.mark.parametrize("query", ["", "?token=wrong", "?token="])
@@ -34,16 +34,16 @@ async def test_without_the_right_token_a_page_says_how_to_come_in_and_nothing_of
     ("path", "sentence"),
     [
         ("/nowhere", "no such page"),
-        ("/groups/999999", "There is no group 999999 in this run"),
+        ("/groups/999999", "Group 999999 does not exist in this run"),
         ("/groups/x", "a group is named by its number"),
-        ("/rollouts/999999", "no rollout 999999"),
-        ("/rollouts/%3Cscript%3E", "There is no rollout '<script>'"),
-        ("/batches/999999", "no batch 999999"),
-        ("/run?run=nobody", "There is no run 'nobody' in this database"),
+        ("/rollouts/999999", "Rollout 999999 does not exist"),
+        ("/rollouts/%3Cscript%3E", "Rollout '<script>' does not exist"),
+        ("/batches/999999", "Batch 999999 does not exist"),
+        ("/run?run=unknown", "Run 'unknown' does not exist in this database"),
         ("/run?run=%3Cb%3E", "cannot name a run"),
     ],
 )
-async def test_what_is_not_there_is_said_in_one_sentence(visitor: Visitor, path: str, sentence: str) -> None:
+async def test_a_missing_item_is_reported_in_one_sentence(visitor: Visitor, path: str, sentence: str) -> None:
     visitor.expected = (NOT_OURS,)
     await visitor.open(path)
     await expect(visitor.main).to_contain_text(sentence)

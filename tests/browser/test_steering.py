@@ -1,4 +1,4 @@
-"""What a person orders by the page happens, and is on record."""
+"""A person's order on the page is carried out and recorded."""
 
 import pytest
 from playwright.async_api import expect
@@ -6,7 +6,7 @@ from playwright.async_api import expect
 from tests.browser.visitor import Visitor
 from tests.browser.world import World, a_task
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
 OPEN = "select admission_open from queue where run_id = :run"
 ACTIONS = "select what, target, who, reason from actions where run_id = :run and action_id > :since order by action_id"
@@ -20,7 +20,7 @@ async def newest(world: World) -> int:
 
 
 async def ordered(visitor: Visitor, verb: str, reason: str) -> None:
-    """Give a reason to the dialog that is open, and confirm."""
+    """Enter a reason in the open dialog, and confirm."""
     dialog = visitor.page.locator("dialog.order[open]")
     await dialog.get_by_label("Reason").fill(reason)
     await dialog.get_by_role("button", name=verb, exact=True).click()
@@ -109,13 +109,13 @@ async def test_a_group_is_cancelled(world: World, visitor: Visitor) -> None:
     await visitor.main.locator(f'.strip-hit[data-seq="{seq}"]').click()
     await expect(visitor.main.locator(".strip-detail")).to_contain_text(f"group {group}")
     await visitor.main.locator(".strip-detail").get_by_role("button", name="Cancel the group").click()
-    await ordered(visitor, "Cancel the group", "it waits for ever")
+    await ordered(visitor, "Cancel the group", "it never ends")
     (row,) = await world.seen.rows(
         "select state, reason from groups where run_id = :run and group_id = :group", group=group
     )
     assert (row.state, row.reason) == ("filtered", "cancelled")
     (done,) = await world.seen.rows(ACTIONS, since=since)
-    assert (done.what, done.reason) == ("cancel", "it waits for ever") and str(group) in done.target
+    assert (done.what, done.reason) == ("cancel", "it never ends") and str(group) in done.target
     await expect(visitor.main.locator(".strip-detail")).to_contain_text("cancelled")
 
 
@@ -129,7 +129,7 @@ async def test_the_mix_of_domains_is_changed_and_given_back(world: World, visito
     await dialog.locator('input[data-domain="general"]').fill("1")
     await ordered(visitor, "Set them", "more code")
     assert (await world.value(shares))["domains"] == {"coding": 3, "general": 1}
-    await expect(visitor.main.locator(".mix-row", has_text="coding")).to_contain_text("of 75%")
+    await expect(visitor.main.locator(".mix-row", has_text="coding")).to_contain_text("offered 75%")
     await visitor.main.get_by_role("button", name="Change the mix").click()
     await dialog.get_by_label("as the stage is configured").check()
     await ordered(visitor, "Set them", "as it was")
@@ -164,11 +164,11 @@ async def test_without_the_key_in_its_header_an_order_is_refused(world: World, v
     since = await newest(world)
     await visitor.open("/queue")
     for headers in ("{}", '{"X-Penstock-Steer": "wrong"}'):
-        status, said = await visitor.page.evaluate(
+        status, answer = await visitor.page.evaluate(
             f"""async () => {{
                 const answer = await fetch("/api/steer/pause", {{ method: "POST", headers: {headers}, body: "{{}}" }});
                 return [answer.status, await answer.text()];
             }}"""
         )
-        assert status == 403 and "X-Penstock-Steer" in said
+        assert status == 403 and "X-Penstock-Steer" in answer
     assert await world.value(OPEN) and await newest(world) == since

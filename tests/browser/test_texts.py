@@ -1,4 +1,4 @@
-"""A trajectory's texts and tokens at their edges: ten million characters, bytes, a request as curl, what is masked and what was clipped."""
+"""A trajectory's texts and tokens at their edges: ten million characters, bytes, a request as curl, masked and clipped text."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.ids import logprobs_from_bytes, logprobs_to_bytes
 from tests import builders
 from tests.browser.alone import looking
-from tests.integration.pool_rig import Tree, a_row_in_every_table, engine, record, running, small
+from tests.integration.pool.rig import Tree, a_row_in_every_table, engine, record, running, small
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 LONG = 10_000_000
 BYTES = "\x7fELF\x02\x01\x00\ufffd" * 512
 
 
-async def test_a_long_observation_is_cut_and_shown_whole_when_asked_for_and_bytes_are_named(
+async def test_a_long_observation_is_cut_and_shown_whole_on_request_and_bytes_are_named(
     engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small("long"))
@@ -37,12 +37,14 @@ async def test_a_long_observation_is_cut_and_shown_whole_when_asked_for_and_byte
         more = step.get_by_role("button", name="Show all 10M characters")
         await expect(more).to_be_visible()
         assert len(await step.inner_text()) < 30_000
-        await expect(step).to_contain_text("Binary: 4.1k characters that are no text.")
+        await expect(step).to_contain_text("Binary: 4.1k characters that are not text.")
         assert "ELF" not in await step.inner_text()
         await more.click()
         await expect(step.locator("pre.block").nth(LONG // 50_000 - 1)).to_be_attached()
-        told = "one => [...one.querySelectorAll('pre')].reduce((sum, pre) => sum + pre.textContent.length, 0)"
-        assert await step.evaluate(told) >= LONG
+        length = (
+            "one => [...one.querySelectorAll('pre')].reduce((sum, pre) => sum + pre.textContent.length, 0)"
+        )
+        assert await step.evaluate(length) >= LONG
         await step.get_by_role("button", name="Show them spelled out").click()
         await expect(step).to_contain_text("␡ELF␂␁␁")
         assert await visitor.overflow() == []
@@ -86,7 +88,7 @@ async def test_tokens_are_dim_where_they_do_not_train_and_named_where_their_rati
         )
     async with looking(run.name, database_url, browser, tmp_path) as visitor:
         tokens = visitor.main.locator(".token-flow .k")
-        said = visitor.main.locator(".inspector")
+        inspector = visitor.main.locator(".inspector")
         await visitor.open("/rollouts/1?view=tokens&step=1")
         await expect(visitor.main.locator(".k.first")).to_be_visible()
         assert await tokens.count() == step.full_len
@@ -94,8 +96,8 @@ async def test_tokens_are_dim_where_they_do_not_train_and_named_where_their_rati
         assert [("off" in names) for names in classes] == [at < step.state_len for at in range(step.full_len)]
         assert [at for at, names in enumerate(classes) if "clipped" in names] == [step.state_len]
         await tokens.nth(step.state_len).click()
-        await expect(said).to_contain_text("7.389 clipped")
-        await expect(said).to_contain_text("yes")
+        await expect(inspector).to_contain_text("7.389 clipped")
+        await expect(inspector).to_contain_text("yes")
         await visitor.open("/rollouts/1?view=tokens&step=0")
         await expect(visitor.main.locator(".token-top")).to_contain_text("It does not train: auxiliary.")
         await expect(visitor.main.locator(".k.first")).to_be_visible()

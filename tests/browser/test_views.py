@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.browser.visitor import NARROW, WIDE, Visitor
+from tests.browser.visitor import LARGE, NARROW, PHONE, WIDE, Visitor
 from tests.browser.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
 # View → its address and an element that is there once it shows its data.
 VIEWS = {
-    "run": ("/run", ".chart-line"),
-    "run-by-time": ("/run?x=time&smooth=1&domain=coding", ".chart-line"),
+    "run": ("/run", ".chart canvas"),
+    "run-by-time": ("/run?x=time&smooth=1&domain=coding", ".chart canvas"),
     "queue": ("/queue", ".strip-cell"),
     "groups": ("/groups", "tbody tr"),
     "groups-filtered": ("/groups?state=trained&domain=coding", "tbody tr"),
@@ -35,10 +35,10 @@ VIEWS = {
     "system": ("/system", "tr[data-key=g{dead}]"),
 }
 UNFIT = re.compile(r"\[object |undefined|NaN|null")
-# The page's own words: none of what a task, a policy or a tool said.
+# The page's own words: without the texts of tasks, policies and tools.
 OWN = """(main) => {
   const copy = main.cloneNode(true);
-  for (const one of copy.querySelectorAll("pre, .said, .k, .tree-text, mark, code")) one.remove();
+  for (const one of copy.querySelectorAll("pre, .verbatim, .k, .tree-text, mark, code")) one.remove();
   return copy.textContent;
 }"""
 BATCH = "select b.batch_no from batch_items i join batches b using (batch_id) where i.group_id = :group and not i.voided"
@@ -80,11 +80,17 @@ async def test_every_view_opens_by_its_address_and_fits_wide_and_narrow_screens_
     assert not UNFIT.findall(await visitor.main.evaluate(OWN)), "a value that is for programs"
     assert await visitor.main.locator(".message").count() == 0, await visitor.main.inner_text()
     assert (await visitor.page.title()).endswith(" · Penstock")
-    for size in (WIDE, NARROW):
+    for size in (LARGE, WIDE, PHONE, NARROW):
         for theme in ("light", "dark"):
             await visitor.resized(size, theme)
             await visitor.picture(pictures, f"{view}-{size[0]}-{theme}")
             assert await visitor.overflow() == [], f"{view} is wider than {size[0]} px"
+            assert await visitor.orphans() == [], f"{view} has a tile alone in its row at {size[0]} px"
+            assert await visitor.colourless() == [], f"{view} has invisible swatches"
+            if size in (PHONE, NARROW):
+                assert await visitor.outside() == [], f"{view} has content outside {size[0]} px"
+                assert await visitor.cramped() == [], f"{view} has texts without room at {size[0]} px"
+            assert await visitor.faint() == [], f"{view} has texts that are hard to read, {theme}"
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -1,4 +1,4 @@
-"""Who serves the page, or what it reads, dies: the page says so, and goes on by itself."""
+"""The server of the page, or its database, dies: the page shows that, and continues by itself."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from playwright.async_api import expect
 from tests.browser.visitor import Visitor
 from tests.browser.world import World, a_task
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(300), pytest.mark.tier("browser")]
 
-# All that the banner and the light say from now on, however short.
+# All texts of the banner and the light from now on, however short.
 LISTEN = """() => {
   const banner = document.querySelector(".banner"), light = document.querySelector(".light");
-  window.said = [];
-  new MutationObserver(() => window.said.push(banner.hidden ? "" : banner.textContent)).observe(banner, { attributes: true, childList: true });
-  new MutationObserver(() => window.said.push(light.textContent)).observe(light, { attributes: true, childList: true });
+  window.shown = [];
+  new MutationObserver(() => window.shown.push(banner.hidden ? "" : banner.textContent)).observe(banner, { attributes: true, childList: true });
+  new MutationObserver(() => window.shown.push(light.textContent)).observe(light, { attributes: true, childList: true });
 }"""
 # Nothing runs, every finished group is in the open batch, and that waits for more: no number of the queue changes by itself.
 AT_REST = """
@@ -27,10 +27,10 @@ AWAY = ("Failed to load resource", "net::ERR_")
 
 
 async def until_well(visitor: Visitor) -> str:
-    """Wait until the page follows the run again; returns all that it said meanwhile."""
+    """Wait until the page follows the run again; returns all texts of the banner and the light until then."""
     await expect(visitor.light).to_have_attribute("data-state", "live")
     await expect(visitor.banner).to_be_hidden()
-    return "\n".join(await visitor.page.evaluate("window.said"))
+    return "\n".join(await visitor.page.evaluate("window.shown"))
 
 
 async def new_work_is_shown(world: World, visitor: Visitor) -> None:
@@ -66,7 +66,7 @@ async def test_while_postgres_is_away_the_page_says_so_and_goes_on_when_it_is_ba
     before = await visitor.texts(".figure dd")
     await visitor.page.evaluate(LISTEN)
     supervisor = world.stack.status().supervisor.pid
-    os.kill(supervisor, signal.SIGSTOP)  # else Postgres may be back before anybody has noticed
+    os.kill(supervisor, signal.SIGSTOP)  # else Postgres may be back before the outage is noticed
     try:
         killed = world.stack.kill("postgres")
         await expect(visitor.banner).to_contain_text("PostgreSQL")
@@ -78,4 +78,4 @@ async def test_while_postgres_is_away_the_page_says_so_and_goes_on_when_it_is_ba
     assert "PostgreSQL" in await until_well(visitor)
     await new_work_is_shown(world, visitor)
     await visitor.open("/run")
-    await expect(visitor.main.locator(".chart-line").first).to_be_attached()
+    await expect(visitor.main.locator(".chart canvas").first).to_be_attached()

@@ -1,4 +1,4 @@
-"""A run of thousands of train steps is drawn from a sample; whoever zooms sees the train steps themselves."""
+"""A run of thousands of train steps is drawn from a sample; a zoomed view shows the train steps themselves."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests import builders
-from tests.integration.evaluations_rig import evaluated
-from tests.integration.pool_rig import engine, small
-from tests.integration.web_rig import configured, dashboard
+from tests.integration.pool.rig import engine, small
+from tests.integration.queries.evaluations_rig import evaluated
+from tests.integration.web.rig import configured, dashboard
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 STEPS = 2_000
 ROWS = f"""
@@ -35,30 +35,30 @@ async def test_zooming_a_long_run_shows_the_train_steps_themselves(
     async with engine.begin() as connection:
         for statement in ROWS.split("--;"):
             await connection.execute(text(statement), {"run": run.run_id})
-    asked: list[str] = []
+    requested: list[str] = []
     async with dashboard(configured("run", database_url), tmp_path) as web:
         context = await browser.new_context(viewport={"width": 1280, "height": 900})
         page = await context.new_page()
 
-        def heard(request: Request) -> None:
+        def on_request(request: Request) -> None:
             if "/api/curves" in request.url:
-                asked.append(request.url.partition("/api/")[2])
+                requested.append(request.url.partition("/api/")[2])
 
-        page.on("request", heard)
+        page.on("request", on_request)
         await page.goto(f"{web.address}/?token={web.token}")
         chart = page.locator(CHART)
-        await expect(chart.locator(".chart-line")).to_have_count(1)
-        assert await points(page) < 400 and not asked
-        # Bins of the whole are means of neighbours; a train step alone is 1 or 2.
-        await chart.locator("svg").hover(position={"x": 300, "y": 100})
+        await expect(chart.locator(".legend-item")).to_have_count(1)
+        assert await points(page) < 400 and not requested
+        # Bins of the whole run are means of neighbouring train steps; a train step alone is 1 or 2.
+        await chart.locator(".chart-picture").hover(position={"x": 300, "y": 100})
         before = await at(page)
-        await chart.locator("svg").focus()
+        await chart.locator(".chart-picture").focus()
         for _ in range(4):
             await page.keyboard.press("+")
-        await expect(chart.locator(".chart-line")).to_have_attribute(
-            "d", re.compile(r"^M([^L]*L){100,160}[^L]*$")
+        await expect(chart.locator(".legend-item")).to_have_attribute(
+            "data-points", re.compile(r"^1[0-6]\d$")
         )
-        found = re.fullmatch(r"curves\?first=(\d+)&last=(\d+)", asked[-1])
+        found = re.fullmatch(r"curves\?first=(\d+)&last=(\d+)", requested[-1])
         assert found is not None
         first, last = map(int, found.groups())
         assert first < before < last and await points(page) == last - first + 1 == pytest.approx(
@@ -72,10 +72,8 @@ async def test_zooming_a_long_run_shows_the_train_steps_themselves(
         assert {await loss(page)} <= {"1", "2"}
         await page.keyboard.press(
             "-"
-        )  # the window is twice as wide: not at its end, which is that of the run
-        await expect(chart.locator(".chart-line")).to_have_attribute(
-            "d", re.compile(r"^M([^L]*L){220,300}[^L]*$")
-        )
+        )  # the window is twice as wide: not at its own end, which is the run's end
+        await expect(chart.locator(".legend-item")).to_have_attribute("data-points", re.compile(r"^2\d\d$"))
         await page.keyboard.press("0")
         await expect(chart.locator("button:text-is('reset zoom')")).to_be_hidden()
         assert await points(page) < 400
@@ -88,28 +86,27 @@ async def test_evaluations_that_the_first_look_did_not_count_are_drawn_soon_afte
     run = await builders.make_run(engine, small())
     for version in range(4):
         await evaluated(engine, run, "held", version, {"coding": (1.0, 0.0)})
-    monkeypatch.setattr("orchestrator.web.evaluated.ROLLOUTS", 1)
+    monkeypatch.setattr("orchestrator.web.evaluation_cache.ROLLOUTS", 1)
     async with dashboard(configured("run", database_url), tmp_path) as web:
         context = await browser.new_context()
         page = await context.new_page()
         await page.goto(f"{web.address}/?token={web.token}")
-        marks = page.locator("figure.chart:has(h2:text-is('Held-out success')) .chart-mark:not(.thin)")
-        await expect(marks).to_have_count(4, timeout=9_000)  # sooner than the page looks again by itself
+        held = page.locator("figure.chart:has(h2:text-is('Held-out success')) .legend-item:not(.thin)")
+        # Sooner than the page polls by itself.
+        await expect(held).to_have_attribute("data-points", "4", timeout=9_000)
         await context.close()
 
 
 async def points(page: Page) -> int:
-    """How many the line of the loss goes through."""
-    drawn = await page.locator(f"{CHART} .chart-line").get_attribute("d")
-    assert drawn is not None
-    return drawn.count(",")
+    """The number of points on the line of the loss."""
+    return int(str(await page.locator(f"{CHART} .legend-item").get_attribute("data-points")))
 
 
 async def at(page: Page) -> int:
     """The train step under the cursor."""
-    said = await page.locator(f"{CHART} .legend > span").inner_text()
-    found = re.fullmatch(r"train step ([\d,\u202f\u2009 ]+)", said)
-    assert found is not None, said
+    legend = await page.locator(f"{CHART} .legend > span").inner_text()
+    found = re.fullmatch(r"train step ([\d,\u202f\u2009 ]+)", legend)
+    assert found is not None, legend
     return int(re.sub(r"\D", "", found[1]))
 
 

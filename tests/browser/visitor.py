@@ -1,4 +1,4 @@
-"""Somebody at a browser: opens pages, presses keys, and writes down whatever the browser complains of."""
+"""A visitor at a browser: opens pages, presses keys and records every complaint of the browser."""
 
 import re
 from collections.abc import AsyncIterator
@@ -10,6 +10,7 @@ from typing import Protocol
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, expect
 
 WIDE, NARROW = (1280, 900), (360, 740)
+LARGE, PHONE = (1440, 900), (390, 844)
 PATIENCE_MS = 30_000
 CHORDS, CHORD_MS = 3, 5_000
 OVERFLOW = """() => {
@@ -21,6 +22,85 @@ OVERFLOW = """() => {
   const wide = [...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > width + 1 && !inside(one));
   return { by: document.documentElement.scrollWidth - width, who: wide.slice(0, 5).map((one) => one.outerHTML.slice(0, 160)) };
 }"""
+# Content that a person would have to scroll sideways to see. A line cut with dots has its full text as its title.
+OUTSIDE = """() => {
+  const width = document.documentElement.clientWidth;
+  const cut = (one) => {
+    if (one.closest(".unseen, .skip") || one.parentElement.closest("svg")) return true;
+    for (let up = one.parentElement; up !== document.body; up = up.parentElement) if (getComputedStyle(up).textOverflow === "ellipsis") return true;
+    return false;
+  };
+  return [...document.querySelectorAll("body *")].filter((one) => {
+    const box = one.parentElement && one.getBoundingClientRect();
+    return box.width > 0 && box.height > 0 && (box.right > width + 1 || box.left < -1) && !cut(one);
+  }).slice(0, 5).map((one) => one.outerHTML.slice(0, 160));
+}"""
+# Tiles of one grid by rows: finds a last row of one tile below a row of several.
+ORPHANS = """() => [...document.querySelectorAll("main .figures, main .grid")].filter((grid) => {
+  const tops = [...grid.children].filter((one) => one.offsetWidth).map((one) => one.getBoundingClientRect().top);
+  return tops.length > 1 && tops.filter((top) => top === tops.at(-1)).length === 1 && tops.filter((top) => top === tops[0]).length > 1;
+}).map((grid) => grid.textContent.slice(0, 160))"""
+# Swatches without a colour: they have neither ground, line nor shadow.
+COLOURLESS = """() => {
+  const clear = (colour) => /^rgba\\(.*, 0\\)$|^transparent$|\\/ 0\\)$/.test(colour);
+  const none = (style) => style.backgroundImage === "none" && clear(style.backgroundColor) && style.boxShadow === "none" &&
+    parseFloat(style.borderBottomWidth) < 1;
+  const before = [...document.querySelectorAll(".chip, .legend-item")].filter((one) => none(getComputedStyle(one, "::before")));
+  const scales = [...document.querySelectorAll(".scale i")].filter((one) => none(getComputedStyle(one)));
+  return [...before, ...scales].map((one) => one.outerHTML.slice(0, 160));
+}"""
+# Texts whose contrast with their ground is below 4.5 to 1 (WCAG 2.2, AA), the worst of each kind. Disabled and dimmed
+# tokens are exempt on purpose: their ground is the heat of their probability.
+FAINT = """() => {
+  const parse = (colour) => {
+    const n = colour.match(/[\\d.]+/g).map(Number), unit = colour.startsWith("color(") ? 255 : 1;
+    return [n[0] * unit, n[1] * unit, n[2] * unit, n[3] ?? 1];
+  };
+  const light = (rgb) => rgb.slice(0, 3).map((one) => one / 255).map((one) => one <= .03928 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4)
+    .reduce((sum, one, i) => sum + one * [.2126, .7152, .0722][i], 0);
+  const over = (above, below) => [0, 1, 2].map((i) => above[i] * above[3] + below[i] * (1 - above[3]));
+  const ground = (one) => {
+    const all = [];
+    for (let up = one; up; up = up.parentElement) all.unshift(parse(getComputedStyle(up).backgroundColor));
+    return all.reduce((below, above) => over(above, below), [255, 255, 255]);
+  };
+  const found = {};
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !one.offsetWidth || one.closest("svg, :disabled, .unseen, .skip, .k")) continue;
+    const below = ground(one), both = [light(below), light(over(parse(getComputedStyle(one).color), below))].sort((a, b) => a - b);
+    const ratio = (both[1] + .05) / (both[0] + .05), name = `${one.tagName}.${one.className}`;
+    if (ratio < 4.5 && !(found[name]?.ratio <= ratio)) found[name] = { ratio, text: one.textContent.slice(0, 40) };
+  }
+  return Object.entries(found).map(([name, one]) => `${name} ${one.ratio.toFixed(2)}: ${one.text}`);
+}"""
+# Content that lies beyond its panel, or has no room for a word (one letter a line).
+CRAMPED = """() => [...document.querySelectorAll("main .panel *")].filter((one) => {
+  const own = [...one.childNodes].filter((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own.length || !one.offsetWidth || one.closest("svg, .unseen")) return false;
+  const edge = one.closest(".panel").getBoundingClientRect().right + 1, style = getComputedStyle(one), least = parseFloat(style.fontSize) * 2;
+  const range = document.createRange();
+  return own.some((node) => {
+    range.selectNodeContents(node);
+    const box = range.getBoundingClientRect(), cut = one.closest(".table") && getComputedStyle(one.closest(".table")).overflowX === "auto";
+    return (box.right > edge && !cut && style.textOverflow !== "ellipsis" && style.overflowX === "visible") ||
+      (node.textContent.trim().length > 2 && box.width < least / 2 && box.height > 2.5 * parseFloat(style.fontSize));
+  });
+}).slice(0, 5).map((one) => one.outerHTML.slice(0, 160))"""
+# Pixels of a canvas in the colour of each of its chart's lines. Thin lines are left out: their colour mixes with the pixels below.
+INK = """(figure) => {
+  const canvas = figure.querySelector("canvas"), drawn = {};
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (const line of figure.querySelectorAll(".legend-item:not(.thin)")) {
+    const hex = getComputedStyle(line).getPropertyValue("--c").trim();
+    const rgb = hex.match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
+    let n = 0;
+    for (let at = 0; at < data.length; at += 4)
+      if (data[at + 3] > 100 && rgb.every((part, i) => Math.abs(part - data[at + i]) < 6)) n += 1;
+    drawn[line.firstChild.textContent] = n;
+  }
+  return drawn;
+}"""
 FOCUS = """() => {
   const one = document.activeElement, style = getComputedStyle(one);
   return one !== document.body && style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
@@ -30,28 +110,28 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 class Shown(Protocol):
-    """What has a dashboard."""
+    """The dashboard of one run."""
 
     @property
     def url(self) -> str:
-        """The dashboard's, with its token."""
+        """The dashboard's URL, with its token."""
         ...
 
     @property
     def address(self) -> str:
-        """The dashboard's, without a slash at its end."""
+        """The dashboard's URL, without a slash at its end."""
         ...
 
 
-@dataclass  # playwright keeps a mark on whoever listens
+@dataclass(kw_only=True)  # playwright marks each listening object
 class Visitor:
-    """One window. `complaints`: errors and warnings of the console, of scripts, of the policy, requests to anybody else."""
+    """One window. `complaints`: errors and warnings of the console, of scripts and of the policy, and requests to other hosts."""
 
     page: Page
     world: Shown
     complaints: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = ()
-    """Parts of what the console may say: whoever asks for what is refused or away sees it there."""
+    """Expected parts of console messages: the console reports each request that is refused or that finds its server away."""
 
     @property
     def main(self) -> Locator:
@@ -63,7 +143,7 @@ class Visitor:
 
     @property
     def banner(self) -> Locator:
-        """What is away."""
+        """The banner about services that are away."""
         return self.page.locator(".banner")
 
     @property
@@ -72,7 +152,7 @@ class Visitor:
         return self.page.locator(".light")
 
     async def enter(self) -> None:
-        """Be let in by the URL that `penstock up` printed."""
+        """Enter by the URL that `penstock up` printed."""
         assert (await self.page.context.request.get(self.world.url)).ok
 
     async def open(self, path: str) -> None:
@@ -81,12 +161,12 @@ class Visitor:
         await self.settled()
 
     async def settled(self) -> None:
-        """Wait until the page has a heading and waits for nothing more."""
+        """Wait until the page has a heading and no pending request."""
         await expect(self.main.locator(".loading, [aria-busy]")).to_have_count(0)
         await expect(self.heading).to_have_text(re.compile(r"\S"))
 
     async def at(self, path: str) -> None:
-        """Wait until the address is this one, whatever its parameters, and its page is there."""
+        """Wait until the address is this one, with any parameters, and its page is there."""
         await expect(self.page).to_have_url(self._address(path))
         await self.settled()
 
@@ -98,7 +178,7 @@ class Visitor:
             await self.page.keyboard.press(key)
 
     async def chord(self, letter: str, path: str) -> None:
-        """Press g and a letter, and be at the page that they go to. A machine that is busy may press the letter after the page forgot the g."""
+        """Press g and a letter, and wait for the page that they open. A busy machine may press the letter after the page forgot the g."""
         for _ in range(CHORDS - 1):
             await self.press("g", letter)
             try:
@@ -114,12 +194,36 @@ class Visitor:
         await self.page.set_viewport_size({"width": size[0], "height": size[1]})
 
     async def overflow(self) -> list[str]:
-        """What is wider than the screen, if the document is."""
+        """Elements wider than the screen, if the document is wider."""
         found = await self.page.evaluate(OVERFLOW)
         return found["who"] or ["something"] if found["by"] > 0 else []
 
+    async def outside(self) -> list[str]:
+        """Content outside the screen, also where it can be scrolled to."""
+        return list(await self.page.evaluate(OUTSIDE))
+
+    async def orphans(self) -> list[str]:
+        """Grids whose last row has one tile alone."""
+        return list(await self.page.evaluate(ORPHANS))
+
+    async def colourless(self) -> list[str]:
+        """Swatches of legends that are invisible."""
+        return list(await self.page.evaluate(COLOURLESS))
+
+    async def ink(self, chart: Locator) -> dict[str, int]:
+        """The lines of a chart with how many pixels are of their colour."""
+        return dict(await chart.evaluate(INK))
+
+    async def faint(self) -> list[str]:
+        """Texts that are hard to read on their ground."""
+        return list(await self.page.evaluate(FAINT))
+
+    async def cramped(self) -> list[str]:
+        """Texts beyond the edge of their panel, or written a letter a line."""
+        return list(await self.page.evaluate(CRAMPED))
+
     async def picture(self, directory: Path | None, name: str) -> None:
-        """All of the page, as high as it is: what is out of sight is not laid out."""
+        """The whole page, at its full height: browsers do not lay out content that is out of sight."""
         size = self.page.viewport_size
         if directory is None or size is None:
             return
@@ -132,7 +236,7 @@ class Visitor:
         await self.page.set_viewport_size(size)
 
     async def texts(self, selector: str) -> list[str]:
-        """The texts of all elements of the page that fit now: whoever asks has waited for the first."""
+        """The texts of all elements of the page that match now. The caller has waited for the first."""
         return [text.strip() for text in await self.main.locator(selector).all_inner_texts()]
 
     async def figures(self) -> dict[str, str]:
@@ -151,18 +255,18 @@ class Visitor:
         """Whether the element that has the focus shows it."""
         return bool(await self.page.evaluate(FOCUS))
 
-    def _console(self, said: ConsoleMessage) -> None:
-        if said.type in ("error", "warning") and not any(part in said.text for part in self.expected):
-            self.complaints.append(f"console {said.type}: {said.text} ({said.location.get('url')})")
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(part in message.text for part in self.expected):
+            self.complaints.append(f"console {message.type}: {message.text} ({message.location.get('url')})")
 
-    def _asked(self, request: Request) -> None:
+    def _request(self, request: Request) -> None:
         if not request.url.startswith((self.world.address + "/", "data:")):
             self.complaints.append(f"request to {request.url}")
 
 
 @asynccontextmanager
 async def visiting(world: Shown, browser: Browser, theme: str = "light") -> AsyncIterator[Visitor]:
-    """A window with nothing kept from others: no cookie yet."""
+    """A window that shares nothing with others: no cookie yet."""
     width, height = WIDE
     context = await browser.new_context(
         viewport={"width": width, "height": height},
@@ -171,10 +275,10 @@ async def visiting(world: Shown, browser: Browser, theme: str = "light") -> Asyn
     )
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
-    visitor = Visitor(page, world)
+    visitor = Visitor(page=page, world=world)
     page.on("console", visitor._console)
     page.on("pageerror", lambda error: visitor.complaints.append(f"script: {error}"))
-    page.on("request", visitor._asked)
+    page.on("request", visitor._request)
     try:
         yield visitor
     finally:

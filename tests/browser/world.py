@@ -41,6 +41,12 @@ max_context = 2048
 [sampling]
 max_new_tokens = 12
 
+[sandbox]
+memory_mb = 512
+processes = 64
+cpu_s = 60
+disk_mb = 64
+
 [rollout]
 slots = 4
 verify_slots = 2
@@ -48,6 +54,8 @@ scaffolds = {{ "{agent}:Branching" = 1.0, "{agent}:Waiting" = 0.0, "{agent}:Brok
 lease_ttl_s = 5.0
 retry_delay_s = 0.1
 timeout_s = 120.0
+completion_s = 120.0
+tool_timeout_s = 60.0
 """
 STATE = "select state = any(:states) from groups where run_id = :run and group_id = :group"
 LONGEST = """\
@@ -55,7 +63,7 @@ select r.rollout_id, s.idx from rollouts r join groups g using (run_id, group_id
 where r.run_id = :run and g.state = 'trained' order by s.full_len - s.state_len desc limit 1"""
 LUCK = "printf '0.%05d' $RANDOM"
 
-# Whatever could run, reach out, format, colour, move or reorder, if it were ever read as anything but text.
+# Texts that could run, reach out, format, colour, move or reorder, if they were ever read as anything but text.
 SCRIPT = '<script>document.title="owned"</script>'
 IMAGE = "<img src=http://penstock.invalid/x.png onerror=\"document.title='owned'\">"
 MARKDOWN = "**bold** [click](javascript:alert(1)) ![p](http://penstock.invalid/y.png)"
@@ -70,7 +78,7 @@ HOSTILE_NAME = f"{SCRIPT} \u202eeman \x1b[2J {'wide' * 30}"
 
 
 def a_task(instruction: str, *, reward: str = LUCK, name: str | None = None, **files: bytes) -> Task:
-    """A task whose reward is what `reward` prints."""
+    """A task whose reward is the output of `reward`."""
     test = f"mkdir -p /logs/verifier; echo the verifier was here; {reward} > /logs/verifier/reward.txt\n"
     named = f"name = {json.dumps(name)}\n" if name else ""
     return Task.from_files(
@@ -98,7 +106,7 @@ def hostile() -> Task:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class World:
     """A stack, a client of its run, and where things are in it."""
 
@@ -109,12 +117,12 @@ class World:
 
     @property
     def url(self) -> str:
-        """The dashboard's, with its token."""
+        """The dashboard's URL, with its token."""
         return self.stack.home.web_url_file.read_text().strip()
 
     @property
     def address(self) -> str:
-        """The dashboard's, without a slash at its end."""
+        """The dashboard's URL, without a slash at its end."""
         return self.url.partition("/?")[0]
 
     async def submit(
@@ -158,7 +166,12 @@ class World:
         known = await self.value("select coalesce(max(dead_letter_id), 0) from dead_letters")
         subject = subjects.tasks(self.seen.run, "general")
         await self.seen.bus.publish(
-            Outgoing(subject, f"junk:{known}", "TaskSubmitted/1", b"<script>\xff\x1b[31m")
+            Outgoing(
+                subject=subject,
+                msg_id=f"junk:{known}",
+                schema="TaskSubmitted/1",
+                body=b"<script>\xff\x1b[31m",
+            )
         )
         await self.until(
             "select max(dead_letter_id) > :known from dead_letters", "the message is dead", known=known
@@ -171,7 +184,7 @@ class World:
         return row.rollout_id, row.idx
 
     async def live(self) -> None:
-        """All that a page may show happens."""
+        """Produce every state that a page may show."""
         (self.ids["dead"],) = await self.submit(a_task("Whatever."), scaffold="Broken")
         await self.submit(*[a_task(f"Say {n}.") for n in range(BATCHES)])
         await self.submit(*[a_task(f"Code {n}.") for n in range(BATCHES)], domain="coding")
@@ -195,14 +208,14 @@ class World:
 
 @asynccontextmanager
 async def living(model: Path) -> AsyncIterator[World]:
-    """The world, until the context ends; what it left is gone then."""
+    """The world, until the context ends; its files are gone then."""
     with place() as directory:
         stack = Stack(directory)
         (directory / "penstock.toml").write_text(CONFIG.format(model=model, agent=AGENT))
         try:
             await stack.up()
             async with observing(stack.home) as seen:
-                world = World(stack, seen)
+                world = World(stack=stack, seen=seen)
                 await world.live()
                 yield world
         finally:

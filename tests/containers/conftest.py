@@ -21,14 +21,14 @@ SETTINGS = ContainerSettings(
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where sandboxes of this process and of the owners it kills are kept, and what both know of podman."""
-    assert shutil.which("podman"), "there is no podman on the PATH: ops/setup_podman installs it"
+    """The directory for sandboxes of this process and of the owners it kills; both use the same settings of podman."""
+    assert shutil.which("podman"), "podman is not on the PATH: ops/setup_podman installs it"
     directory = Path(tempfile.mkdtemp(prefix="penstock-test-"))
     directory.chmod(0o711)
     monkeypatch.setenv("TMPDIR", str(directory))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    told = {"image": SETTINGS.image, "global_options": list(SETTINGS.global_options)}
-    (tmp_path / "settings.json").write_text(json.dumps({"container": told}))
+    settings = {"image": SETTINGS.image, "global_options": list(SETTINGS.global_options)}
+    (tmp_path / "settings.json").write_text(json.dumps({"container": settings}))
     monkeypatch.setenv("PENSTOCK_SANDBOX_SETTINGS", str(tmp_path / "settings.json"))
     yield directory
     reap(default_root())

@@ -4,15 +4,15 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 
-import anyio
 import pytest
 
-from sandboxes.conformance import CHECKS, Check, run_check
+from sandboxes.conformance import CHECKS, ConformanceCheck, run_check
 from sandboxes.kubernetes.provider import KubernetesProvider
 from tests.unit.sandboxes.clusters import gone
 from tests.unit.sandboxes.fake_kubernetes import Fake, place, serving
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("containers")]
 
 TTL_S = 4.0  # programs of a killed owner are dead after half of it
 
@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesProvider]:
-    """Known to the owners that the suite kills as well."""
+    """The provider is known to the owners that the suite kills, too."""
     with place() as directory:
         fake = Fake(directory, processes=True)
         async with serving(fake) as known:
@@ -33,14 +33,16 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesP
             monkeypatch.setenv("PENSTOCK_SANDBOX_SETTINGS", str(directory / "settings.json"))
             provider = KubernetesProvider()
             yield provider
-            with anyio.fail_after(20):
-                while fake.pods:  # of killed owners
-                    await provider.tidy()
-                    await anyio.sleep(0.1)
+
+            async def tidied() -> bool:
+                await provider.tidy()
+                return not fake.pods
+
+            await eventually(tidied, within_s=20, every_s=0.1)  # pods of killed owners
             await gone(fake)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
-async def test_pods_keep_every_promise(provider: KubernetesProvider, check: Check) -> None:
+async def test_pods_keep_every_promise(provider: KubernetesProvider, check: ConformanceCheck) -> None:
     result = await run_check(provider, check)
     assert result.passed, result.detail

@@ -1,16 +1,22 @@
-"""The provider `container` over a real podman: the suite of the port, images, and what a killed owner leaves."""
+"""The provider `container` over a real podman: the suite of the port, images, and the leftovers of a killed owner."""
 
 import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pytest
 
-from sandboxes.base import File, ImageRefused, Limits, SandboxSpec
-from sandboxes.conformance import CHECKS, Check, run_check
+from orchestrator.tasks.harbor import Task
+from sandboxes.base import BuildEntry, File, ImageRefused, Limits, SandboxLost, SandboxSpec
+from sandboxes.cgroups import Cgroup
+from sandboxes.conformance import ConformanceCheck, checks_for, run_check
+from sandboxes.conformance.as_user import AsUser
+from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
@@ -18,8 +24,9 @@ from sandboxes.effective import observe
 from sandboxes.owner import Owner
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("containers")]
 
 DOCKERFILE = b"""FROM localhost/penstock-sandbox
 ENV A=image PATH=/opt/bin:/usr/bin:/bin
@@ -35,22 +42,30 @@ os.execvp("podman", ["podman", *{options!r}, *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
-async def test_podman_keeps_every_promise(check: Check) -> None:
+@pytest.mark.parametrize(
+    "check", checks_for(ContainerProvider()), ids=[each.name for each in checks_for(ContainerProvider())]
+)
+async def test_podman_keeps_every_promise(
+    check: ConformanceCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     result = await run_check(ContainerProvider(), check)
     assert result.passed, result.detail
+    assert list(here.iterdir()) == [], "left in the working directory of this process"
 
 
 async def test_a_dockerfile_is_built_once_and_its_work_directory_is_the_sandboxs() -> None:
-    context = {"Dockerfile": DOCKERFILE, "a.txt": b"hello"}
+    context: dict[str, BuildEntry] = {"Dockerfile": File(DOCKERFILE), "a.txt": File(b"hello")}
     spec = SandboxSpec(build=context, files={"/app/placed": File(b"x")}, env={"B": "spec"})
     for _ in range(2):
         async with ContainerProvider().open(spec) as sandbox:
             result = await sandbox.exec(
                 ["sh", "-c", 'pwd; ls; echo "$A $B $PATH"; cat link; echo 1 >new; rm made']
             )
-            said = result.stdout.decode().split("\n")
-            assert said == [
+            lines = result.stdout.decode().split("\n")
+            assert lines == [
                 "/srv/work",
                 "empty",
                 "link",
@@ -65,10 +80,79 @@ async def test_a_dockerfile_is_built_once_and_its_work_directory_is_the_sandboxs
             assert await sandbox.get("/app/sub/a.txt") == b"hello"
 
 
+async def test_the_image_the_work_directory_the_cores_and_the_build_time_of_a_task_hold() -> None:
+    task = Task.from_files(
+        {
+            "task.toml": b'[environment]\ndocker_image = "localhost/penstock-sandbox"\nworkdir = "/srv/mine"\ncpus = 0.5\n',
+            "instruction.md": b"do it",
+            "tests/test.sh": b"true",
+            "environment/files/a": b"1",
+        }
+    )
+    environment = task.environment(None, containers=True)
+    spec = environment.spec(environment.files, Limits())
+    async with ContainerProvider().open(spec) as sandbox:
+        result = await sandbox.exec(
+            ["sh", "-c", "pwd; ls; cat /sys/fs/cgroup/cpu.max 2>/dev/null || echo 50000 100000"]
+        )
+        assert result.stdout.decode().split() == ["/srv/mine", "a", "50000", "100000"]
+    slow = SandboxSpec(
+        build={"Dockerfile": File(f"FROM localhost/penstock-sandbox\nRUN sleep 60 # {uuid4()}\n".encode())},
+        build_timeout_s=2,
+    )
+    with pytest.raises(ImageRefused, match=r"not built by podman within 2 s \(build_timeout_sec\)"):
+        async with ContainerProvider().open(slow):
+            pass
+    left = await Engine(SETTINGS).must("ps", "--all", "--external", "--format={{.Names}}")
+    assert b"working-container" not in left
+
+
+NAMED = b"""FROM localhost/penstock-sandbox
+RUN echo "worker:x:4321:4322::/home/worker:/bin/sh" >>/etc/passwd && mkdir -p /srv/work/mine
+WORKDIR /srv/work
+RUN echo secret >secret && chmod 600 secret && echo own >mine/own && chown -R 4321:4322 mine && chmod 700 mine
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
+@pytest.mark.parametrize("user", ["worker", "4321"])
+async def test_a_named_user_of_an_image_has_its_own_files_and_no_others(user: str) -> None:
+    spec = SandboxSpec(build={"Dockerfile": File(NAMED)}, user=user, files={"/app/placed": File(b"x", 0o600)})
+    async with ContainerProvider().open(spec) as sandbox:
+        script = "id -u; id -g; whoami; echo $USER; cat mine/own placed; stat -c %u . secret mine/own placed; echo new >mine/new"
+        result = await sandbox.exec(["sh", "-c", script])
+        assert result.stdout.decode().split() == [
+            *("4321", "4322", "worker", "worker", "own", "x0", "0", "4321", "4321")
+        ], result
+        for forbidden in ("cat secret", "touch new", "rm secret", "unshare -U true"):
+            assert not (await sandbox.exec(["sh", "-c", forbidden])).ok, forbidden
+        assert set((await sandbox.changed()).added) == {"mine/new"}
+
+
+async def test_users_that_a_container_cannot_have_are_one_sentence() -> None:
+    for user, sentence in (
+        ("root", "their root would be this machine's"),
+        ("stranger", "no user 'stranger'"),
+    ):
+        with pytest.raises(ImageRefused, match=sentence):
+            async with ContainerProvider().open(SandboxSpec(user=user)):
+                pass
+
+
+OF_USERS = [each for each in checks_for(ContainerProvider()) if each.escape or each.isolation]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
+@pytest.mark.parametrize("check", OF_USERS, ids=[each.name for each in OF_USERS])
+async def test_a_named_user_of_podman_has_no_way_out(check: ConformanceCheck) -> None:
+    result = await run_check(AsUser(ContainerProvider(), "4321"), check)
+    assert result.passed, result.detail
+
+
 async def test_a_dockerfile_that_cannot_be_built_is_the_tasks_mistake() -> None:
     with pytest.raises(ValueError, match=r"environment/Dockerfile cannot be built by podman: .*false"):
         async with ContainerProvider().open(
-            SandboxSpec(build={"Dockerfile": b"FROM localhost/penstock-sandbox\nRUN false\n"})
+            SandboxSpec(build={"Dockerfile": File(b"FROM localhost/penstock-sandbox\nRUN false\n")})
         ):
             pass
 
@@ -77,31 +161,31 @@ async def test_a_dockerfile_that_cannot_be_built_is_the_tasks_mistake() -> None:
 async def test_a_work_directory_that_is_taken_is_named(work: str) -> None:
     dockerfile = f"FROM localhost/penstock-sandbox\nWORKDIR {work}\n".encode()
     with pytest.raises(ValueError, match=f"WORKDIR {work} is taken"):
-        async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": dockerfile})):
+        async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": File(dockerfile)})):
             pass
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "sentence"),
     [
         ("truncate -s 300M hole", "a file of more than 64 MB|more than 64 MB"),
         ("head -c 40M /dev/zero >a && ln a b", r"more than 64 MB \(sandbox.disk_mb"),
-        ("mkfifo pipe", "what is no file, directory or link: 'pipe'"),
+        ("mkfifo pipe", "neither a file nor a directory nor a link: 'pipe'"),
         ("for n in $(seq 60); do echo >$n; done", "more than 50 files and directories"),
     ],
     ids=["hole", "hard link", "pipe", "crowd"],
 )
-async def test_what_no_sandbox_takes_of_an_image_is_the_tasks_mistake(made: str, said: str) -> None:
+async def test_what_no_sandbox_takes_of_an_image_is_the_tasks_mistake(made: str, sentence: str) -> None:
     dockerfile = f"FROM localhost/penstock-sandbox\nWORKDIR /srv\nRUN {made}\n".encode()
-    spec = SandboxSpec(build={"Dockerfile": dockerfile}, limits=Limits(disk_mb=64, disk_files=50))
-    with pytest.raises(ImageRefused, match=said):
+    spec = SandboxSpec(build={"Dockerfile": File(dockerfile)}, limits=Limits(disk_mb=64, disk_files=50))
+    with pytest.raises(ImageRefused, match=sentence):
         async with ContainerProvider().open(spec):
             pass
 
 
 async def test_links_of_an_image_are_its_own() -> None:
     dockerfile = b"FROM localhost/penstock-sandbox\nWORKDIR /srv\nRUN echo 1 >a && ln a b && ln -s a c && mkdir -p d/e && ln -s / d/f\n"
-    async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": dockerfile})) as sandbox:
+    async with ContainerProvider().open(SandboxSpec(build={"Dockerfile": File(dockerfile)})) as sandbox:
         result = await sandbox.exec(["sh", "-c", "cat a b c; readlink c d/f; ls d"])
         assert result.stdout.split() == [b"1", b"1", b"1", b"a", b"/", b"e", b"f"]
 
@@ -127,12 +211,100 @@ async def test_a_killed_owners_container_and_files_are_gone_at_once() -> None:
         "        print('ready', flush=True)\n        await process.wait()\nanyio.run(own)"
     )
     async with await anyio.open_process([sys.executable, "-c", script]) as owner:
-        assert owner.stdout is not None and await owner.stdout.receive() == b"ready\n"
+        assert owner.stdout is not None and (await owner.stdout.receive()).startswith(b"ready")
         assert len(await Engine(SETTINGS).left(default_root())) == 1
         owner.kill()
-    with anyio.fail_after(20):
-        while list(default_root().glob("*.json")) or await Engine(SETTINGS).left(default_root()):
-            await anyio.sleep(0.1)
+    await eventually(
+        lambda: Engine(SETTINGS).left(default_root()),
+        lambda seen: not list(default_root().glob("*.json")) and not seen,
+        within_s=20,
+        every_s=0.1,
+    )
+
+
+async def test_programs_cannot_reach_process_1_its_pipe_or_the_exit_code_of_another() -> None:
+    attack = (
+        "import glob, os, signal\n"
+        "def tried(what, *args):\n    try:\n        what(*args)\n        return True\n    except OSError:\n        return False\n"
+        "others = [int(p) for p in os.listdir('/proc') if p.isdigit() and os.stat('/proc/' + p).st_uid != os.getuid()]\n"
+        "for number in (9, 15, 19):\n    for pid in others:\n        assert not tried(os.kill, pid, number), pid\n"
+        "assert 1 in others and not any(tried(open, f'/proc/{pid}/{name}') for pid in others for name in ('mem', 'environ'))\n"
+        "for path in glob.glob('/run/penstock-program/*'):\n    for name in ('status', 'gate', 'leash'):\n"
+        "        if tried(os.stat, f'{path}/{name}') and name != 'leash':\n"
+        "            fd = os.open(f'{path}/{name}', os.O_RDWR | os.O_NONBLOCK) if 'session' not in path else -1\n"
+        "            fd >= 0 and os.write(fd, b'0\\n')\n"
+        "assert not any(tried(os.open, path, os.O_WRONLY | os.O_NONBLOCK) for path in glob.glob('/run/penstock-program/session-*/*'))\n"
+        "print('tried', flush=True)"
+    )
+    async with ContainerProvider().open(SandboxSpec()) as sandbox:
+        judge = await sandbox.start(["sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 7"])
+        result = await sandbox.exec(["python3", "-c", attack])
+        assert (result.exit_code, result.stdout) == (0, b"tried\n"), result
+        await sandbox.put({"/app/go": File(b"")})
+        assert (await judge.wait()).exit_code == 7
+
+
+async def test_a_program_that_leaves_no_process_to_be_had_does_not_keep_the_next_one_out() -> None:
+    fill = "import subprocess\ntry:\n    while True:\n        subprocess.Popen(['sleep', '300'])\nexcept OSError:\n    print('full')"
+    async with ContainerProvider().open(SandboxSpec(limits=Limits(processes=30))) as sandbox:
+        assert (await sandbox.exec(["python3", "-c", fill])).stdout == b"full\n"
+        result = await sandbox.exec(["sh", "-c", "echo in; (true) || exit 3"])
+        assert result.stdout == b"in\n" and not result.ok
+
+
+async def test_a_container_that_something_outside_ends_is_lost_and_nothing_goes_on_without_it() -> None:
+    async with ContainerProvider().open(SandboxSpec()) as sandbox:
+        process = await sandbox.start(["sleep", "100"])
+        [container] = await Engine(SETTINGS).left(default_root())
+        await Engine(SETTINGS).remove(container)
+        for call in (process.wait, sandbox.changed, partial(sandbox.exec, ["true"])):
+            with pytest.raises(SandboxLost):
+                await call()
+
+
+async def test_an_exec_that_is_cancelled_while_the_container_starts_leaves_none_and_the_next_has_its_own() -> (
+    None
+):
+    async with ContainerProvider().open(SandboxSpec()) as sandbox:
+        for after_s in (0.05, 0.3, 0.6):
+            with anyio.move_on_after(after_s):
+                await sandbox.exec(["sleep", "100"])
+        assert (await sandbox.exec(["true"])).ok
+        assert len(await Engine(SETTINGS).left(default_root())) == 1
+    assert not await Engine(SETTINGS).left(default_root())
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+async def test_where_programs_cannot_be_distinguished_one_that_is_ended_takes_all_along(
+    seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a user in docker's group (no control group can be made), or with gVisor (no process can be seen)."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    if seen:
+        monkeypatch.setattr(Cgroup, "part", refused)
+    else:
+        monkeypatch.setattr("sandboxes.container.session.procfs.marked", lambda *_: iter(()))
+    held, ended = long_sleep(), long_sleep()
+    async with ContainerProvider().open(SandboxSpec()) as sandbox:
+        assert (await sandbox.exec(["sh", "-c", f"sleep {held} & exit 3"])).exit_code == 3
+        assert (await sandbox.exec(["true"])).ok and sleepers(held), "what it left running is gone"
+        assert (
+            await sandbox.exec(["sh", "-c", f"setsid sleep {ended} & sleep 100"], timeout_s=4.0)
+        ).timed_out
+        assert not sleepers(held) and not sleepers(ended)
+        late = "(sh -c 'trap \"echo 1 >late; exit\" TERM; echo >up; while :; do sleep 0.05; done' &); while [ ! -e up ]; do sleep 0.05; done"
+        assert (await sandbox.exec(["sh", "-c", late])).ok, "the sandbox is unusable afterwards"
+        assert "late" in (await sandbox.changed()).added, (
+            "a program that writes on SIGTERM had no time for it"
+        )
+        assert (await sandbox.exec(["sh", "-c", f"sleep {held} &"])).ok
+    assert not sleepers(held) and not await Engine(SETTINGS).left(default_root())
+    async with ContainerProvider().open(SandboxSpec(background=False)) as sandbox:
+        assert (await sandbox.exec(["sh", "-c", f"setsid sleep {held} & exit 4"])).exit_code == 4
+        assert not sleepers(held), "it is left running where nothing may"
 
 
 async def test_a_container_by_which_an_image_was_read_goes_with_who_read_it_and_not_before() -> None:
@@ -149,10 +321,11 @@ async def test_a_container_by_which_an_image_was_read_goes_with_who_read_it_and_
             assert made[0] in (left := await engine.left(default_root())) and made[1] not in left
     finally:
         await engine.remove(*made)
+    assert not await engine.left(default_root()), "one that is gone keeps the others from being removed"
 
 
 async def test_the_commands_for_docker_run_as_they_are(tmp_path: Path) -> None:
-    """podman takes docker's flags; that docker itself takes them, tests/unit/sandboxes/test_container.py asks its own parser where it is
+    """podman takes docker's flags. tests/unit/sandboxes/test_container.py checks them with docker's own parser where docker is
     installed."""
     record, shim = tmp_path / "argv", tmp_path / "docker"
     shim.write_text(

@@ -1,10 +1,10 @@
-"""What a rollout server says, and what transformers would."""
+"""The answers of a rollout server, and the expected ones of transformers."""
 
 from typing import Any
 
 import torch
 
-from orchestrator.gateway.upstream import Generation, SamplingParams
+from orchestrator.gateway.servers.client import Generation, SamplingParams
 
 PROMPT = [1, 100, 101, 102, 103, 104, 2, 7]
 CONTEXT = 8192
@@ -12,7 +12,7 @@ VOCABULARY = 733
 
 
 def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> list[float]:
-    """Logprobs of ids[1:], each given what precedes it."""
+    """Logprobs of ids[1:], each given the ids before it."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
     table = torch.log_softmax(logits / temperature, -1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.gateway.upstream import RolloutServerClient
+from orchestrator.gateway.servers.client import RolloutServerClient
 from tests.contract.rollout_server import ServerProcess, running_server
 from trainer.benchmarks.random_model import write_random_model
 

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import eventually_blocking
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "wire" / "golden" / "sglang"
@@ -43,28 +44,34 @@ def running_server(model: Path, *options: str, kind: str = "embedded") -> Iterat
             r"(?s)running on http://127\.0\.0\.1:(\d+).*fired up and ready",
         ),
     }[kind]
-    with tempfile.TemporaryFile() as log:  # a pipe that nobody reads would stop the server
+    with tempfile.TemporaryFile() as log:  # an unread pipe would stop the server
         process = subprocess.Popen(
             [*program, "--model-path", str(model), *options], stdout=log, stderr=log, start_new_session=True
         )
 
-        def said() -> str:
+        def output() -> str:
             return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
 
         try:
-            deadline = time.monotonic() + START_S
-            while not (found := re.search(serves, said())):
-                assert process.poll() is None, f"the server ended before it listened:\n{said()}"
-                assert time.monotonic() < deadline, f"the server does not serve after {START_S} s:\n{said()}"
-                time.sleep(0.05)
+
+            def serving() -> re.Match[str] | None:
+                found = re.search(serves, output())
+                assert found or process.poll() is None, f"the server ended before it listened:\n{output()}"
+                return found
+
+            try:
+                found = eventually_blocking(serving, within_s=START_S, every_s=0.05)
+            except TimeoutError:
+                raise AssertionError(f"the server does not serve after {START_S} s:\n{output()}") from None
+            assert found is not None
             yield ServerProcess(f"http://127.0.0.1:{found[1]}", process.pid, process)
         finally:
             _end(process)
-            print(said()[-20_000:], file=sys.stderr)  # shown by pytest when a test failed
+            print(output()[-20_000:], file=sys.stderr)  # shown by pytest when a test failed
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM, patience, then SIGKILL to whatever is left of the group, while the dead leader still holds its number."""
+    """SIGTERM, patience, then SIGKILL to the rest of the group, while the dead leader still holds its number."""
     if process.returncode is not None:
         return
     handle = os.pidfd_open(process.pid)

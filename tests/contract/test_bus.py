@@ -1,4 +1,4 @@
-"""What every bus must do, asked of the one in memory and of a real NATS server alike."""
+"""Requirements for every bus, tested on the in-memory bus and on a real NATS server alike."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -17,8 +17,9 @@ from orchestrator.bus.memory import MemoryBus
 from orchestrator.bus.nats import NatsBus
 from orchestrator.bus.pull import Timing
 from orchestrator.bus.subjects import Consumer
-from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.deploy.embedded.nats import EmbeddedNats
 from tests.contract.bus_rig import first_streams
+from tests.waiting import stays_true_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -26,13 +27,13 @@ STREAMS = tuple(
     replace(s, max_msgs=5, max_bytes=32 << 20) if s.name == "TASKS" else replace(s, max_bytes=32 << 20)
     for s in subjects.STREAMS
 )
-TIMING = Timing(expires_s=2.0, heartbeat_s=0.5, look_s=0.1)
+TIMING = Timing(expires_s=2.0, heartbeat_s=0.5, poll_interval_s=0.1)
 ACK_WAIT_S = 0.3
 
 
 @dataclass
 class Rig:
-    """A bus under test, and the hand that deletes its streams underneath it."""
+    """A bus under test, and access to delete its streams underneath it."""
 
     bus: Bus
     wipe: Callable[[], Awaitable[None]]
@@ -55,7 +56,7 @@ async def rig(request: pytest.FixtureRequest, nats_server: EmbeddedNats) -> Asyn
 
         async def wipe_server() -> None:
             for stream in subjects.STREAMS:
-                with suppress(NotFoundError):  # deleted before, and not made again yet
+                with suppress(NotFoundError):  # deleted before, and not recreated yet
                     await foreign.jetstream().delete_stream(f"{prefix.upper()}_{stream.name}")
 
         bus = await stack.enter_async_context(
@@ -74,7 +75,10 @@ def bus(rig: Rig) -> Bus:
 def step(number: int, run: str = "demo", **changes: object) -> Outgoing:
     """A step message; its body is its number."""
     message = Outgoing(
-        subjects.steps(run, "r1"), f"r1:1:{number}:step", "StepRecorded/1", str(number).encode()
+        subject=subjects.steps(run, "r1"),
+        msg_id=f"r1:1:{number}:step",
+        schema="StepRecorded/1",
+        body=str(number).encode(),
     )
     return replace(message, **changes)  # type: ignore[arg-type]
 
@@ -97,7 +101,7 @@ async def take(bus: Bus, consumer: Consumer, count: int, *, within_s: float = 5.
 
 
 async def nothing_more(bus: Bus, consumer: Consumer, *, for_s: float = 0.2) -> bool:
-    """Whether the consumer is given nothing for a while."""
+    """Whether the consumer gets nothing for a while."""
     with anyio.move_on_after(for_s):
         async with bus.subscribe(consumer) as arriving:
             await arriving.take(1)
@@ -107,7 +111,11 @@ async def nothing_more(bus: Bus, consumer: Consumer, *, for_s: float = 0.2) -> b
 
 async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
     sent = Outgoing(
-        "steps.demo.r1", "r1:1:0:step", "StepRecorded/1", b'{"text": "\xc3\xa9"}', {"Trace": "abc"}
+        subject="steps.demo.r1",
+        msg_id="r1:1:0:step",
+        schema="StepRecorded/1",
+        body=b'{"text": "\xc3\xa9"}',
+        headers={"Trace": "abc"},
     )
     assert await bus.publish(sent) is True
     [got] = await take(bus, subjects.consume_steps("demo"), 1)
@@ -185,24 +193,25 @@ async def test_an_unsettled_message_comes_again_after_the_ack_wait(bus: Bus) -> 
 
 async def test_a_message_in_progress_does_not_come_again(bus: Bus) -> None:
     await bus.publish(step(0))
-    # Unlike `ACK_WAIT_S`, longer than a machine pauses: then nothing says that it is in progress.
+    # Unlike `ACK_WAIT_S`, longer than a machine pauses: then nothing sends a sign of progress.
     ack_wait_s = 2.0
     consumer = replace(subjects.consume_steps("demo"), ack_wait_s=ack_wait_s)
     async with bus.subscribe(consumer) as arriving:
         with anyio.fail_after(5):
             [delivery] = await arriving.take(1)
-        with anyio.move_on_after(2 * ack_wait_s) as waited:
-            async with anyio.create_task_group() as group:
+        more: list[Delivery] = []
 
-                async def keep() -> None:
-                    while True:
-                        await delivery.in_progress()
-                        await anyio.sleep(0.1)
+        async def take_more() -> None:
+            more.extend(await arriving.take(1))
 
-                group.start_soon(keep)
-                await arriving.take(1)
-                group.cancel_scope.cancel()
-        assert waited.cancelled_caught
+        async def kept() -> bool:
+            await delivery.in_progress()
+            return more == []
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(take_more)
+            await stays_true_for(2 * ack_wait_s, kept, every_s=0.1)
+            group.cancel_scope.cancel()
 
 
 async def test_a_terminated_message_never_comes_again(bus: Bus) -> None:
@@ -211,7 +220,7 @@ async def test_a_terminated_message_never_comes_again(bus: Bus) -> None:
         with anyio.fail_after(5):
             [delivery] = await arriving.take(1)
         await delivery.term()
-        await delivery.nak()  # settled already: nothing happens
+        await delivery.nak()  # settled already: no effect
     assert await nothing_more(bus, quick(subjects.consume_steps("demo")), for_s=2 * ACK_WAIT_S)
 
 
@@ -229,7 +238,7 @@ async def test_a_message_delivered_too_often_becomes_a_dead_letter(bus: Bus) -> 
         async with anyio.create_task_group() as group:
             group.start_soon(take_more)
             [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
-            await anyio.sleep(2 * ACK_WAIT_S)  # what must not happen has had its time
+            await stays_true_for(2 * ACK_WAIT_S, lambda: more == [])
             group.cancel_scope.cancel()
     assert more == []
     assert letter.headers[subjects.HEADER_DEAD_REASON] == "delivered 2 times without an acknowledgement"
@@ -272,7 +281,12 @@ async def test_what_was_never_published_can_be_a_dead_letter_too(bus: Bus) -> No
 
 
 async def test_a_full_stream_refuses_and_loses_nothing(bus: Bus) -> None:
-    tasks = [Outgoing("tasks.demo.coding", f"demo:{n}", "TaskSubmitted/1", str(n).encode()) for n in range(6)]
+    tasks = [
+        Outgoing(
+            subject="tasks.demo.coding", msg_id=f"demo:{n}", schema="TaskSubmitted/1", body=str(n).encode()
+        )
+        for n in range(6)
+    ]
     for task in tasks[:5]:
         assert await bus.publish(task)
     with pytest.raises(StreamFull, match="TASKS"):
@@ -292,9 +306,16 @@ async def test_a_full_stream_refuses_and_loses_nothing(bus: Bus) -> None:
 async def test_a_late_reader_of_the_policy_sees_the_last_version_and_then_the_new_ones(bus: Bus) -> None:
     for version in (1, 2, 3):
         await bus.publish(
-            Outgoing(subjects.policy("demo"), f"p{version}", "PolicyPublished/1", b"%d" % version)
+            Outgoing(
+                subject=subjects.policy("demo"),
+                msg_id=f"p{version}",
+                schema="PolicyPublished/1",
+                body=b"%d" % version,
+            )
         )
-    await bus.publish(Outgoing(subjects.policy("other"), "o9", "PolicyPublished/1", b"9"))
+    await bus.publish(
+        Outgoing(subject=subjects.policy("other"), msg_id="o9", schema="PolicyPublished/1", body=b"9")
+    )
     async with (
         bus.subscribe(subjects.consume_policy("demo")) as one,
         bus.subscribe(subjects.consume_policy("demo")) as two,
@@ -304,38 +325,40 @@ async def test_a_late_reader_of_the_policy_sees_the_last_version_and_then_the_ne
                 [last] = await reader.take(10)
                 assert last.body == b"3"
                 await last.ack()
-            await bus.publish(Outgoing(subjects.policy("demo"), "p4", "PolicyPublished/1", b"4"))
+            await bus.publish(
+                Outgoing(subject=subjects.policy("demo"), msg_id="p4", schema="PolicyPublished/1", body=b"4")
+            )
             for reader in (one, two):
                 assert [delivery.body for delivery in await reader.take(10)] == [b"4"]
 
 
 async def test_missing_streams_are_made_again_and_named(rig: Rig) -> None:
     assert await rig.bus.ensure_streams() == []
-    told: list[str] = []
-    everything_told = anyio.Event()
+    notified: list[str] = []
+    all_notified = anyio.Event()
 
     async def on_new(stream: str) -> None:
-        told.append(stream)
-        if len(told) == len(subjects.STREAMS):
-            everything_told.set()
+        notified.append(stream)
+        if len(notified) == len(subjects.STREAMS):
+            all_notified.set()
 
     rig.bus.on_stream_new(on_new)
     await rig.wipe()
     with anyio.fail_after(5):
-        await everything_told.wait()
-    assert sorted(told) == sorted(stream.name for stream in subjects.STREAMS)
+        await all_notified.wait()
+    assert sorted(notified) == sorted(stream.name for stream in subjects.STREAMS)
     assert await rig.bus.ensure_streams() == []
 
 
 async def test_consumption_and_publishing_go_on_after_a_wipe_and_senders_can_publish_again(rig: Rig) -> None:
     bus = rig.bus
     lost = [step(number) for number in range(10)]
-    told = anyio.Event()
+    notified = anyio.Event()
 
     async def publish_again(stream: str) -> None:
         if stream == "STEPS":
             await bus.publish_many(lost)
-            told.set()
+            notified.set()
 
     bus.on_stream_new(publish_again)
     await bus.publish_many(lost)
@@ -344,7 +367,7 @@ async def test_consumption_and_publishing_go_on_after_a_wipe_and_senders_can_pub
         async with bus.subscribe(subjects.consume_steps("demo"), batch=4) as arriving:
             before = await arriving.take(4)  # taken, not yet acknowledged
             await rig.wipe()
-            await told.wait()
+            await notified.wait()
             await bus.publish(step(10))
             for delivery in before:
                 await delivery.ack()  # too late: these belong to a stream that is gone
@@ -378,7 +401,7 @@ async def test_an_acknowledgement_from_before_a_wipe_settles_nothing_after_it(ri
     assert (again.body, again.deliveries) == (b"1", 2)
 
 
-async def test_who_listens_hears_a_notice(bus: Bus) -> None:
+async def test_a_listener_receives_a_notice(bus: Bus) -> None:
     await bus.notify(subjects.accepted("demo", "s1"), b"nobody listens yet")
     async with bus.listen("accepted.demo.*") as notices, bus.listen("accepted.other.*") as elsewhere:
         await bus.notify(subjects.accepted("demo", "s1"), b"accepted")
@@ -406,10 +429,20 @@ async def test_runs_and_pools_do_not_meet(bus: Bus) -> None:
     sent = {(run, pool): f"{run}/{pool}".encode() for run in ("a", "a-b") for pool in ("b-c", "c", "default")}
     for (run, pool), body in sent.items():
         await bus.publish(
-            Outgoing(subjects.work_rollout(run, pool), body.decode(), "RolloutAssigned/1", body)
+            Outgoing(
+                subject=subjects.work_rollout(run, pool),
+                msg_id=body.decode(),
+                schema="RolloutAssigned/1",
+                body=body,
+            )
         )
         await bus.publish(
-            Outgoing(subjects.work_verify(run, pool), f"v{body!r}", "VerifyAssigned/1", b"v" + body)
+            Outgoing(
+                subject=subjects.work_verify(run, pool),
+                msg_id=f"v{body!r}",
+                schema="VerifyAssigned/1",
+                body=b"v" + body,
+            )
         )
     for (run, pool), body in sent.items():
         [rollout] = await take(bus, subjects.consume_work_rollout(run, pool), 1)
@@ -418,8 +451,8 @@ async def test_runs_and_pools_do_not_meet(bus: Bus) -> None:
 
 
 async def test_an_overlapping_consumer_is_refused(bus: Bus) -> None:
-    overlapping = Consumer("TASKS", "second", "tasks.demo.*", max_ack_pending=10)
-    await bus.publish(Outgoing("tasks.demo.coding", "t0", "TaskSubmitted/1", b"0"))
+    overlapping = Consumer(stream="TASKS", durable="second", filter="tasks.demo.*", max_ack_pending=10)
+    await bus.publish(Outgoing(subject="tasks.demo.coding", msg_id="t0", schema="TaskSubmitted/1", body=b"0"))
     await take(bus, subjects.consume_tasks(), 1)  # its consumer is there
     with pytest.raises(ExceptionGroup) as caught, anyio.fail_after(5):
         async with bus.subscribe(overlapping) as arriving:
@@ -427,11 +460,15 @@ async def test_an_overlapping_consumer_is_refused(bus: Bus) -> None:
     assert caught.group_contains(ConsumerConflict, match="one durable per run")
 
 
-async def test_nothing_is_fetched_for_a_busy_taker_nor_for_one_that_never_asked(bus: Bus) -> None:
+async def test_nothing_is_fetched_for_a_busy_consumer_or_one_that_never_made_a_request(bus: Bus) -> None:
     consumer = subjects.consume_work_rollout("demo")
 
     async def assign(number: int) -> None:
-        await bus.publish(Outgoing(consumer.filter, f"w{number}", "RolloutAssigned/1", b"%d" % number))
+        await bus.publish(
+            Outgoing(
+                subject=consumer.filter, msg_id=f"w{number}", schema="RolloutAssigned/1", body=b"%d" % number
+            )
+        )
 
     async with bus.subscribe(consumer, batch=1) as busy, bus.subscribe(consumer, batch=1) as idle:
         await bus.publish(step(0))

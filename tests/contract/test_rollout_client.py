@@ -12,18 +12,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orchestrator.contracts.errors import InfraFailure
-from orchestrator.contracts.routes import Experts
-from orchestrator.gateway.upstream import (
+from orchestrator.gateway.servers.client import (
+    PauseMode,
     RequestRefused,
     RolloutServerBroken,
     RolloutServerClient,
     RolloutServerUnreachable,
     SamplingParams,
-    VersionSpan,
+    WeightSpan,
     WeightUpdateRefused,
 )
-from orchestrator.gateway.upstream.client import error_message
-from orchestrator.gateway.upstream.generation import parse_generation
+from orchestrator.gateway.servers.client.client import error_message
+from orchestrator.gateway.servers.client.generation import parse_generation
+from orchestrator.trajectory.routes import Experts
 from tests.contract.rollout_server import golden
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +58,7 @@ def test_a_recorded_completion_is_read_completely() -> None:
     got = parse_generation(recorded)
     assert list(got.output_ids) == recorded["output_ids"]
     assert got.logprobs[0] == recorded["meta_info"]["output_token_logprobs"][0][0]
-    assert got.spans == (VersionSpan("default", 0, 8),)
+    assert got.spans == (WeightSpan("default", 0, 8),)
     assert (got.finish.kind, got.finish.matched) == ("length", None)
     assert (got.prompt_tokens, got.completion_tokens, got.cached_tokens) == (7, 8, 0)
     assert got.timings.queue_s == recorded["meta_info"]["queue_time"]
@@ -67,7 +68,7 @@ def test_a_recorded_completion_is_read_completely() -> None:
 def test_a_recorded_abort_is_a_valid_partial_completion() -> None:
     got = parse_generation(golden("midflight_abort")[1]["body"])
     assert (got.finish.kind, got.finish.message, got.completion_tokens) == ("abort", "Aborted", 15)
-    assert got.spans == (VersionSpan("step-2-retract", 0, 15),)
+    assert got.spans == (WeightSpan("step-2-retract", 0, 15),)
 
 
 @pytest.mark.parametrize("name", ["generate_err_bad_param", "generate_err_empty", "generate_err_too_long"])
@@ -95,10 +96,10 @@ def _score(reply: dict[str, Any], logprob: float | None) -> None:
         (lambda reply: reply["meta_info"]["weight_versions"].clear(), "cover 0 of 8"),
         (lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1), "not adjacent"),
         (lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}), "unknown finish reason"),
-        (lambda reply: reply.pop("meta_info"), "no completion"),
+        (lambda reply: reply.pop("meta_info"), "not a completion"),
         (lambda reply: _score(reply, 0.5), "a logprob is 0.5"),
         (lambda reply: _score(reply, float("nan")), "not JSON"),
-        (lambda reply: _score(reply, None), "no completion"),
+        (lambda reply: _score(reply, None), "not a completion"),
     ],
 )
 async def test_a_reply_that_contradicts_itself_is_the_servers_fault(
@@ -163,7 +164,7 @@ async def test_the_recorded_bodies_are_what_the_client_sends() -> None:
 
     async with answering(remember) as client:
         await client.generate([1, 100], SAMPLING, rid="traj0-turn0")
-        await client.pause("retract")
+        await client.pause(PauseMode.RETRACT)
         await client.continue_()
         await client.update_weights("/models/model1", "step-1")
         await client.abort("midflight_abortrid")
@@ -181,14 +182,15 @@ EXPERTS = Experts(layers=2, top_k=2, count=8)
 
 def _routed(rows: int, encode: Callable[[Any], Any] = lambda flat: flat.astype("<i4").tobytes()) -> Any:
     """The recorded completion (7 + 8 tokens) with `routed_experts` as SGLang's documentation describes it: base64 of int32
-    [tokens, layers, top_k], the experts of a layer in order of their score. No recording has it: the recorded model is dense."""
+    [tokens, layers, top_k], the experts of a layer in order of their score. No recording contains the key: the recorded model
+    is dense."""
     flat = np.tile([[5, 2], [0, 7]], (rows, 1, 1)) + np.arange(rows)[:, None, None] % 2 * np.array([1, -2])
     reply = golden("generate_input_ids_logprob")[1]["body"]
     reply["meta_info"]["routed_experts"] = base64.b64encode(encode(flat % 8)).decode()
     return reply
 
 
-async def test_routes_are_asked_for_from_a_position_on_and_read_in_ascending_order() -> None:
+async def test_routes_are_requested_from_a_position_on_and_read_in_ascending_order() -> None:
     bodies: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -207,19 +209,22 @@ async def test_routes_are_asked_for_from_a_position_on_and_read_in_ascending_ord
     assert whole.routes[:2].tolist() == [[[2, 5], [0, 7]], [[0, 6], [1, 5]]]
 
 
-def test_a_server_that_does_not_tell_routes_is_no_fault() -> None:
+def test_a_server_may_leave_out_routes() -> None:
     assert parse_generation(golden("generate_input_ids_logprob")[1]["body"], EXPERTS).routes is None
 
 
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (_routed(13), "routes of 13 tokens came, 14 were asked for"),
+        (_routed(13), "routes of 13 tokens came, 14 were requested"),
         (
             _routed(14, lambda flat: flat.astype("<i4").tobytes()[:-4]),
-            "55 expert ids are no rows of 2 layers and 2",
+            "55 expert ids do not hold whole rows of 2 layers and 2",
         ),
-        (_routed(14, lambda flat: flat.astype("<i4").tobytes()[:-1]), "routes of 223 bytes are no int32"),
+        (
+            _routed(14, lambda flat: flat.astype("<i4").tobytes()[:-1]),
+            "routes of 223 bytes do not hold int32",
+        ),
         (_routed(14, lambda flat: (flat + 1).astype("<i4").tobytes()), "8 is not one of 8 experts"),
     ],
 )

@@ -1,7 +1,7 @@
-"""A rollout server generates what the model says, and pauses, aborts and updates exactly.
+"""A rollout server generates by the model's probabilities, and pauses, aborts and updates exactly.
 
 A real server process, driven through the gateway's client; transformers is the reference for every number. The embedded server by default,
-SGLang with `--rollout-server sglang`: where the two differ, a test says so."""
+SGLang with `--rollout-server sglang`: if the two differ, a test notes it."""
 
 import math
 import socket
@@ -19,8 +19,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
-from orchestrator.gateway.upstream import (
+from orchestrator.gateway.servers.client import (
     Generation,
+    PauseMode,
     RequestRefused,
     RolloutServerClient,
     SamplingParams,
@@ -28,6 +29,7 @@ from orchestrator.gateway.upstream import (
 )
 from tests.contract.answers import CONTEXT, PROMPT, VOCABULARY, assert_close, logprobs_of, plain, spans
 from tests.contract.rollout_server import ServerProcess, golden, running_server
+from tests.waiting import eventually
 from trainer.benchmarks.random_model import write_random_model
 
 pytestmark = pytest.mark.anyio
@@ -35,20 +37,19 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def repeatable(server_kind: str) -> dict[str, Any]:
-    """Sampling parameters under which the same ids give the same completion. SGLang heeds a seed only with deterministic inference, which
-    its attention for CPUs does not have."""
-    return {"embedded": {"seed": 9}, "sglang": {"temperature": 0.0}}[server_kind]
+    """Sampling parameters under which the same ids give the same completion. SGLang uses a seed only with deterministic inference,
+    which its attention for CPUs does not have."""
+    parameters: dict[str, dict[str, Any]] = {"embedded": {"seed": 9}, "sglang": {"temperature": 0.0}}
+    return parameters[server_kind]
 
 
 async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:
-    """Wait until the server's load says so."""
-    with anyio.fail_after(20):
-        while not condition(dict(await client.loads())):
-            await anyio.sleep(0.01)
+    """Wait until the server's load meets the condition."""
+    await eventually(client.loads, lambda seen: condition(dict(seen)), within_s=20)
 
 
-async def arrived(server: ServerProcess, act: Callable[[], None], count: int) -> None:
-    """Start `count` completions with `act`; return when the server has read them, which its load does not tell while it is paused."""
+async def arrived(server: ServerProcess, act: Callable[[], object], count: int) -> None:
+    """Start `count` completions with `act`; return when the server has read them, which its load does not show while it is paused."""
 
     async def read() -> float:
         async with aiohttp.ClientSession() as http, http.get(f"{server.url}/metrics") as response:
@@ -59,9 +60,7 @@ async def arrived(server: ServerProcess, act: Callable[[], None], count: int) ->
 
     before = await read()
     act()
-    with anyio.fail_after(20):
-        while await read() < before + count:
-            await anyio.sleep(0.01)
+    await eventually(read, lambda seen: seen >= before + count, within_s=20)
 
 
 # ---- numbers ----
@@ -159,7 +158,7 @@ async def test_a_stop_string_ends_the_completion_and_is_cut_from_the_text(
     free = await client.generate(PROMPT, plain(200, **repeatable))
     wanted = next(free.text[i : i + 3] for i in range(30, 200) if free.text[i : i + 3].isascii())
     assert len(wanted) == 3
-    got = await client.generate(PROMPT, plain(200, **repeatable, stop=(wanted, "never said")))
+    got = await client.generate(PROMPT, plain(200, **repeatable, stop=(wanted, "never written")))
     assert (got.finish.kind, got.finish.matched) == ("stop", wanted)
     assert got.text == free.text[: free.text.index(wanted)]
     assert got.output_ids == free.output_ids[: got.completion_tokens]
@@ -170,9 +169,9 @@ async def test_prompt_and_completion_must_fit_the_context(client: RolloutServerC
         await client.generate([5] * CONTEXT, plain(1))
     with pytest.raises(RequestRefused, match="exceeds the model's maximum context length"):
         await client.generate([5] * (CONTEXT - 10), plain(11))
-    # What fits is accepted; two places of the context stay empty.
-    for asked, made in ((10, 8), (8, 8), (7, 7)):
-        got = await client.generate([5] * (CONTEXT - 10), plain(asked, temperature=0.0))
+    # A request that fits is accepted; two places of the context stay empty.
+    for requested, made in ((10, 8), (8, 8), (7, 7)):
+        got = await client.generate([5] * (CONTEXT - 10), plain(requested, temperature=0.0))
         assert (got.completion_tokens, got.finish.kind) == (made, "length")
     with pytest.raises(RequestRefused, match=f"exceeds the maximum allowed length .{CONTEXT - 6} tokens"):
         await client.generate([5] * (CONTEXT - 5), plain(1))
@@ -209,11 +208,13 @@ async def test_members_of_a_group_that_arrive_together_share_one_prefill(client:
     async def one(seed: int) -> None:
         got.append(await client.generate(prompt, plain(10, seed=seed)))
 
-    await client.pause("in_place")  # so that they are all there before the first one starts
+    await client.pause(PauseMode.IN_PLACE)  # so that they are all there before the first one starts
     async with anyio.create_task_group() as group:
         for seed in range(8):
             group.start_soon(one, seed)
-        await until(client, lambda load: load["num_waiting_reqs"] == 8)  # those held by SGLang are in no load
+        await until(
+            client, lambda load: load["num_waiting_reqs"] == 8
+        )  # requests that SGLang holds are in no load
         await client.continue_()
     assert sorted(generation.cached_tokens for generation in got) == [0] + [len(prompt) - 1] * 7
 
@@ -241,7 +242,7 @@ async def test_a_pause_that_aborts_returns_the_partial_and_resubmitting_it_compl
     client: RolloutServerClient, repeatable: dict[str, Any]
 ) -> None:
     whole = await client.generate(PROMPT, plain(200, **repeatable))
-    partial = await in_flight(client, lambda: client.pause("abort"), **repeatable)
+    partial = await in_flight(client, lambda: client.pause(PauseMode.ABORT), **repeatable)
     recorded = golden("midflight_abort")[1]["body"]["meta_info"]["finish_reason"]
     assert partial.finish.kind == recorded["type"] == "abort"
     assert partial.finish.message == recorded["message"]
@@ -260,7 +261,7 @@ async def test_a_retracted_request_is_recomputed_under_the_new_weights_with_exac
     client: RolloutServerClient, models: Path, references: list[Any]
 ) -> None:
     async def act() -> None:
-        await client.pause("retract")
+        await client.pause(PauseMode.RETRACT)
         await client.update_weights(str(models / "model1"), "v1")
         await client.continue_()
 
@@ -281,7 +282,7 @@ async def test_a_pause_in_place_keeps_the_old_keys_and_values(
     from transformers import DynamicCache
 
     async def act() -> None:
-        await client.pause("in_place")
+        await client.pause(PauseMode.IN_PLACE)
         await client.update_weights(str(models / "model1"), "v1", flush_cache=False)
         await client.continue_()
 
@@ -299,7 +300,7 @@ async def test_a_pause_in_place_keeps_the_old_keys_and_values(
     mixed = torch.log_softmax(logits, -1).gather(1, ids[0, fed + 1 :, None])[:, 0].tolist()
     assert_close(got.logprobs[cut:], mixed)
     after = await client.generate([*PROMPT, *got.output_ids, 5], plain(1))
-    # Keys and values of two versions are nobody's prefix. SGLang would share them: one reason why the gateway pauses with abort.
+    # No prefix may reuse keys and values of two versions. SGLang would share them: one reason why the gateway pauses with abort.
     assert after.cached_tokens == {"embedded": 0, "sglang": len(PROMPT) + 199}[server_kind]
 
 
@@ -329,7 +330,7 @@ async def test_requests_that_arrive_while_paused_are_held_and_run_under_the_new_
     async def generate() -> None:
         got.append(await client.generate(PROMPT, plain(5)))
 
-    await client.pause("abort")
+    await client.pause(PauseMode.ABORT)
     async with anyio.create_task_group() as group:
         await arrived(server, lambda: group.start_soon(generate), 1)
         await client.update_weights(str(models / "model1"), "v1")
@@ -414,7 +415,7 @@ async def test_bad_weights_are_refused_and_the_old_ones_stay(
 
 
 def start_and_fail(*arguments: str) -> str:
-    """The one line a server says that cannot start."""
+    """The one line of a server that cannot start."""
     done = subprocess.run(
         [sys.executable, "-m", "trainer.serving", *arguments], capture_output=True, text=True, timeout=60
     )
@@ -429,8 +430,8 @@ def test_a_taken_port_is_named_in_one_sentence(models: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        said = start_and_fail("--model-path", str(models / "model0"), "--port", str(port))
-    assert f"port {port} on 127.0.0.1 is taken" in said
+        error = start_and_fail("--model-path", str(models / "model0"), "--port", str(port))
+    assert f"port {port} on 127.0.0.1 is taken" in error
 
 
 @pytest.mark.embedded("its own process")
@@ -440,8 +441,8 @@ def test_a_model_without_tokenizer_and_a_vocabulary_mismatch_are_named_in_one_se
     model = write_random_model(tmp_path / "model", vocab_size=300, hidden=32, layers=1)
     config = model / "config.json"
     config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 280'))
-    said = start_and_fail("--model-path", str(model), "--port", "0")
-    assert "the tokenizer has 300 tokens, config.json says vocab_size = 280" in said
+    error = start_and_fail("--model-path", str(model), "--port", "0")
+    assert "the tokenizer has 300 tokens, config.json says vocab_size = 280" in error
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer.json" in start_and_fail("--model-path", str(model), "--port", "0")
     assert "no model directory at" in start_and_fail("--model-path", str(tmp_path / "nowhere"), "--port", "0")
@@ -451,14 +452,14 @@ def test_a_model_without_tokenizer_and_a_vocabulary_mismatch_are_named_in_one_se
 async def test_sigterm_answers_what_runs_with_its_partial_output_and_ends_within_a_second(
     models: Path,
 ) -> None:
-    took = []
+    took: list[float] = []
     while len(took) < 3 and (not took or took[-1] >= 1.0):  # a busy machine may take longer now and then
         took.append(await seconds_to_end(models / "model0"))
     assert took[-1] < 1.0, took
 
 
 async def seconds_to_end(model: Path) -> float:
-    """How long a server that is generating takes to end when it is told to."""
+    """How long a server that is generating takes to end after the signal."""
     with running_server(model) as server:
         async with RolloutServerClient(server.url) as client:
             got: list[Generation] = []
@@ -469,10 +470,10 @@ async def seconds_to_end(model: Path) -> float:
             async with anyio.create_task_group() as group:
                 group.start_soon(generate)
                 await until(client, lambda load: load["num_total_tokens"] > len(PROMPT))
-                asked = time.monotonic()
+                started = time.monotonic()
                 server.process.terminate()
             code = await anyio.to_thread.run_sync(server.process.wait)
-            took = time.monotonic() - asked
+            took = time.monotonic() - started
     assert code == 0
     assert got[0].finish.kind == "abort" and got[0].completion_tokens > 0
     return took

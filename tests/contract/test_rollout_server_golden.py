@@ -35,7 +35,7 @@ async def send(http: aiohttp.ClientSession, request: dict[str, Any]) -> dict[str
 
 
 def assert_same_shape(ours: Any, theirs: Any) -> None:
-    """Equal shapes, but for values that may be null by the state of the cache, and the times of a one-token reply."""
+    """Equal shapes, except values that may be null by the state of the cache, and the times of a one-token reply."""
     mine, other = shape(ours), shape(theirs)
     for one in (mine, other):
         for reply in one if isinstance(one, list) else [one]:
@@ -104,7 +104,7 @@ async def test_ids_outside_the_vocabulary_get_400_and_the_server_lives_on(
     http: aiohttp.ClientSession,
 ) -> None:
     request, recorded = golden("generate_err_oov")
-    assert recorded["status"] == -1  # a real SGLang server died of it
+    assert recorded["status"] == -1  # a real SGLang server died from it
     answer = await send(http, request)
     assert answer["status"] == 400
     assert answer["body"]["error"]["message"] == "input_ids[1] = 999999 is outside the vocabulary (0 … 732)."
@@ -142,7 +142,7 @@ async def test_a_rid_that_is_live_is_refused_as_recorded(http: aiohttp.ClientSes
         answer = await send(http, request)
         await send(http, golden("abort_request_abort_all")[0])
     assert (answer["status"], answer["body"]) == (recorded["status"], recorded["body"])
-    assert (await send(http, request))["status"] == 200  # it is free again
+    assert (await send(http, request))["status"] == 200  # the server is free again
 
 
 async def running(http: aiohttp.ClientSession, count: int) -> None:
@@ -167,7 +167,7 @@ async def test_a_cache_flush_fails_as_recorded_while_requests_are_paused_in_plac
         update = golden("update_weights_from_disk")[0]
         refused = await send(http, update)
         await send(http, golden("abort_request_abort_all")[0])
-        # SGLang ends what is paused in place only then, and itself after 300 s.
+        # Only then SGLang ends the requests paused in place, and itself after 300 s.
         await send(http, golden("continue_generation_in_place")[0])
     assert (answer["status"], answer["body"]) == (recorded["status"], recorded["body"])
     assert (refused["status"], refused["body"]["success"]) == (400, False)
@@ -249,7 +249,7 @@ async def test_metrics_have_the_recorded_names(http: aiohttp.ClientSession) -> N
 
 
 def test_every_recording_is_used() -> None:
-    """Recordings that no test reads would only look like coverage."""
+    """An unused recording would only look like coverage."""
     here = Path(__file__).parent
     tests = "".join(path.read_text() for path in here.glob("test_rollout_*.py"))
     assert [path.stem for path in GOLDEN.glob("*.json") if f'"{path.stem}"' not in tests] == []

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from sandboxes.bubblewrap import BubblewrapProvider
-from sandboxes.conformance import CHECKS, Check, checks_for, endings, escapes, limits, run_check
+from sandboxes.conformance import (
+    CHECKS,
+    ConformanceCheck,
+    background,
+    checks_for,
+    endings,
+    escapes,
+    limits,
+    run_check,
+)
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
@@ -21,17 +30,19 @@ LOCAL_DOES_NOT_ISOLATE = {
     "the hosts environment and processes cannot be seen",
     "the hosts files cannot be read",
     "programs have no rights",
-    "there is no network",
+    "the network cannot be reached",
     "the number of processes is limited",
+    "foreground and background share the number of processes",
 }
-# What control groups have a hand in; the rest does not depend on them.
+# The tests that depend on control groups; the rest does not depend on them.
 WITH_LIMITS = [
     each
     for each in CHECKS
-    if getattr(each.body, "__module__", None) in (limits.__name__, endings.__name__, escapes.__name__)
+    if getattr(each.body, "__module__", None)
+    in (limits.__name__, background.__name__, endings.__name__, escapes.__name__)
 ]
 OF_LOCAL = [each for each in CHECKS if not each.escape]
-# What some kernels are built without, or keep from everybody.
+# Features that some kernels are built without, or restrict.
 OPTIONAL = {
     "vsock, the line of a virtual machine to its host",
     "input into a terminal at all",
@@ -42,17 +53,17 @@ OPTIONAL = {
     "counters of the processor",
     "faults handled by a program",
     "io_uring",
-    "looking at everybody's files",
+    "looking at every user's files",
 }
 
 
-def names(checks: list[Check]) -> list[str]:
+def names(checks: list[ConformanceCheck]) -> list[str]:
     return [each.name for each in checks]
 
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where sandboxes of this process and of the owners it kills are kept."""
+    """The directory for sandboxes of this process and of the owners it kills."""
     directory = Path(tempfile.mkdtemp(prefix="penstock-test-"))
     directory.chmod(0o711)
     monkeypatch.setenv("TMPDIR", str(directory))
@@ -64,13 +75,13 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=names(CHECKS))
-async def test_bubblewrap_keeps_every_promise(check: Check) -> None:
+async def test_bubblewrap_keeps_every_promise(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(), check)
     assert result.passed, result.detail
 
 
 @pytest.mark.parametrize("check", WITH_LIMITS, ids=names(WITH_LIMITS))
-async def test_bubblewrap_keeps_every_promise_without_control_groups(check: Check) -> None:
+async def test_bubblewrap_keeps_every_promise_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(use_cgroups=False), check)
     assert result.passed, result.detail
 
@@ -79,9 +90,9 @@ def test_every_attempt_to_escape_succeeds_where_nothing_holds_it() -> None:
     def may(attempt: Attempt) -> bool:
         return attempt.control is Control.ANYBODY or (attempt.control is Control.ROOT and os.geteuid() == 0)
 
-    said = {attempt.name: escapes.outside(attempt) for attempt in ATTEMPTS if may(attempt)}
-    assert {name: how for name, how in said.items() if how != "out" and name not in OPTIONAL} == {}
-    assert len(said) >= 20 and len(ATTEMPTS) >= 70
+    outcomes = {attempt.name: escapes.outside(attempt) for attempt in ATTEMPTS if may(attempt)}
+    assert {name: how for name, how in outcomes.items() if how != "out" and name not in OPTIONAL} == {}
+    assert len(outcomes) >= 20 and len(ATTEMPTS) >= 70
 
 
 async def test_an_attempt_to_escape_is_never_made_without_isolation() -> None:
@@ -93,7 +104,7 @@ async def test_an_attempt_to_escape_is_never_made_without_isolation() -> None:
 
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
 @pytest.mark.parametrize("check", OF_LOCAL, ids=names(OF_LOCAL))
-async def test_local_keeps_every_promise_but_isolation(check: Check) -> None:
+async def test_local_keeps_every_promise_but_isolation(check: ConformanceCheck) -> None:
     result = await run_check(LocalProvider(), check)
     assert result.passed == (check.name not in LOCAL_DOES_NOT_ISOLATE), result.detail or "isolates after all"
     assert result.passed or check.isolation

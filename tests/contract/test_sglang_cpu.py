@@ -1,4 +1,4 @@
-"""ops/sglang_cpu/serve refuses at once, in one sentence, what SGLang would only log before it hangs or dies of it."""
+"""ops/sglang_cpu/serve refuses at once, in one sentence, faults that SGLang would only log before it hangs or dies."""
 
 import socket
 import subprocess
@@ -24,8 +24,8 @@ def test_a_taken_port_is_named_in_one_sentence(models: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        said = refused("--model-path", str(models / "model0"), "--port", str(port))
-    assert f"port {port} on 127.0.0.1 is taken" in said
+        error = refused("--model-path", str(models / "model0"), "--port", str(port))
+    assert f"port {port} on 127.0.0.1 is taken" in error
 
 
 def test_a_directory_without_a_model_is_named_in_one_sentence(tmp_path: Path) -> None:

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from orchestrator.gateway.transfer import TransferFailed, sending
-from orchestrator.gateway.upstream import RequestRefused, RolloutServerClient, WeightUpdateRefused
+from orchestrator.gateway.servers.client import (
+    PauseMode,
+    RequestRefused,
+    RolloutServerClient,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.servers.transfer import TransferFailed, sending
 from tests.contract.answers import PROMPT, assert_close, logprobs_of, plain, spans
 
 pytestmark = pytest.mark.anyio
@@ -17,10 +22,10 @@ pytestmark = pytest.mark.anyio
 async def sent(
     client: RolloutServerClient, path: Path, version: str, *, part_bytes: int | None = None
 ) -> None:
-    """Start a sender of the directory at `path`, and let the server take what it sends."""
+    """Start a sender of the directory at `path`, and let the server load the sent weights."""
     limits = {} if part_bytes is None else {"part_bytes": part_bytes}
     async with sending(client, str(path), address="127.0.0.1", within=60.0, **limits) as sender:
-        await client.pause("abort")
+        await client.pause(PauseMode.ABORT)
         await sender.deliver(version, timeout=60.0)
         await client.continue_()
 
@@ -37,23 +42,23 @@ async def test_weights_from_a_sender_are_served_as_those_of_a_directory(
     assert spans(await client.generate(PROMPT, plain(4))) == [("v1", 0, 4)]
 
 
-async def test_a_group_that_nobody_opened_is_refused_and_the_weights_stay(
+async def test_a_group_that_was_never_opened_is_refused_and_the_weights_stay(
     client: RolloutServerClient,
 ) -> None:
     before = await client.prompt_logprobs(PROMPT)
     with pytest.raises(RequestRefused):
-        await client.leave_transfer("nobody")
+        await client.leave_transfer("unknown")
     assert await client.prompt_logprobs(PROMPT) == before
 
 
 @pytest.mark.embedded("SGLang asserts, and its scheduler ends with it")
-async def test_weights_of_a_group_that_nobody_opened_are_refused_in_a_sentence(
+async def test_weights_of_a_group_that_was_never_opened_are_refused_in_a_sentence(
     client: RolloutServerClient,
 ) -> None:
     await client.begin_transfer()
     part = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
-    with pytest.raises(WeightUpdateRefused, match="there is no group 'nobody'"):
-        await client.receive_weights("nobody", part, "v1", flush_cache=True, timeout=20.0)
+    with pytest.raises(WeightUpdateRefused, match="group 'unknown' does not exist"):
+        await client.receive_weights("unknown", part, "v1", flush_cache=True, timeout=20.0)
     await client.end_transfer()
 
 
@@ -62,7 +67,7 @@ async def test_weights_outside_of_a_session_are_refused_in_the_same_words(
 ) -> None:
     part = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
     with pytest.raises(WeightUpdateRefused, match="must run between begin_weight_update"):
-        await client.receive_weights("nobody", part, "v1", flush_cache=True, timeout=20.0)
+        await client.receive_weights("unknown", part, "v1", flush_cache=True, timeout=20.0)
     with pytest.raises(
         WeightUpdateRefused, match="no weight-update session is open; call begin_weight_update"
     ):
@@ -75,7 +80,7 @@ async def test_weights_outside_of_a_session_are_refused_in_the_same_words(
     await client.end_transfer()
 
 
-async def test_a_session_that_somebody_left_open_is_closed_by_the_next_transfer(
+async def test_a_session_that_was_left_open_is_closed_by_the_next_transfer(
     client: RolloutServerClient, models: Path, references: list[Any]
 ) -> None:
     await client.begin_transfer()
@@ -126,17 +131,17 @@ async def test_a_dtype_that_does_not_exist_ends_the_transfer_and_the_old_weights
         (part,) = sender.parts
         wrong = part | {"dtypes": ["float31", *part["dtypes"][1:]]}
         await client.begin_transfer()
-        with pytest.raises(WeightUpdateRefused, match="of dtype 'float31', which torch does not have"):
+        with pytest.raises(WeightUpdateRefused, match="has dtype 'float31', which torch does not have"):
             await client.receive_weights(sender.group, wrong, "v1", flush_cache=True, timeout=20.0)
-        with pytest.raises(WeightUpdateRefused, match="there is no group"):
+        with pytest.raises(WeightUpdateRefused, match=r"group .* does not exist"):
             await client.receive_weights(sender.group, part, "v1", flush_cache=True, timeout=20.0)
         await client.end_transfer()
     assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
 
 
-async def test_a_checkpoint_that_is_none_is_said_by_the_sender(
+async def test_the_sender_refuses_a_directory_that_is_not_a_checkpoint(
     client: RolloutServerClient, tmp_path: Path
 ) -> None:
-    with pytest.raises(TransferFailed, match="is no model directory"):
+    with pytest.raises(TransferFailed, match="is not a model directory"):
         async with sending(client, str(tmp_path), address="127.0.0.1", within=60.0):
             pass

@@ -1,4 +1,4 @@
-"""The auditor on a stack that a test has hurt."""
+"""The auditor on a stack that a test has disturbed."""
 
 from orchestrator.audit import audit
 from orchestrator.audit.findings import Report
@@ -8,7 +8,7 @@ from tests.e2e.stack_rig import Stack
 
 
 async def no_violations(stack: Stack, seen: Observer) -> Report:
-    """None of I1–I7, by rows, files, ledger and what is left of sandboxes. The stack must be up."""
+    """No violation of I1–I7, by rows, files, ledger and the remains of sandboxes. The stack must be up."""
     config = stack.home.connected()
     async with open_engine(config.services.database_url, Role.READER, size=2, name="audit") as engine:
         report = await audit(

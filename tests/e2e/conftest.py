@@ -1,4 +1,4 @@
-"""A policy for all tests here, and a stack per test that is gone afterwards whatever happened."""
+"""A policy for all tests here, and a stack per test that is gone afterwards in every case."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What an outsider sees of a run: the bus as any client, the data pool as a reader, and a ledger of submissions kept here."""
+"""An outsider's view of a run: the bus as any client, the data pool as a reader, and a ledger of submissions kept here."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ops.lab.demo.outcome import LOST, TRAINED_TWICE
 from orchestrator.bus.base import Bus
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import TaskSubmitted
-from orchestrator.demo.outcome import LOST, TRAINED_TWICE
-from orchestrator.home import Home
+from orchestrator.deploy.home import Home
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
@@ -24,7 +24,7 @@ PATIENCE_S = 150.0  # a machine may be busy with other things
 
 
 def a_task(number: int, seconds: float = 0.0) -> Task:
-    """A task whose reward is luck, so that every group has something to learn from whatever its policy does."""
+    """A task whose reward is luck, so that every group has something to learn from under any policy."""
     test = f"sleep {seconds}; mkdir -p /logs/verifier; printf '0.%05d' $RANDOM > /logs/verifier/reward.txt\n"
     return Task.from_files(
         {
@@ -35,7 +35,7 @@ def a_task(number: int, seconds: float = 0.0) -> Task:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Observer:
     """A client of one run. Its queries wait while Postgres is away."""
 
@@ -66,13 +66,13 @@ class Observer:
         return (await self.rows(statement, **parameters))[0][0]
 
     async def batches(self) -> int:
-        """How many are committed."""
+        """The number of committed batches."""
         return int(
             await self.value("select count(*) from batches where run_id = :run and state = 'committed'")
         )
 
     async def until_at_work(self, process: str) -> None:
-        """Wait until rollouts are in flight, and in the hands of `process` if it is one that leases them."""
+        """Wait until rollouts are in flight, and leased by `process` if it leases rollouts."""
         states = {"runner": "= 'running'", "verifier": "= 'verifying'"}
         wanted = states.get(process, "not in ('waiting', 'verified', 'lost')")
 
@@ -112,6 +112,15 @@ class Observer:
 
         await until(served, f"version {version} is served", PATIENCE_S)
 
+    async def until_leased(self) -> None:
+        """Wait until a gateway has a lease of every rollout server: after a start, as soon as the servers answer."""
+
+        async def leased() -> bool:
+            without = "select count(*) from rollout_servers where run_id = :run and lease_until < now()"
+            return bool(await self.value(without) == 0)
+
+        await until(leased, "every rollout server is leased", PATIENCE_S)
+
     async def until_given_back(self) -> None:
         """Wait until work that a stopping worker gave back is taken back."""
 
@@ -140,4 +149,4 @@ async def observing(home: Home, ledger: Sequence[str] = ()) -> AsyncIterator[Obs
         NatsBus.connect(config.services.nats_url, name="observer") as bus,
     ):
         run = await transact(engine, lambda connection: get_run(connection, config.run.name), at="tests")
-        yield Observer(run.name, run.run_id, bus, engine, list(ledger))
+        yield Observer(run=run.name, run_id=run.run_id, bus=bus, engine=engine, ledger=list(ledger))

@@ -1,4 +1,4 @@
-"""What Prometheus would read of a stack, and whether an operator can live with it."""
+"""A stack's metrics as Prometheus would read them, and whether an operator can work with them."""
 
 import json
 import re
@@ -18,7 +18,7 @@ LABELS = {
     "stage", "state", "waits_for", "where", "why", "wire", "le", "method", "status",
 }  # fmt: skip
 UNITS = re.compile(r"_(ms|s|secs|msec|minutes|hours|kb|mb|gb|kib|mib|percent|pct)(_|$)")
-MOST_SERIES = 60  # of one family of one process, buckets apart
+MOST_SERIES = 60  # of one family of one process, without its buckets
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        """Every name that an expression may ask for."""
+        """Every name that an expression may use."""
         found = set()
         for family in self.families:
             endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
@@ -40,7 +40,7 @@ class Scrape:
 
 
 async def scraped(stack: Stack) -> list[Scrape]:
-    """Ask every process that says where it answers, as Prometheus does."""
+    """Query every process that reports an address, as Prometheus does."""
     targets = json.loads(stack.penstock("metrics", "targets").stdout)
     found = []
     async with aiohttp.ClientSession() as http:
@@ -54,7 +54,7 @@ async def scraped(stack: Stack) -> list[Scrape]:
 
 
 def check(scrapes: list[Scrape]) -> None:
-    """Every process answers, with names, units and labels as they should be, and with everything that dashboards and alerts ask for."""
+    """Every process answers, with valid names, units and labels, and with every metric that dashboards and alerts query."""
     assert {scrape.process for scrape in scrapes} >= PROCESSES
     for scrape in scrapes:
         for family in scrape.families:
@@ -64,33 +64,33 @@ def check(scrapes: list[Scrape]) -> None:
 
 
 def complain(process: str, family: Metric) -> None:
-    """Raise AssertionError for what is wrong with one family."""
-    said = f"{process}: {family.name}"
+    """Raise AssertionError for a defect of one family."""
+    where = f"{process}: {family.name}"
     if family.name.startswith("sglang:"):
         return  # the names are SGLang's
-    assert family.name.startswith(("penstock_", "process_")), said
-    assert len(family.documentation) > 10, said
-    assert not UNITS.search(family.name), f"{said}: base units, seconds and bytes"
-    assert family.type == "counter" or not family.name.endswith("_total"), said
+    assert family.name.startswith(("penstock_", "process_")), where
+    assert len(family.documentation) > 10, where
+    assert not UNITS.search(family.name), f"{where}: base units, seconds and bytes"
+    assert family.type == "counter" or not family.name.endswith("_total"), where
     series = [sample for sample in family.samples if not sample.name.endswith(("_bucket", "_created"))]
     assert len(series) <= MOST_SERIES * (2 if family.type == "histogram" else 1), (
-        f"{said}: {len(series)} series"
+        f"{where}: {len(series)} series"
     )
     for sample in family.samples:
-        assert sample.labels.keys() <= LABELS, (said, sample.labels)
+        assert sample.labels.keys() <= LABELS, (where, sample.labels)
         ids = {key: value for key, value in sample.labels.items() if key != "le" and value.isdigit()}
-        assert not ids or ids.keys() == {"sqlstate"}, f"{said}: {ids}"
+        assert not ids or ids.keys() == {"sqlstate"}, f"{where}: {ids}"
 
 
 def followed(stack: Stack, kind: str, number: int) -> dict[str, list[str]]:
-    """Process → events of the log lines about one rollout or group. Every line is JSON with its process and, but for its first ones, its run."""
+    """Process → events of the log lines about one rollout or group. Every line is JSON with its process and, except the first lines, its run."""
     found: dict[str, list[str]] = {}
     for log in sorted(stack.home.layout.logs.glob("*.log")):
         for line in log.read_text().splitlines():
             if not line.startswith("{"):
                 continue  # services
-            said = json.loads(line)
-            if about(said, kind, number):
-                assert said["run"] == "e2e", said
-                found.setdefault(said["process"], []).append(said["event"])
+            event = json.loads(line)
+            if about(event, kind, number):
+                assert event["run"] == "e2e", event
+                found.setdefault(event["process"], []).append(event["event"])
     return found

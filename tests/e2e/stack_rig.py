@@ -1,4 +1,4 @@
-"""A whole Penstock in a directory of its own: started, watched, hurt and stopped from outside, through the command line alone."""
+"""A whole Penstock in a directory of its own: started, watched, disturbed and stopped from outside, through the command line alone."""
 
 import os
 import shutil
@@ -11,17 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
-
-from orchestrator.embedded.leftovers import find_leftovers
-from orchestrator.embedded.process_spec import ProcessState, ProcessStatus, SupervisorStatus
-from orchestrator.embedded.supervisor import read_status
-from orchestrator.home import Home
+from orchestrator.deploy.embedded.leftovers import find_leftovers
+from orchestrator.deploy.embedded.process_spec import ProcessState, ProcessStatus, SupervisorStatus
+from orchestrator.deploy.embedded.supervisor import read_status
+from orchestrator.deploy.home import Home
 from sandboxes.reap import default_root
+from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 150.0  # a machine may be busy with other things
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 CONFIG = """\
 [run]
@@ -45,12 +44,20 @@ end_batches = {batches}
 [sampling]
 max_new_tokens = 12
 
+[sandbox]
+memory_mb = 512
+processes = 64
+cpu_s = 60
+disk_mb = 64
+
 [rollout]
 slots = 6
 verify_slots = 2
 lease_ttl_s = {lease_ttl_s}
 retry_delay_s = 0.1
 timeout_s = 30.0
+completion_s = 60.0
+tool_timeout_s = 60.0
 """
 
 
@@ -69,12 +76,7 @@ def place() -> Iterator[Path]:
 async def until(holds: Callable[[], bool | Awaitable[bool]], what: str, patience_s: float) -> None:
     """Wait until `holds`."""
     try:
-        with anyio.fail_after(patience_s):
-            while True:
-                found = holds()
-                if found if isinstance(found, bool) else await found:
-                    return
-                await anyio.sleep(LOOK_S)
+        await eventually(holds, within_s=patience_s, every_s=POLL_INTERVAL_S)
     except TimeoutError:
         raise AssertionError(f"not within {patience_s:g} s: {what}") from None
 
@@ -85,7 +87,7 @@ class Stack:
 
     directory: Path
     process: subprocess.Popen[bytes] | None = None
-    said: int = 0  # bytes of up.log that earlier starts wrote
+    log_start: int = 0  # bytes of up.log that earlier starts wrote
 
     @property
     def home(self) -> Home:
@@ -134,14 +136,14 @@ class Stack:
         )
 
     async def up(self, *options: str) -> None:
-        """`penstock up`, until it says that everything is up."""
+        """`penstock up`, until it reports that everything is up."""
         self.started(*options)
         await until(self._is_up, "penstock up is up", START_S)
 
     def started(self, *options: str) -> subprocess.Popen[bytes]:
         """The process of `penstock up`, which may not come up."""
         with self.log.open("ab") as log:
-            self.said = log.tell()
+            self.log_start = log.tell()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.cli", "up", "--config", str(self.directory), *options],
                 env=self.environment(),
@@ -151,15 +153,15 @@ class Stack:
             )
         return self.process
 
-    def said_last(self) -> str:
-        """What the last start has said so far."""
-        return self.log.read_bytes()[self.said :].decode()
+    def last_output(self) -> str:
+        """The output of the last start so far."""
+        return self.log.read_bytes()[self.log_start :].decode()
 
     def says_that_it_is_up(self) -> bool:
-        return " is up; " in self.said_last()
+        return " is up; " in self.last_output()
 
     def _is_up(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, self.said_last()
+        assert self.process is not None and self.process.poll() is None, self.last_output()
         return self.says_that_it_is_up()
 
     def forget(self) -> None:
@@ -178,7 +180,7 @@ class Stack:
         return found
 
     def of(self, name: str) -> ProcessStatus:
-        """What the supervisor says about one process."""
+        """The supervisor's entry for one process."""
         return next(process for process in self.status().processes if process.name == name)
 
     def kill(self, name: str) -> int:
@@ -208,12 +210,12 @@ class Stack:
                     if needle in (entry / "mountinfo").read_text() or needle in os.readlink(entry / "cwd"):
                         found.add(int(entry.name))
                 except (OSError, ValueError):
-                    continue  # gone meanwhile, or not ours to look at
+                    continue  # gone by now, or not ours to look at
         return [f"{pid} {_command(pid)}" for pid in sorted(found)]
 
     @property
     def sandbox_root(self) -> Path:
-        """Where its workers keep them: it has a temporary directory of its own."""
+        """The directory of its workers' sandboxes, in the stack's own temporary directory."""
         return self.directory / "tmp" / default_root().name
 
     def sandboxes_left(self) -> list[str]:
@@ -222,13 +224,13 @@ class Stack:
         return [path.name for path in root.iterdir() if path.name != "reap.lock"] if root.is_dir() else []
 
     def tracebacks(self) -> list[str]:
-        """The ends of logs in which a process died, or complained, of something that nobody thought of."""
+        """The ends of logs in which a process died of, or reported, an unforeseen error."""
         logs = [self.log, *sorted(self.home.layout.logs.glob("*.log"))]
-        said = [(log.name, log.read_text(errors="replace").partition("Traceback")) for log in logs]
-        return [f"{name}: {found}{rest[:4000]}" for name, (_, found, rest) in said if found]
+        logged = [(log.name, log.read_text(errors="replace").partition("Traceback")) for log in logs]
+        return [f"{name}: {found}{rest[:4000]}" for name, (_, found, rest) in logged if found]
 
     def destroy(self) -> None:
-        """End what a failed test left, by its identity."""
+        """End the processes that a failed test left, by their identity."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

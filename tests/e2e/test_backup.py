@@ -1,5 +1,5 @@
-"""A backup of services that Penstock did not start, by the guide's own commands: PostgreSQL dumped while the run goes on, checkpoints copied
-later; then the database lost, NATS empty, the files put aside, and the run goes on from the dump."""
+"""A backup of services that Penstock did not start, by the guide's own commands. PostgreSQL is dumped while the run continues, and
+checkpoints are copied later. Then the database is lost, NATS is empty and the files are removed, and the run continues from the dump."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.embedded.postgres import EmbeddedPostgres
-from orchestrator.embedded.postgres_cluster import discard_cluster
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
+from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import REPOSITORY, Stack, place
 from tests.guides import blocks
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
 
 BATCHES, GROUPS = 3, 2  # of a batch
 OPERATE = "ops/guides/operate.md"
@@ -32,7 +32,7 @@ VERSIONS = "select count(*) as n, max(version) as newest from policy_versions"
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Servers of somebody else, for all that Penstock knows, and the directory that every process sees."""
+    """Servers that Penstock treats as external, and the directory that every process sees."""
 
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
@@ -84,11 +84,11 @@ def shell(stack: Stack, own: Own, text: str) -> str:
 def stopped(stack: Stack) -> None:
     """Everything has ended, `penstock up` with it."""
     assert stack.penstock("down").stdout == "stopped\n"
-    assert stack.process is not None and stack.process.wait(60) == 0, stack.said_last()
+    assert stack.process is not None and stack.process.wait(60) == 0, stack.last_output()
 
 
 def says(stack: Stack, query: str) -> dict[str, int]:
-    """The one row of a query."""
+    """The single row of a query."""
     row: dict[str, int] = json.loads(stack.penstock("sql", query, "--json").stdout)
     return row
 
@@ -108,7 +108,9 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
         await seen.publish(BATCHES * GROUPS, seconds=1.0)
         ledger = seen.ledger
         await seen.until_batches(1)
-        await seen.until_at_work("verifier")  # what that commit makes room for may not be dispatched yet
+        await seen.until_at_work(
+            "verifier"
+        )  # the work that this commit makes room for may not be dispatched yet
         database, checkpoints = dump.splitlines()
         shell(stack, own, database)
         await seen.until_batches(await seen.batches() + 1)
@@ -137,8 +139,8 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
     async with observing(stack.home, ledger) as seen:
         await seen.until_ended()
         await seen.nothing_lost()
-    said = (stack.home.layout.logs / "orchestrator.log").read_text()
-    assert '"stream.rebuilt"' in said, "what NATS no longer had was published from PostgreSQL"
+    log = (stack.home.layout.logs / "orchestrator.log").read_text()
+    assert '"stream.rebuilt"' in log, "what NATS no longer had was published from PostgreSQL"
     assert says(stack, COMMITTED) == {"newest": before["newest"] - before["n"] + BATCHES, "n": BATCHES}
     ledger_file = stack.directory / "ledger.txt"
     ledger_file.write_text("".join(f"{name}\n" for name in ledger))

@@ -1,4 +1,4 @@
-"""What is wrong at the start is said in one sentence with exit status 1, and nothing is left running."""
+"""`penstock up` reports a fault at the start in one sentence with exit status 1, and leaves nothing running."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded.nats import EmbeddedNats
+from orchestrator.deploy.embedded.nats import EmbeddedNats
 from tests.e2e.stack_rig import Stack
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
 
-NOBODY = "127.0.0.1:9"
+UNUSED = "127.0.0.1:9"
 
 
 def refused(stack: Stack, *options: str, **environment: str) -> str:
@@ -49,7 +49,7 @@ def test_a_model_directory_without_tokenizer_or_of_another_vocabulary(
     (broken_model / "tokenizer.json").unlink()
     assert f"{broken_model} has no tokenizer.json" in refused(stack)
     shutil.rmtree(broken_model)
-    assert f"there is no directory {broken_model}" in refused(stack)
+    assert f"directory {broken_model}" in refused(stack)
 
 
 def test_a_taken_port(stack: Stack, model: Path) -> None:
@@ -61,12 +61,12 @@ def test_a_taken_port(stack: Stack, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "sentence"),
     [
         (
             "rollout.scaffolds={shel=1.0}",
-            "unknown scaffold 'shel'; known: aider, claude-code, codex, mini-swe-agent, opencode, opencode-anthropic,"
-            " opencode-responses, qwen-code, shell",
+            "unknown scaffold 'shel'; known: aider, claude-code, codex, mini-swe-agent, nop, opencode, opencode-anthropic,"
+            " opencode-responses, oracle, qwen-code, shell",
         ),
         (
             "sandbox.provider=docker",
@@ -76,9 +76,11 @@ def test_a_taken_port(stack: Stack, model: Path) -> None:
         ("queue.group_sice=2", "queue.group_sice is not a known key: did you mean group_size?"),
     ],
 )
-def test_an_unknown_name_lists_the_known_ones(stack: Stack, model: Path, assignment: str, said: str) -> None:
+def test_an_unknown_name_lists_the_known_ones(
+    stack: Stack, model: Path, assignment: str, sentence: str
+) -> None:
     stack.configure(model, batches=1)
-    assert said in refused(stack, "--set", assignment)
+    assert sentence in refused(stack, "--set", assignment)
 
 
 def test_a_database_at_another_revision(
@@ -91,15 +93,15 @@ def test_a_database_at_another_revision(
 
 def test_an_unreachable_postgres(stack: Stack, model: Path, nats_server: EmbeddedNats) -> None:
     stack.configure(model, batches=1)
-    url = f"postgresql://penstock:secret@{NOBODY}/penstock"
+    url = f"postgresql://penstock:secret@{UNUSED}/penstock"
     sentence = refused(stack, DATABASE_URL=url, NATS_URL=nats_server.url)
-    assert f"PostgreSQL at {NOBODY}/penstock cannot be used" in sentence and "secret" not in sentence
+    assert f"PostgreSQL at {UNUSED}/penstock cannot be used" in sentence and "secret" not in sentence
 
 
 def test_an_unreachable_nats_and_one_that_is_too_old(stack: Stack, model: Path, database_url: str) -> None:
     stack.configure(model, batches=1)
-    sentence = refused(stack, DATABASE_URL=database_url, NATS_URL=f"nats://{NOBODY}")
-    assert f"NATS does not answer at {NOBODY}" in sentence
+    sentence = refused(stack, DATABASE_URL=database_url, NATS_URL=f"nats://{UNUSED}")
+    assert f"NATS does not answer at {UNUSED}" in sentence
     with an_old_nats() as url:
         sentence = refused(stack, DATABASE_URL=database_url, NATS_URL=url)
     assert "is version 2.9.10, and 2.10 or newer is needed" in sentence

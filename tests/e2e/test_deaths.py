@@ -1,4 +1,4 @@
-"""Processes die, the transport forgets, people press Ctrl-C: the run goes on to its end, and nothing is lost."""
+"""Processes die, the transport forgets, people press Ctrl-C: the run continues to its end, and nothing is lost."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ from tests.e2e.audited import no_violations
 from tests.e2e.observer import Observer, observing
 from tests.e2e.stack_rig import Stack
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("faults")]
 
 VICTIMS = ("orchestrator", "gateway", "runner", "verifier", "trainer", "rollout-server", "nats", "postgres")
 
 
 async def ended_well(seen: Observer, stack: Stack) -> None:
-    """The run ended with nothing lost, no process met what nobody thought of and, once stopped, nothing is left behind."""
+    """The run ended with nothing lost, no process had an unforeseen error, and, once stopped, nothing is left behind."""
     await seen.until_ended()
     await seen.nothing_lost()
     await no_violations(stack, seen)
@@ -32,7 +32,7 @@ async def ended_well(seen: Observer, stack: Stack) -> None:
 async def test_kill_9_of_each_process_in_turn_loses_nothing_and_trains_nothing_twice(
     stack: Stack, model: Path
 ) -> None:
-    # One for each death and some more: what is committed while a victim is waited for must not end the run before the last.
+    # One for each death and some more: batches committed during the wait for a victim must not end the run before the last.
     stack.configure(model, batches=len(VICTIMS) + 4)
     await stack.up()
     async with observing(stack.home) as seen:
@@ -71,7 +71,7 @@ async def test_the_jetstream_store_deleted_in_mid_run_loses_nothing(stack: Stack
 async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_run_to_its_end(
     stack: Stack, model: Path
 ) -> None:
-    stack.configure(model, batches=9)  # so many that it does not end while a busy machine looks
+    stack.configure(model, batches=9)  # so many that the run does not end while a busy machine looks
     await stack.up()
     second = stack.penstock("up")
     assert (second.returncode, second.stderr.count("\n")) == (1, 1), second
@@ -82,8 +82,8 @@ async def test_after_ctrl_c_and_after_kill_9_of_the_supervisor_up_continues_the_
         ledger = seen.ledger
         await seen.until_at_work("verifier")
     assert stack.signalled(signal.SIGINT) == 0
-    said = stack.log.read_text()
-    assert said.index("runner stopped") < said.index("gateway stopping")  # whose sessions it closes
+    log = stack.log.read_text()
+    assert log.index("runner stopped") < log.index("gateway stopping")  # whose sessions it closes
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
 
     await stack.up()

@@ -1,4 +1,4 @@
-"""`penstock eval` beside training: a version that training has left behind is evaluated on a server that is reserved for it."""
+"""`penstock eval` during training: a version that training has left behind is evaluated on a server that is reserved for it."""
 
 import json
 import subprocess
@@ -10,14 +10,14 @@ import pytest
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import Stack
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
 
 MADE = """
 select g.purpose, s.v_lo, s.v_hi, count(*) as steps from steps s join rollouts r on r.rollout_id = s.rollout_id
   join groups g on g.group_id = r.group_id where s.run_id = :run group by 1, 2, 3"""
 
 
-async def test_a_version_that_training_left_behind_is_evaluated_beside_it(stack: Stack, model: Path) -> None:
+async def test_an_older_version_is_evaluated_while_training_continues(stack: Stack, model: Path) -> None:
     stack.configure(model, batches=2, more="\n[servers]\nembedded = 2\nevaluation = 1\n")
     made = stack.penstock_alone(
         "tasks", "generate", str(stack.directory / "suite"), "--train", "0", "--heldout", "3"

@@ -1,4 +1,4 @@
-"""kill -9 of `penstock up` itself, and nobody starts it again for a while: what becomes of everything that it had started, and of the run."""
+"""kill -9 of `penstock up` itself, without a new start for a while: the fate of the run and of everything that it had started."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.e2e.audited import no_violations
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import Stack, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
 
 TTL_S = 10.0
 
@@ -35,6 +35,7 @@ async def test_after_kill_9_of_the_supervisor_nothing_runs_within_a_time_to_live
     await until(lambda: not socket.parent.exists(), "the gateway's socket is gone, too", TTL_S)
     await stack.up()
     async with observing(stack.home, seen.ledger) as again:
+        await again.until_leased()
         await no_violations(stack, again)
     assert stack.signalled(signal.SIGTERM) == 0
     endpoint = json.loads((stack.home.layout.postgres / "server.json").read_text())

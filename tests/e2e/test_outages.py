@@ -1,6 +1,6 @@
-"""A service is away for many times every time to live, with rollouts in flight: the same attempts go on, and everything catches up.
+"""A service is away for many times every time to live, with rollouts in flight: the same attempts continue, and everything catches up.
 
-PENSTOCK_OUTAGE_S says for how long; with 600 it is the outage of ten minutes that a release must survive, at the real times to live.
+PENSTOCK_OUTAGE_S sets the duration; 600 is the outage of ten minutes that a release must survive, at the real times to live.
 """
 
 import json
@@ -18,25 +18,31 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.embedded.postgres import EmbeddedPostgres
-from orchestrator.embedded.postgres_cluster import discard_cluster
-from orchestrator.embedded.process_spec import ProcessState
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
+from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
+from orchestrator.deploy.embedded.process_spec import ProcessState
 from tests.e2e.observer import PATIENCE_S, Observer, observing
 from tests.e2e.stack_rig import Stack, place, until
 from tests.services import upgrade_to_head
+from tests.waiting import stays_true_for
 
 OUTAGE_S = float(os.environ.get("PENSTOCK_OUTAGE_S", "20"))
 TTL_S = min(30.0, OUTAGE_S / 10)
 SPOOL_MB = 0.05 if OUTAGE_S < 120 else 1.0  # so little that it fills up while a service is away
 WORST_STEP = 8192  # bytes; calls under way may each record one when the spool is full
-# Bytes that a process may use more than before: allocators do not give everything back. What steps cost is less, and bounded in
-# tests/unit/bus/test_spool.py.
+# Bytes that a process may use more than before: allocators do not return everything. Steps cost less;
+# tests/unit/bus/test_spool.py bounds that.
 MORE_MEMORY = 96 << 20
 COMPLETION_S = 300.0  # a completion may take so long unless the gateway holds it: less than the long outage
 ROLLOUTS = 4
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(500 + 2 * OUTAGE_S)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.services,
+    pytest.mark.timeout(500 + 2 * OUTAGE_S),
+    pytest.mark.tier("faults"),
+]
 
 
 @dataclass
@@ -70,7 +76,7 @@ async def served(directory: Path) -> AsyncIterator[Services]:
 
 @asynccontextmanager
 async def away(service: EmbeddedPostgres | EmbeddedNats) -> AsyncIterator[None]:
-    """It is killed, and started again at the end."""
+    """The service is killed, and started again at the end."""
     url = service.url
     os.kill(service.pid, signal.SIGKILL)
     await service.stop()  # reaps it
@@ -83,7 +89,7 @@ async def away(service: EmbeddedPostgres | EmbeddedNats) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped(stack: Stack) -> AsyncIterator[None]:
-    """The only rollout server says nothing, and is not dead either."""
+    """The only rollout server does not answer, and is not dead either."""
     pid = stack.of("rollout-server").pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -102,7 +108,7 @@ class Run:
     go: Path
 
     async def gateway(self) -> dict[str, float]:
-        """What the gateway counts, all labels of a name together."""
+        """The gateway's counters, all labels of a name added up."""
         url = self.stack.home.gateway_url_file.read_text().strip()
         async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as answer:
             text = await answer.text()
@@ -122,6 +128,10 @@ class Run:
     async def full(self) -> bool:
         """Whether the gateway keeps as much as it should: completions wait."""
         return await self.spooled() >= SPOOL_MB * 2**20
+
+    def nothing_died(self) -> bool:
+        """Whether every process of the stack is the one that was started first."""
+        return not any(process.restarts for process in self.stack.status().processes)
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         await until(holds, what, PATIENCE_S)
@@ -157,7 +167,7 @@ class Run:
         return found
 
     async def finish(self, *killed: str) -> None:
-        """The attempts end, the run too: nothing was lost, nobody died but those `killed`, no attempt failed, and no invariant is violated."""
+        """The attempts end, the run too: nothing was lost, no process died but those `killed`, no attempt failed, and no invariant is violated."""
         self.go.touch()
         await self.seen.until_ended()
         await self.seen.nothing_lost()
@@ -193,7 +203,8 @@ async def in_flight(
         f'[services]\ndatabase_url = "{where.postgres.url}"\nnats_url = "{where.nats.url}"\n',
     )
     await stack.up(
-        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={timeout_s}"
+        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={timeout_s}",
+        "--set", f"rollout.completion_s={timeout_s}"
     )  # fmt: skip
     async with observing(stack.home) as seen:
         run = Run(stack, seen, scaffold / "go")
@@ -217,17 +228,18 @@ async def test_while_a_service_is_away_attempts_go_on_into_a_bounded_spool_and_a
         async with away(where.postgres if service == "postgres" else where.nats):
             with anyio.fail_after(OUTAGE_S + PATIENCE_S):
                 await run.until_more(recorded + 3 * ROLLOUTS)
-                await anyio.sleep(OUTAGE_S)
+                await stays_true_for(OUTAGE_S, run.nothing_died, every_s=0.2)
                 await run.until(run.full, "the spool is full")
             spooled, during = await run.spooled(), run.memory()
             assert SPOOL_MB * 2**20 <= spooled <= SPOOL_MB * 2**20 + ROLLOUTS * WORST_STEP
-            meanwhile = await run.recorded() - recorded
+            during_outage = await run.recorded() - recorded
         back = time.monotonic()
         await run.until_stored()
-        said = {"away": service, "s": OUTAGE_S, "steps_meanwhile": meanwhile, "spool_bytes": spooled}
+        measured = {"away": service, "s": OUTAGE_S, "steps_while_away": during_outage, "spool_bytes": spooled}
         print(
             json.dumps(
-                said | {"caught_up_s": round(time.monotonic() - back, 1), "before": before, "during": during}
+                measured
+                | {"caught_up_s": round(time.monotonic() - back, 1), "before": before, "during": during}
             )
         )
         await run.until_more(await run.recorded() + 3 * ROLLOUTS)
@@ -241,17 +253,18 @@ async def test_while_a_service_is_away_attempts_go_on_into_a_bounded_spool_and_a
 async def test_a_gateway_that_is_killed_while_postgres_is_away_comes_back_with_its_sessions_and_its_spool(
     stack: Stack, model: Path
 ) -> None:
-    away_s = min(OUTAGE_S, 20.0)  # who calls the gateway waits for it for a minute
+    away_s = min(OUTAGE_S, 20.0)  # a client of the gateway waits for it for a minute
     async with services() as where, in_flight(stack, model, where) as run:
         attempts, recorded = await run.attempts(), await run.recorded()
         async with away(where.postgres):
             await run.until_more(recorded + 3 * ROLLOUTS)
             recorded = await run.recorded()
             stack.kill("gateway")
-            await anyio.sleep(away_s)
-            assert stack.of("gateway").state is not ProcessState.FAILED, (
-                "it is tried again until it can start"
-            )
+
+            def is_tried_again() -> bool:
+                return stack.of("gateway").state is not ProcessState.FAILED
+
+            await stays_true_for(away_s, is_tried_again, every_s=0.2)
 
         async def stored() -> bool:
             return bool(await run.seen.value("select count(*) from steps where run_id = :run") > recorded)
@@ -267,7 +280,11 @@ async def test_while_no_rollout_server_answers_completions_are_held_leases_stay_
     async with services() as where, in_flight(stack, model, where, COMPLETION_S) as run:
         attempts = await run.attempts()
         async with stopped(stack):
-            await anyio.sleep(OUTAGE_S)
+
+            async def same_attempts() -> bool:
+                return await run.attempts() == attempts
+
+            await stays_true_for(OUTAGE_S, same_attempts, every_s=0.2)
             still = await run.recorded()
             alive = await run.seen.value(
                 "select bool_and(lease_until > clock_timestamp()) from rollouts where run_id = :run"

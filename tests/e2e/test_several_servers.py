@@ -1,4 +1,4 @@
-"""`penstock up` with more than one rollout server: each serves, and one that dies comes back at the policy version of the run."""
+"""`penstock up` with several rollout servers: each serves, and a server that dies comes back at the policy version of the run."""
 
 import signal
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.e2e.audited import no_violations
 from tests.e2e.observer import PATIENCE_S, observing
 from tests.e2e.stack_rig import Stack, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("stacks")]
 
 
 async def test_up_starts_as_many_rollout_servers_as_configured_and_a_dead_one_serves_again(

@@ -4,6 +4,7 @@ The previous code is that of the newest commit before this one whose product is 
 unpacked and imported as it was; the database is at today's revision.
 """
 
+import math
 import os
 import re
 import signal
@@ -23,17 +24,19 @@ from alembic import command
 from sqlalchemy import text
 
 from orchestrator.audit import audit
-from orchestrator.bus.feed import beside
+from orchestrator.bus.feed import in_background
 from orchestrator.bus.nats import NatsBus
-from orchestrator.embedded.nats import EmbeddedNats
-from orchestrator.pool.engine import REVISION, Role, open_engine
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run
-from orchestrator.recording import STACK, Progress, Studio
+from orchestrator.queries.submitted import RecordingProgress
+from orchestrator.recording import STACK, Studio
 from orchestrator.tasks.suite.record import demonstrations
 from tests.e2e.stack_rig import REPOSITORY, START_S, Stack, place, until
-from tests.integration.test_migrations import contracting
+from tests.integration.pool.test_migrations import NEXT, contracting
+from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
 
 EACH = 16  # demonstrations in each direction
 PRODUCT = ("orchestrator", "agents", "sandboxes", "trainer", "migrations")
@@ -46,14 +49,14 @@ def git(*arguments: str, at: Path = REPOSITORY) -> "subprocess.CompletedProcess[
 
 
 def product(commit: str, at: Path) -> bytes:
-    """What a commit has in the product's directories; empty: the commit is not in this clone."""
+    """The product's directories at a commit. Empty: the commit is not in this clone."""
     listed = git("ls-tree", "--full-tree", commit, *PRODUCT, at=at)
     return b"" if listed.returncode else listed.stdout
 
 
 def before(at: Path = REPOSITORY) -> str:
-    """The newest ancestor with another product: one that differs in tests or guides alone would be today's code once more. Empty: none is in
-    this clone."""
+    """The newest ancestor with another product: an ancestor that differs only in tests or guides would run today's code again. Empty:
+    this clone has no such ancestor."""
     today = product("HEAD", at)
     for changed in git("rev-list", "HEAD", "--", *PRODUCT, at=at).stdout.decode().split():
         for parent in git("rev-list", "--parents", "-n1", changed, at=at).stdout.decode().split()[1:]:
@@ -68,11 +71,11 @@ def previous() -> Iterator[Path]:
     name = os.environ.get("PENSTOCK_PREVIOUS") or before()
     if not name or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").returncode:
         pytest.fail(
-            f"{name or 'a commit with another product'} is not in this clone, so that nothing can be run beside today's code: "
+            f"{name or 'a commit with another product'} is not in this clone, so nothing can run next to today's code: "
             "get it with `git fetch --deepen=1` (or --tags), or name another commit in PENSTOCK_PREVIOUS"
         )
-    said = git("log", "-1", "--format=%h of %cs, %s", name).stdout.decode().strip()
-    print(f"the previous code: {said}")
+    described = git("log", "-1", "--format=%h of %cs, %s", name).stdout.decode().strip()
+    print(f"the previous code: {described}")
     packed = git("archive", "--format=tar", name, *PRODUCT)
     assert packed.returncode == 0, packed.stderr.decode()
     with place() as directory:
@@ -83,7 +86,7 @@ def previous() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class World:
-    """Where everything meets."""
+    """The shared services and directories of both versions."""
 
     stack: Stack
     services: Mapping[str, str]
@@ -93,7 +96,7 @@ class World:
         return self.stack.environment(PYTHONPATH=path, **self.services)
 
     def says(self, code: Path, *command: str) -> "subprocess.CompletedProcess[str]":
-        """What a program says that is run on some code."""
+        """The output of a program that runs on some code."""
         return subprocess.run(
             [sys.executable, *command], cwd=code, env=self.environment(code), capture_output=True, text=True, timeout=100
         )  # fmt: skip
@@ -114,16 +117,15 @@ class World:
         ]
         started = [self._begin(code, name) for name in names]
 
+        def ended() -> list[str]:
+            return [name for name, process in zip(names, started, strict=True) if process.poll() is not None]
+
         async def watch() -> None:
-            while True:
-                ended = [
-                    name for name, process in zip(names, started, strict=True) if process.poll() is not None
-                ]
-                assert not ended, f"{ended} ended: {self.stack.log.read_text()[-4000:]}"
-                await anyio.sleep(0.2)
+            gone = await eventually(ended, within_s=math.inf, every_s=0.2)
+            raise AssertionError(f"{gone} ended: {self.stack.log.read_text()[-4000:]}")
 
         try:
-            async with beside(watch):
+            async with in_background(watch):
                 yield
             for process in started:
                 process.send_signal(signal.SIGTERM)
@@ -143,8 +145,8 @@ async def world(stack: Stack, model: Path, database_url: str, tmp_path: Path) ->
         yield World(stack, {"DATABASE_URL": database_url, "NATS_URL": nats.url})
 
 
-def nothing(progress: Progress) -> None:
-    """Nobody looks."""
+def nothing(progress: RecordingProgress) -> None:
+    """Ignores the progress."""
 
 
 def test_the_previous_code_is_of_the_newest_commit_with_another_product(tmp_path: Path) -> None:
@@ -170,8 +172,7 @@ async def test_the_previous_commit_is_refused_in_one_sentence_by_a_database_that
     previous: Path, database_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "penstock.toml").write_text('[run]\nname = "first"\n')
-    later = f"{int(REVISION) + 1:04}"
-    contraction = contracting(tmp_path / "migrations", database_url, later)
+    contraction = contracting(tmp_path / "migrations", database_url)
     await anyio.to_thread.run_sync(command.upgrade, contraction, "head")
     environment = {
         **os.environ,
@@ -186,7 +187,7 @@ async def test_the_previous_commit_is_refused_in_one_sentence_by_a_database_that
         )  # fmt: skip
     assert refused.returncode == 1
     assert re.fullmatch(
-        rf"penstock: the database is at revision {later}, on which code older than {later} cannot run; this is \d{{4}}: "
+        rf"penstock: the database is at revision {NEXT}, on which code older than {NEXT} cannot run; this is \d{{4}}: "
         r"start the version of Penstock that the database was upgraded for\n",
         refused.stderr.decode(),
     )
@@ -203,7 +204,7 @@ async def test_runners_of_the_previous_commit_work_for_todays_orchestrator_and_t
             r'^REVISION = "(\d+)"', (previous / "orchestrator/pool/engine.py").read_text(), re.M
         )
         assert revision is not None
-        if revision[1] < oldest:  # today's commit contracts: the previous one must say that it cannot run
+        if revision[1] < oldest:  # today's commit contracts: the previous one must report that it cannot run
             refused = world.says(
                 previous, "-m", "orchestrator.cli", "runner", "--config", str(world.stack.directory)
             )
@@ -212,7 +213,7 @@ async def test_runners_of_the_previous_commit_work_for_todays_orchestrator_and_t
         config = world.stack.home.config()
         async with engine.begin() as connection:  # as `penstock up` does
             run = await ensure_run(connection, config.run.name, config.to_json())
-            # Scripts name version 0; there is no trainer here to publish it.
+            # Scripts name version 0, which no trainer publishes here.
             await connection.execute(
                 text(
                     "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, 0, :path, '00')"
@@ -228,7 +229,7 @@ async def test_runners_of_the_previous_commit_work_for_todays_orchestrator_and_t
                 bus = await running.enter_async_context(
                     NatsBus.connect(world.services["NATS_URL"], name="test")
                 )
-                studio = Studio(run.name, run.run_id, bus, engine)
+                studio = Studio(run=run.name, run_id=run.run_id, bus=bus, engine=engine)
                 part = drawn[number * EACH : (number + 1) * EACH]
                 done = await studio.record(part, f"direction-{number}", nothing)
                 assert (done.progress.ended, done.progress.scored) == (EACH, EACH)

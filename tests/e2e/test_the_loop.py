@@ -1,18 +1,19 @@
-"""The whole loop, small: tasks in, policy versions out, and the books balance."""
+"""The whole loop, small: tasks in, policy versions out, and the accounts balance."""
 
 import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.config import load
 from orchestrator.contracts.states import GroupState
 from orchestrator.pool.batches import contents
 from orchestrator.pool.transact import transact
-from orchestrator.scheduling.policies import queue_policy
+from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.scheduling.replay import Transition, replay
+from orchestrator.settings.config import load
 from tests.e2e import scraped
 from tests.e2e.observer import Observer, observing
 from tests.e2e.stack_rig import Stack
@@ -21,15 +22,15 @@ from trainer.batch import read_parts
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
 
 BATCHES = 3
-# What the log of each process says of a rollout that trained.
-TOLD = {
+# The log entries of each process about a rollout that trained.
+LOGGED = {
     "gateway": {"session.opened", "session.sealed"},
     "orchestrator": {"rollout.reported", "rollout.verdict", "group.concluded"},
-    "runner": {"work.begins", "rollout.finished"},
-    "trainer": {"train_step.of"},
-    "verifier": {"work.begins", "verdict"},
+    "runner": {"work.started", "rollout.finished"},
+    "trainer": {"train_step.members"},
+    "verifier": {"work.started", "verdict"},
 }
-TOLD_OF_GROUP = {process: TOLD[process] for process in ("gateway", "runner", "verifier")} | {
+LOGGED_OF_GROUP = {process: LOGGED[process] for process in ("gateway", "runner", "verifier")} | {
     "orchestrator": {"group.concluded"}
 }
 TRAINED_STEPS = """
@@ -47,7 +48,7 @@ async def test_the_loop_trains_and_loses_nothing(stack: Stack, model: Path) -> N
     stack.configure(model, batches=BATCHES)
     await stack.up()
     async with observing(stack.home) as seen:
-        await seen.publish(2 * BATCHES - 1)  # too few for the run to end: every process is there to be asked
+        await seen.publish(2 * BATCHES - 1)  # too few for the run to end: every process can still be queried
         await seen.until_batches(1)
         scraped.check(await scraped.scraped(stack))
         await seen.publish(15 - 2 * BATCHES)
@@ -58,10 +59,10 @@ async def test_the_loop_trains_and_loses_nothing(stack: Stack, model: Path) -> N
         await check_tokens(seen)
         await check_times(seen)
         await check_logs(seen, stack)
-    said = stack.penstock(
+    done = stack.penstock(
         "sql", "select state, count(*) as n from groups where state = 'trained' group by 1", "--json"
     )
-    assert json.loads(said.stdout) == {"state": "trained", "n": 2 * BATCHES}, said
+    assert json.loads(done.stdout) == {"state": "trained", "n": 2 * BATCHES}, done
     assert stack.penstock("down").stdout == "stopped\n"
     assert (stack.left_running(), stack.sandboxes_left()) == ([], [])
 
@@ -73,10 +74,13 @@ async def check_logs(seen: Observer, stack: Stack) -> None:
             "select r.rollout_id, r.group_id from batch_rollouts r join batches using (batch_id) where run_id = :run limit 1"
         )
     )[0]
-    for kind, number, wanted in (("rollout", row.rollout_id, TOLD), ("group", row.group_id, TOLD_OF_GROUP)):
-        said = scraped.followed(stack, kind, number)
-        missing = {process: told - set(said.get(process, [])) for process, told in wanted.items()}
-        assert not any(missing.values()), (kind, missing, said)
+    for kind, number, wanted in (
+        ("rollout", row.rollout_id, LOGGED),
+        ("group", row.group_id, LOGGED_OF_GROUP),
+    ):
+        logged = scraped.followed(stack, kind, number)
+        missing = {process: expected - set(logged.get(process, [])) for process, expected in wanted.items()}
+        assert not any(missing.values()), (kind, missing, logged)
 
 
 async def check_versions(seen: Observer) -> None:
@@ -93,7 +97,7 @@ async def check_versions(seen: Observer) -> None:
 
 
 async def check_times(seen: Observer) -> None:
-    """What its steps waited and generated is no longer than a rollout lasted, and each first token lies inside its generation."""
+    """The waiting and generation times of its steps fit into a rollout's duration, and each first token lies inside its generation."""
     late = await seen.rows("select * from steps where run_id = :run and not t_first <= t_gen")
     over = await seen.rows(
         "select * from rollout_summary where run_id = :run and state = 'verified' and generation_s > extract(epoch from ended - started)"
@@ -102,7 +106,7 @@ async def check_times(seen: Observer) -> None:
 
 
 async def check_schedule(seen: Observer, stack: Stack) -> None:
-    """Every claim is the one that the window allows; no token is older than admission lets it become."""
+    """Every claim is the claim that the window allows; no token is older than admission permits."""
     queue = load(stack.directory / "penstock.toml").queue
     policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
     history = await seen.rows(
@@ -120,7 +124,7 @@ async def check_schedule(seen: Observer, stack: Stack) -> None:
 
 
 async def check_tokens(seen: Observer) -> None:
-    """What the trainer learned from is, token by token, the fold of the stored steps, and its metrics say the same."""
+    """The trainer's tokens are exactly the fold of the stored steps, and its metrics agree."""
     stored = await seen.rows(TRAINED_STEPS)
     metrics = await seen.rows(
         "select b.batch_id, t.metrics from train_steps t join batches b using (batch_id) where t.run_id = :run order by b.batch_no"
@@ -150,7 +154,7 @@ async def check_tokens(seen: Observer) -> None:
 
 def different_prefixes(sequences: Sequence[Sequence[int]]) -> int:
     """The tokens of a trie of these sequences."""
-    trie: dict[int, dict] = {}  # type: ignore[type-arg]
+    trie: dict[int, dict[Any, Any]] = {}
     nodes = 0
     for sequence in sequences:
         at = trie

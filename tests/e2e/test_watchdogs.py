@@ -1,4 +1,4 @@
-"""The real processes under their watchdogs: who hangs is named from outside, and a run in which nothing hangs names nobody."""
+"""The real processes under their watchdogs: a hanging process is named from outside, and in a run without a hang no process is named."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.e2e.audited import no_violations
 from tests.e2e.observer import PATIENCE_S, observing
 from tests.e2e.stack_rig import Stack, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("stacks")]
 
 # The event loops of a machine that is busy with other things are late, and nothing is wrong with them.
 WATCHDOG = "\n[watchdog]\nno_progress_s = 6.0\nlag_s = 100.0\n"
@@ -22,7 +22,7 @@ PROCESSES = ("gateway", "orchestrator", "runner", "trainer", "verifier")
 
 
 async def status(stack: Stack) -> tuple[int, dict[str, Any]]:
-    """The exit status of `penstock status --json` and what it says of the run."""
+    """The exit status of `penstock status --json` and its output about the run."""
     done = await anyio.to_thread.run_sync(partial(stack.penstock, "status", "--json", timeout_s=PATIENCE_S))
     return done.returncode, json.loads(done.stdout).get("run", {})
 
@@ -34,11 +34,11 @@ async def test_a_process_that_hangs_is_named_by_status_and_the_run_goes_on_when_
     await stack.up()
     async with observing(stack.home) as seen:
 
-        async def all_heard() -> bool:
+        async def all_alive() -> bool:
             rows = await seen.rows("select process from processes where run_id = :run and not stopped")
             return tuple(sorted(row.process for row in rows)) == PROCESSES
 
-        await until(all_heard, "every process says that it lives", PATIENCE_S)
+        await until(all_alive, "every process says that it lives", PATIENCE_S)
         runner = stack.of("runner").pid
         assert runner is not None
         os.kill(runner, signal.SIGSTOP)
@@ -47,11 +47,17 @@ async def test_a_process_that_hangs_is_named_by_status_and_the_run_goes_on_when_
 
             async def named() -> bool:
                 code, run = await status(stack)
-                sentences = [  # none where Postgres did not answer in time: look again
+                sentences = [  # none if Postgres did not answer in time: look again
                     *run.get("stuck", []),
-                    *(stage["culprit"]["sentence"] for stage in run.get("stages", []) if "culprit" in stage),
+                    *(
+                        stage["stall_cause"]["sentence"]
+                        for stage in run.get("stages", [])
+                        if "stall_cause" in stage
+                    ),
                 ]
-                return code == 4 and any(f"the runner (pid {runner} on " in said for said in sentences)
+                return code == 4 and any(
+                    f"the runner (pid {runner} on " in sentence for sentence in sentences
+                )
 
             await until(named, "the runner that hangs is named", PATIENCE_S)
         finally:

@@ -10,9 +10,9 @@ from sandboxes.base import Sandbox
 class Worker:
     """Two turns."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         reply = await llm.complete(messages)
-        await box.exec(["sleep", "1.5"], timeout_s=30)
+        await sandbox.exec(["sleep", "1.5"], timeout_s=30)
         again: list[Message] = [*messages, reply.message(), {"role": "user", "content": "Go on."}]
         return (await llm.complete(again)).content

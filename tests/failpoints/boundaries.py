@@ -1,19 +1,20 @@
-"""How each boundary of a running stack is got to. Most are got to all the time; the others are provoked."""
+"""How to reach each boundary of a running stack. Most are reached all the time; the others are provoked."""
 
+import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import anyio
 import msgspec
+import nats
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import StepRecorded, encode
 from orchestrator.contracts.states import Purpose
-from orchestrator.failpoints import BOUNDARIES, Kind
 from orchestrator.pool.leases import Lease
+from orchestrator.runtime.failpoints import BOUNDARIES, BoundaryKind
 from tests.builders import Author
 from tests.e2e.stack_rig import until
 from tests.failpoints.conftest import ACTIONS
@@ -23,7 +24,8 @@ Provoke = Callable[[World], Awaitable[None]]
 
 TOGETHER = 8
 DELAY_S = 0.3
-LONG_S = 240.0  # for one more rollout, while others hurt other processes
+LONG_S = 240.0  # for one more rollout, while other cases disturb other processes
+LARGE_BYTES = 5_000_000  # six blobs, which differ in each task
 AT_WORK_WITH = "select count(*) from groups where run_id = :run and not done and scaffold like :scaffold"
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
@@ -39,7 +41,7 @@ AT_THE_START = {
     "cluster.rename",
     "gateway.refused",
 }
-"""Not of a stack that is up: test_starts.py."""
+"""Not reached in a running stack: test_starts.py."""
 ELSEWHERE = {
     "prune.detach",
     "prune.drop",
@@ -48,20 +50,21 @@ ELSEWHERE = {
     "login.commit",
     "schema.commit",
 }
-"""Of a run that has ended, or of none: tests/integration/test_prune.py, test_export_resumes.py, test_commits_of_a_database.py."""
+"""Of a run that has ended, or without a run: tests/integration/pool/test_prune.py, test_resumes.py, test_commits_of_a_database.py."""
 
 
-SHARED = {"lease.taken", "lease.renewed", "worker.read", "presence.commit", "fetch", "journal.sync"}
-"""Several processes get there all the time: each of them dies there. The others' deaths at a shared boundary are whoever's gets there first."""
+SHARED = {"lease.taken", "lease.renewed", "worker.read", "heartbeat.commit", "fetch", "journal.sync"}
+"""Several processes get there all the time: each of them dies there. At another shared boundary, the first process to arrive dies."""
 
 
 DEAR = {"trainer"}
-"""It takes seconds of CPU time to start, so it is killed on one side of its boundaries here. test_trainer_kills.py kills it on both sides of all."""
+"""It takes seconds of CPU time to start, and is killed on one side of its boundaries here. test_kills.py kills it on both sides of all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Boundaries that are armed together: what arms them (`points`), and which processes nobody else may hurt meanwhile."""
+    """Boundaries that are armed together: the specifications that arm them (`points`), and the processes that no other
+    case may disturb at the same time."""
 
     names: tuple[str, ...]
     points: dict[str, list[str]]
@@ -78,8 +81,8 @@ class Case:
 
 
 def cases(names: list[str] | None, actions: list[str] | None) -> list[Case]:
-    """All of a running stack, or those chosen: together what is provoked alike, and up to `TOGETHER` that nothing has to provoke
-    and that the same processes get to."""
+    """All boundaries of a running stack, or the chosen ones. A case joins boundaries that are provoked alike, and up to
+    `TOGETHER` unprovoked boundaries of the same processes."""
     known = [name for name in BOUNDARIES if name not in AT_THE_START | ELSEWHERE]
     chosen = [name for name in known if not names or name in names]
     provoked: dict[Provoke, list[str]] = {}
@@ -100,13 +103,15 @@ def _case(names: list[str], actions: list[str] | None, provoke: Provoke | None) 
     points: dict[str, list[str]] = {}
     for name in names:
         points |= points_of(name, actions or ACTIONS) | _of_each(name, actions or ACTIONS)
-    return Case(tuple(names), points, frozenset[str]().union(*map(_busy, names)), provoke)
+    return Case(
+        names=tuple(names), points=points, busy=frozenset[str]().union(*map(_busy, names)), provoke=provoke
+    )
 
 
 def points_of(name: str, actions: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
-    """In this order the act is repeated as often as is needed to get to the next one."""
-    told = {"raise": "raise", "delay": f"delay {DELAY_S}", "exit": "exit"}
-    single = [told[action] for action in ACTIONS if action in actions and action in told]
+    """In this order the act is repeated until the next point is reached."""
+    written = {"raise": "raise", "delay": f"delay {DELAY_S}", "exit": "exit"}
+    single = [written[action] for action in ACTIONS if action in actions and action in written]
     sides = {f"{name}.before": single, f"{name}.after": single}
     if DEAR.issuperset(BOUNDARIES[name].who):
         sides[f"{name}.before"] = [action for action in single if action != "exit"]
@@ -140,7 +145,7 @@ async def _freeze_the_runner(world: World) -> None:
 async def _scaffold(world: World, *, name: str, count: int) -> None:
     """Unless some of its groups are at work."""
     if not await world.seen.value(AT_WORK_WITH, scaffold=f"%{name}"):
-        await world.submit(count, purpose="record", scaffold=name)
+        await world.submit(count, purpose=Purpose.RECORD, scaffold=name)
 
 
 async def _a_late_step(world: World) -> None:
@@ -149,7 +154,9 @@ async def _a_late_step(world: World) -> None:
 
 async def _send(world: World, subject: str, schema: str, body: bytes) -> None:
     world.numbers["message"] += 1
-    await world.seen.bus.publish(Outgoing(subject, f"odd:{world.numbers['message']}", schema, body))
+    await world.seen.bus.publish(
+        Outgoing(subject=subject, msg_id=f"odd:{world.numbers['message']}", schema=schema, body=body)
+    )
 
 
 async def _junk(world: World) -> None:
@@ -157,14 +164,22 @@ async def _junk(world: World) -> None:
 
 
 async def _a_full_buffer(world: World) -> None:
-    """While a batch of steps is not committed, others, and what is none, arrive behind it; then the consumer stops."""
+    """While a batch of steps is not committed, other steps, and a message that is not a step, arrive behind it; then the consumer stops."""
     point, action = "steps.commit.before", "delay 1.0"
     before = world.hits()[f"{point} {action}"]
     world.arm({point: [action]})
     await until(lambda: world.hits()[f"{point} {action}"] > before, "steps wait to be stored", LONG_S)
     for _ in range(8):  # arrivals of one stop
         await _junk(world)
-    await anyio.sleep(0.3)  # of the delay
+    async with await nats.connect(world.stack.home.connected().services.nats_url) as client:
+        stream = client.jetstream()
+        newest = (await stream.stream_info("STEPS")).state.last_seq
+
+        async def delivered() -> bool:
+            found = await stream.consumer_info("STEPS", subjects.consume_steps(world.seen.run).durable or "")
+            return found.delivered is not None and found.delivered.stream_seq >= newest
+
+        await until(delivered, "they have arrived behind it", LONG_S)
     await world.end("orchestrator", signal.SIGTERM)
 
 
@@ -176,18 +191,41 @@ async def _bad_work(world: World) -> None:
 async def _an_impossible_number(world: World) -> None:
     """A step in which all fits but the number of its rollout, which only Postgres refuses."""
     run, author = world.seen.run, Author(turns=1)
-    lease = Lease(1, 1, 1, 0, 1, 1, 0, Purpose.RECORD, "", None, "", "", {})
+    lease = Lease(
+        run_id=1,
+        rollout_id=1,
+        group_id=1,
+        member=0,
+        attempt=1,
+        epoch=1,
+        seed=0,
+        purpose=Purpose.RECORD,
+        scaffold="",
+        pinned_version=None,
+        domain="",
+        task_name="",
+        body={},
+    )
     event, *_ = author.trajectory(lease, run, author.ids(4, 4))
     event = msgspec.structs.replace(event, rollout=2**70)
     await _send(world, subjects.steps(run, "1"), StepRecorded.schema(), encode(event))
 
 
 async def _a_task_by_command(world: World) -> None:
+    await _publish(world, FILES)
+
+
+async def _a_large_task_by_command(world: World) -> None:
+    """Its blobs are new: no cache has them."""
+    await _publish(world, FILES | {"environment/files/data": os.urandom(LARGE_BYTES)})
+
+
+async def _publish(world: World, files: Mapping[str, str | bytes]) -> None:
     world.numbers["command"] += 1
     directory = world.stack.directory / "suite" / "task"
-    for name, content in FILES.items():
+    for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(content)
+        (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
     label = f"n{world.numbers['command']}"
     await world.command("tasks", "publish", str(directory), "--label", label, "--purpose", "record")
 
@@ -209,12 +247,16 @@ PROVOKED: dict[str, Provoke] = {
     "steps.complete": _a_late_step,
     "nak": _a_full_buffer,
     "refused.commit": _an_impossible_number,
-    "letters.commit": _bad_work,
+    "dead_letters.commit": _bad_work,
     "ack.dead": _bad_work,
     "publish.dead": _junk,
     "term": _junk,
     "person.commit": _a_command,
     "publish.tasks": _a_task_by_command,
+    "publish.blobs": _a_large_task_by_command,
+    "blobs.commit": _a_large_task_by_command,
+    "blobs.read": _a_large_task_by_command,
+    "ack.blobs": _a_large_task_by_command,
     "lease.ended": partial(_restart_at_work, process="verifier", how=signal.SIGTERM),
     "server.lease.taken": RESTARTED["gateway"],
     "server.lease.ended": partial(_restart, process="gateway", how=signal.SIGTERM),
@@ -224,11 +266,12 @@ PROVOKED: dict[str, Provoke] = {
     "journal.named": RESTARTED["verifier"],
 }
 DISTURBED: dict[str, frozenset[str]] = {
-    "letters.commit": frozenset({"runner"}),
+    "dead_letters.commit": frozenset({"runner"}),
     "ack.dead": frozenset({"runner"}),
     "steps.complete": frozenset({"gateway"}),
 }
 assert set(PROVOKED) | set(DISTURBED) | AT_THE_START | ELSEWHERE <= set(BOUNDARIES)
 assert all(
-    BOUNDARIES[name].kind is not Kind.SERVER or "gateway" in BOUNDARIES[name].who for name in BOUNDARIES
+    BOUNDARIES[name].kind is not BoundaryKind.SERVER or "gateway" in BOUNDARIES[name].who
+    for name in BOUNDARIES
 )

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from orchestrator.failpoints import BOUNDARIES
+from orchestrator.runtime.failpoints import BOUNDARIES
 from tests.e2e.conftest import model, pytest_runtest_makereport, stack
 
 ACTIONS = ("raise", "delay", "exit", "duplicate")
@@ -22,17 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def part_of(config: pytest.Config) -> tuple[int, int]:
-    """Part I of N; all of them are 0/1."""
+    """Part I of N; 0/1 is everything."""
     part, _, parts = str(config.getoption("--rotation")).partition("/")
     assert 0 <= int(part) < int(parts), "--rotation is I/N with 0 <= I < N"
     return int(part), int(parts)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deals out what is exercised beside a stack; test_stack.py deals its own boundaries out."""
+    """Splits the tests outside the running stack into parts; test_stack.py splits its own boundaries."""
     part, parts = part_of(config)
-    beside = [item for item in items if item.path.name == "test_starts.py"]
-    others = [item for at, item in enumerate(beside) if at % parts != part]
+    starts = [item for item in items if item.path.name == "test_starts.py"]
+    others = [item for at, item in enumerate(starts) if at % parts != part]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
 
@@ -44,10 +44,10 @@ def rotation(pytestconfig: pytest.Config) -> tuple[int, int]:
 
 @pytest.fixture
 def chosen(pytestconfig: pytest.Config) -> tuple[list[str] | None, list[str] | None]:
-    """What the command line asks for: boundaries and actions, None = all."""
+    """The boundaries and actions of the command line, None = all."""
     names, actions = pytestconfig.getoption("--failpoint"), pytestconfig.getoption("--action")
     unknown = [*({*(names or ())} - {*BOUNDARIES}), *({*(actions or ())} - {*ACTIONS})]
     assert not unknown, (
-        f"there is no {unknown[0]}: see BOUNDARIES in orchestrator/failpoints.py; actions are {', '.join(ACTIONS)}"
+        f"unknown failpoint {unknown[0]}: see BOUNDARIES in orchestrator/runtime/failpoints.py; actions are {', '.join(ACTIONS)}"
     )
     return names, actions

@@ -1,5 +1,6 @@
 """Every boundary of a running stack × exit, raise, delay, duplicate: each is hit, the stack recovers, and in the end nothing is lost."""
 
+import math
 import resource
 import signal
 from collections import Counter
@@ -9,18 +10,24 @@ from pathlib import Path
 import anyio
 import pytest
 
-from orchestrator.audit.sandboxes import REMOVED
-from orchestrator.embedded.process_spec import ProcessState
-from orchestrator.failpoints import BOUNDARIES
+from orchestrator.audit.i5_sandboxes import REMOVED
+from orchestrator.deploy.embedded.process_spec import ProcessState
+from orchestrator.runtime.failpoints import BOUNDARIES
 from tests.e2e.audited import no_violations
 from tests.e2e.stack_rig import Stack, until
 from tests.failpoints.boundaries import Case, cases
 from tests.failpoints.world import World, at_work
+from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.services,
+    pytest.mark.timeout(1200),
+    pytest.mark.tier("failpoints"),
+]
 
-PATIENCE_S = 240.0  # for one case and all its actions, without what it waited for others
-AGAIN_S = 1.0  # without a hit, before what provokes a boundary is tried again
+PATIENCE_S = 240.0  # for one case and all its actions, without the time that it waits for others
+AGAIN_S = 1.0  # without a hit, before a boundary is provoked again
 UNSUPERVISED = {"up", "client"}
 HOPELESS = 5  # cases that fail: the stack is broken, the others would only wait
 
@@ -35,7 +42,7 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
     part, parts = rotation
     wanted = cases(*chosen)[part::parts]
     if not wanted:
-        pytest.skip("another failpoint was asked for")
+        pytest.skip("another failpoint was selected")
     async with at_work(stack, model, monkeypatch) as world:
         failed = await exercised(world, wanted)
         await ended_whole(world)
@@ -50,7 +57,7 @@ async def test_every_failpoint_is_survived_and_nothing_is_lost_or_trained_twice(
 
 
 def complaints(stack: Stack) -> list[str]:
-    """Lines of logs in which a process met what nobody thought of; the broken scaffold's own do not count."""
+    """Lines of logs in which a process reports an unforeseen error; those of the broken scaffold do not count."""
     logs = [stack.log, *sorted(stack.home.layout.logs.glob("*.log"))]
     return [
         f"{log.name}: {line[:300]}"
@@ -63,8 +70,8 @@ def complaints(stack: Stack) -> list[str]:
 async def ended_whole(world: World) -> None:
     """The run is ended by a person; then every submission is in one terminal state, and the auditor finds nothing."""
     world.loading.cancel()
-    said = world.stack.penstock("run", "end", timeout_s=PATIENCE_S)
-    assert said.returncode == 0, said
+    done = world.stack.penstock("run", "end", timeout_s=PATIENCE_S)
+    assert done.returncode == 0, done
     await world.seen.until_ended(PATIENCE_S)
     await world.seen.nothing_lost()
     report = await no_violations(world.stack, world.seen)
@@ -73,7 +80,7 @@ async def ended_whole(world: World) -> None:
 
 
 async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
-    """Exercise all of them, at once where they hurt different processes; returns what went wrong."""
+    """Exercise all cases, at the same time if they disturb different processes; returns the failures."""
     failed: list[str] = []
     busy: set[str] = set()
     freed = anyio.Condition()
@@ -108,9 +115,9 @@ async def exercised(world: World, wanted: Sequence[Case]) -> list[str]:
 
 
 async def exercise(world: World, case: Case) -> None:
-    """Arm its boundaries, wait until every action was taken, then until each is passed once more and work goes on."""
+    """Arm its boundaries, wait until every action was taken, then until each is passed once more and work continues."""
     await taken(world, case, case.points, case.wanted)
-    # The act again, undisturbed: whoever was killed or lied to is back at it.
+    # The act again, undisturbed: each process that was killed or got a false answer is back at it.
     again = {f"{name}.after": ["delay 0"] for name in case.names}
     await taken(world, case, again, [f"{point} delay 0" for point in again])
     await until(lambda: all_ready(world, case), f"{', '.join(case.busy)} are ready again", PATIENCE_S)
@@ -128,15 +135,21 @@ async def taken(world: World, case: Case, points: dict[str, list[str]], wanted: 
     def left() -> list[str]:
         return sorted((before + Counter(wanted) - world.hits()).elements())
 
+    hits, quiet_since = before, anyio.current_time()
+
+    def settled() -> bool:
+        """Whether every action was taken, or nothing was hit for a while."""
+        nonlocal hits, quiet_since
+        if (now := world.hits()) != hits:
+            hits, quiet_since = now, anyio.current_time()
+        return not left() or anyio.current_time() - quiet_since >= AGAIN_S
+
     with anyio.move_on_after(PATIENCE_S):
         while left():
             if case.provoke is not None:
                 await case.provoke(world)
             hits, quiet_since = world.hits(), anyio.current_time()
-            while left() and anyio.current_time() - quiet_since < AGAIN_S:
-                await anyio.sleep(0.02)
-                if world.hits() != hits:
-                    hits, quiet_since = world.hits(), anyio.current_time()
+            await eventually(settled, within_s=math.inf, every_s=0.02)
     if missing := left():
         world.disarm(points)
         raise AssertionError(f"not reached within {PATIENCE_S:g} s: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The boundaries that only a start or a bad batch gets to: each action in turn, started again until it is through."""
+"""The boundaries that only a start or a bad batch reaches: each action in turn, started again until it is through."""
 
 import os
 import signal
@@ -13,16 +13,22 @@ import pytest
 from anyio.abc import Process
 from sqlalchemy import select
 
-from orchestrator.config import Config
-from orchestrator.failpoints import BOUNDARIES, HITS
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.tables import dead_letters, groups, policy_versions
+from orchestrator.runtime.failpoints import BOUNDARIES, HITS
+from orchestrator.settings.config import Config
 from tests.builders import Author, make_run, ready_groups
 from tests.e2e.stack_rig import Stack, until
-from tests.failpoints.boundaries import ACTIONS, AT_THE_START, points_of
+from tests.failpoints.boundaries import AT_THE_START, points_of
+from tests.failpoints.conftest import ACTIONS
 from trainer.benchmarks.random_model import write_random_model
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.services,
+    pytest.mark.timeout(600),
+    pytest.mark.tier("failpoints"),
+]
 
 PATIENCE_S = 240.0
 STARTS = 20  # of one boundary: more means that an action is never reached
@@ -31,13 +37,14 @@ UNSENDABLE = "gateway.refused"  # no step of an embedded stack can grow so large
 KEEP = """
 import sys, anyio
 from orchestrator.bus.base import Outgoing
-from orchestrator.bus.journal import Entry
+from orchestrator.bus.journal import JournalEntry
 from orchestrator.gateway.server import _unsendable
 from orchestrator.pool.engine import Role, open_engine
 
 async def keep(url, run):
+    message = Outgoing(subject="steps.large.1", msg_id="1:1:0:step", schema="StepRecorded/1", body=b"{}")
     async with open_engine(url, Role.GATEWAY, size=1) as engine:
-        await _unsendable(engine, int(run))(Entry(1, Outgoing("steps.large.1", "1:1:0:step", "StepRecorded/1", b"{}")), "too large")
+        await _unsendable(engine, int(run))(JournalEntry(1, message), "too large")
 
 anyio.run(keep, *sys.argv[1:])
 """
@@ -46,7 +53,7 @@ LONG_LOG = 51 * 1024 * 1024
 
 @pytest.fixture
 def armed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of failpoints for whatever is started from now on."""
+    """The directory of failpoints for every process started from now on."""
     directory = stack.directory / "failpoints"
     directory.mkdir()
     monkeypatch.setenv("PENSTOCK_FAILPOINTS", str(directory))
@@ -54,11 +61,13 @@ def armed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def arm(directory: Path, name: str, actions: tuple[str, ...]) -> Callable[[], list[str]]:
-    """Arm all of them; returns what says which are left."""
+    """Arm all of them; returns a function that reports which are left."""
     points = points_of(name, actions)
-    for point, told in points.items():
-        (directory / point).write_text("\n".join(told))
-    wanted = Counter(f"{point} {action}" for point, told in points.items() for action in told)
+    for point, wanted_actions in points.items():
+        (directory / point).write_text("\n".join(wanted_actions))
+    wanted = Counter(
+        f"{point} {action}" for point, wanted_actions in points.items() for action in wanted_actions
+    )
 
     def left() -> list[str]:
         hits = directory / HITS
@@ -70,7 +79,7 @@ def arm(directory: Path, name: str, actions: tuple[str, ...]) -> Callable[[], li
 
 def skipped(name: str, chosen: tuple[list[str] | None, list[str] | None]) -> None:
     if chosen[0] and name not in chosen[0]:
-        pytest.skip("another failpoint was asked for")
+        pytest.skip("another failpoint was selected")
 
 
 @pytest.mark.parametrize("name", SUPERVISOR)
@@ -107,8 +116,8 @@ async def comes_up(stack: Stack, name: str) -> bool:
     await until(decided, "penstock up is up, or has ended", PATIENCE_S)
     if process.poll() is None:
         return True
-    said = stack.said_last()
-    assert process.returncode == -signal.SIGKILL or "penstock: " in said.splitlines()[-1], said
+    output = stack.last_output()
+    assert process.returncode == -signal.SIGKILL or "penstock: " in output.splitlines()[-1], output
     return False
 
 
@@ -127,7 +136,7 @@ async def test_the_trainer_publishes_its_first_version_and_gives_bad_batches_up_
             for number in range(STARTS):
                 if not left():
                     break
-                # A first version is published once in a run: what is left of the actions needs another one.
+                # A first version is published once in a run: the remaining actions need another run.
                 run_name = f"{name.rpartition('.')[2]}{number}"
                 config = Config.model_validate(
                     {
@@ -175,17 +184,17 @@ async def trained(url: str, run: str, policies: Path) -> int:
         stdout=None,
     )
     assert process.stderr is not None
-    said = b""
+    output = b""
     async with process:
         with anyio.move_on_after(PATIENCE_S) as patience:
             async for part in process.stderr:
-                said += part
+                output += part
             await process.wait()
         if patience.cancelled_caught:
             process.kill()
-    last = said.decode().splitlines()[-1] if said else ""
-    assert not patience.cancelled_caught, f"neither halted nor killed: {said.decode()}"
-    assert process.returncode == -signal.SIGKILL or "had to be quarantined" in last, said.decode()
+    last = output.decode().splitlines()[-1] if output else ""
+    assert not patience.cancelled_caught, f"neither halted nor killed: {output.decode()}"
+    assert process.returncode == -signal.SIGKILL or "had to be quarantined" in last, output.decode()
     assert process.returncode is not None
     return process.returncode
 

@@ -14,11 +14,13 @@ import anyio.to_thread
 import pytest
 
 from orchestrator.contracts.events import TaskSubmitted
-from orchestrator.embedded.process_spec import ProcessState
-from orchestrator.failpoints import HITS
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.deploy.embedded.process_spec import ProcessState
 from orchestrator.publish import publish_tasks
+from orchestrator.runtime.failpoints import HITS
 from tests.e2e.observer import PATIENCE_S, Observer, a_task, observing
-from tests.e2e.stack_rig import LOOK_S, Stack, until
+from tests.e2e.stack_rig import Stack, until
+from tests.waiting import repeatedly
 
 AGENT = Path(__file__).parent / "agent.py"
 CONFIG = """\
@@ -46,6 +48,12 @@ max_context = 1024
 [sampling]
 max_new_tokens = 32
 
+[sandbox]
+memory_mb = 512
+processes = 64
+cpu_s = 60
+disk_mb = 64
+
 [rollout]
 slots = 6
 verify_slots = 2
@@ -53,7 +61,9 @@ scaffolds = {{ "{agent}:Asking" = 1.0, "{agent}:Broken" = 0.0, "{agent}:Hasty" =
 lease_ttl_s = 3.0
 retry_delay_s = 0.1
 timeout_s = 30.0
-remind_s = 1.0
+completion_s = 60.0
+tool_timeout_s = 60.0
+reassign_after_s = 1.0
 
 [servers]
 probe_s = 0.2
@@ -61,7 +71,7 @@ silence_s = 2.0
 lease_ttl_s = 2.0
 drain_s = 0.05
 retry_s = 0.5
-look_s = 0.5
+version_poll_interval_s = 0.5
 
 [processes]
 restart_first_s = 0.02
@@ -81,7 +91,7 @@ RAN_OUT = "select count(*) from transitions where run_id = :run and reason like 
 WAITING = "select count(*) from groups where run_id = :run and state in ('accepted', 'dispatched') and purpose = :purpose"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class World:
     """A stack, its client, and the directory that arms its failpoints."""
 
@@ -95,14 +105,16 @@ class World:
 
     async def load(self) -> None:
         """Until `loading` is cancelled, groups that train and groups that are only scored are never all done."""
-        with self.loading:
-            while True:
-                for purpose in ("train", "record"):
-                    if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
-                        await self.submit(2, purpose=purpose)
-                await anyio.sleep(0.1)
 
-    async def submit(self, count: int, *, purpose: str, scaffold: str = "Asking") -> None:
+        async def fill_up() -> None:
+            for purpose in (Purpose.TRAIN, Purpose.RECORD):
+                if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
+                    await self.submit(2, purpose=purpose)
+
+        with self.loading:
+            await repeatedly(fill_up, every_s=0.1)
+
+    async def submit(self, count: int, *, purpose: Purpose, scaffold: str = "Asking") -> None:
         """Into the ledger, onto the bus, and wait until accepted."""
         events = []
         for _ in range(count):
@@ -113,10 +125,10 @@ class World:
             events.append(("general", event))
             self.seen.ledger.append(name)
         answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=PATIENCE_S)
-        assert {status for status, _ in answers.values()} == {"accepted"}, answers
+        assert {status for status, _ in answers.values()} == {SubmissionStatus.ACCEPTED}, answers
 
     async def progress(self, patience_s: float) -> None:
-        """Wait until another rollout has come to its end, through every process but the trainer."""
+        """Wait until another rollout has ended, through every process but the trainer."""
         before = await self.seen.value(VERIFIED)
 
         async def more() -> bool:
@@ -142,7 +154,7 @@ class World:
         return Counter(line.rsplit(" ", 2)[0] for line in self._hits())
 
     def who(self, name: str) -> set[str]:
-        """The processes that were hit at one boundary; - for those that nobody supervises."""
+        """The processes that were hit at one boundary; - for unsupervised processes."""
         points = {name, f"{name}.before", f"{name}.after"}
         return {
             line.rsplit(" ", 1)[1]
@@ -154,18 +166,18 @@ class World:
         file = self.directory / HITS
         return file.read_text().splitlines() if file.exists() else []
 
-    # --- what makes rare things happen ---
+    # --- events that provoke rare boundaries ---
 
     async def end(self, process: str, how: signal.Signals) -> None:
         """Signal one process, and wait until another one is at work in its place, or was hit before."""
         found, hits = self.stack.of(process), self.hits()
         log = self.stack.home.layout.log(process)
-        said = log.stat().st_size
+        log_size = log.stat().st_size
         if found.state is not ProcessState.READY or found.pid is None:
             return  # it is about to start already
 
         def at_work() -> bool:
-            return AT_WORK[process] in log.read_bytes()[said:] or self.hits() != hits
+            return AT_WORK[process] in log.read_bytes()[log_size:] or self.hits() != hits
 
         try:
             os.kill(found.pid, how)
@@ -179,20 +191,22 @@ class World:
         async def holds() -> bool:
             return bool(await self.seen.value(HELD))
 
+        async def holds_and_lives() -> bool:
+            return await holds() and self.stack.of("runner").pid is not None
+
         async def ran_out() -> bool:
             return bool(await self.seen.value(RAN_OUT) > before)
 
         async def over() -> bool:
-            """Or it was done with what it held: its result was on the way."""
+            """Or it had already finished its work: its result was on the way."""
             return await ran_out() or not await holds()
 
         while True:
-            await until(holds, "the runner holds a lease", patience_s)
+            await until(holds_and_lives, "the runner holds a lease", patience_s)
             pid, before = self.stack.of("runner").pid, await self.seen.value(RAN_OUT)
-            if pid is None:  # it is about to start
-                await anyio.sleep(LOOK_S)
+            if pid is None:  # it has ended since, and is about to start
                 continue
-            with suppress(ProcessLookupError):  # it may be ended meanwhile
+            with suppress(ProcessLookupError):  # it may end by itself first
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await until(over, "a lease of the runner runs out", patience_s)
@@ -202,7 +216,7 @@ class World:
                     os.kill(pid, signal.SIGCONT)
 
     async def command(self, *arguments: str) -> None:
-        """One command of a person; what becomes of it is not asked."""
+        """Run one command as a person would; its result is ignored."""
         with suppress(subprocess.TimeoutExpired):
             await anyio.to_thread.run_sync(lambda: self.stack.penstock(*arguments, timeout_s=PATIENCE_S))
 
@@ -212,11 +226,11 @@ async def at_work(stack: Stack, model: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A stack that is up and busy."""
     directory = stack.directory / "failpoints"
     directory.mkdir()
-    monkeypatch.setenv("PENSTOCK_FAILPOINTS", str(directory))  # of what is started from now on
+    monkeypatch.setenv("PENSTOCK_FAILPOINTS", str(directory))  # for every process started from now on
     (stack.directory / "penstock.toml").write_text(CONFIG.format(model=model, agent=AGENT))
     await stack.up()
     async with observing(stack.home) as seen, anyio.create_task_group() as tasks:
-        world = World(stack, seen, directory)
+        world = World(stack=stack, seen=seen, directory=directory)
         tasks.start_soon(world.load)
         await world.seen.until_batches(1)
         yield world

@@ -1,5 +1,5 @@
-"""`ops/fuzz TARGET`: bytes that a fuzzer makes up by following which lines they reach (atheris, libFuzzer). Ends with 0 when nothing was found,
-else prints what was raised, and keeps the bytes in DIRECTORY/crash-…: give that file to `--replay`.
+"""`ops/fuzz TARGET`: bytes that a fuzzer makes up by following which lines they reach (atheris, libFuzzer). Exits with 0 if nothing was
+found. Otherwise it prints the raised error, and keeps the bytes in DIRECTORY/crash-…: pass that file to `--replay`.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 import atheris
 
 LOOKED_AT = ["orchestrator", "sandboxes", "scaffolds", "tarfile", "tomllib"]
-# The other targets' own lines say nothing, and with them looked at, conversations of `forest` are never freed.
+# The other targets' own lines add nothing, and if they are instrumented, conversations of `forest` are never freed.
 if "planted" in sys.argv:
     LOOKED_AT.append("tests.fuzz")
 with atheris.instrument_imports(include=LOOKED_AT, enable_loader_override=False):

@@ -1,4 +1,4 @@
-"""What takes bytes from somebody whom nobody trusts: for each, what it may answer. Anything else that is raised is a fault of ours.
+"""The readers of bytes from untrusted sources, each with its permitted answers. Any other raised error is a fault of ours.
 
 A target is made once, with a directory of its own, and then called with any bytes at all.
 """
@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,13 +18,13 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.verdict import parse_results, parse_reward
 from sandboxes.base import ImageRefused, SandboxError
-from sandboxes.container.content import Bounds, read
+from sandboxes.container.content import DirectoryBounds, read
 
 Target = Callable[[bytes], None]
 
 
 def _wire(name: str) -> Callable[[Path], Target]:
-    """Bytes decide which parts of a client's body become what: a fuzzer alone rarely writes JSON."""
+    """Bytes decide which parts of a client's body have which values: a fuzzer alone rarely writes JSON."""
 
     def made(directory: Path) -> Target:
         from hypothesis import given, settings
@@ -42,8 +43,10 @@ def _wire(name: str) -> Callable[[Path], Target]:
         def answered_or_refused(body: object) -> None:
             check(wire, renderer, json.dumps(body).encode())
 
+        fuzzed: Any = answered_or_refused  # Hypothesis does not declare the attribute
+
         def read(data: bytes) -> None:
-            answered_or_refused.hypothesis.fuzz_one_input(data)
+            fuzzed.hypothesis.fuzz_one_input(data)
 
         return read
 
@@ -51,7 +54,7 @@ def _wire(name: str) -> Callable[[Path], Target]:
 
 
 def _forest(directory: Path) -> Target:
-    """Bytes decide which conversation a session's forest gets, and of which chat format."""
+    """Bytes decide the conversation that a session's forest gets, and its chat format."""
     from hypothesis import settings
     from hypothesis.stateful import get_state_machine_test
 
@@ -120,8 +123,8 @@ def _reward(directory: Path) -> Target:
 
 
 def _image(directory: Path) -> Target:
-    """The archive of a work directory, as it is and with the sums of its headers mended: a fuzzer alone rarely adds one up."""
-    bounds = Bounds(entries=20, file=1024, total=2048)
+    """The archive of a work directory, unchanged and with corrected header sums: a fuzzer alone rarely computes such a sum."""
+    bounds = DirectoryBounds(entries=20, file=1024, total=2048)
 
     def read_all(data: bytes) -> None:
         for archive in (data, _summed(data)):
@@ -203,7 +206,9 @@ SEEDS: dict[str, list[bytes]] = {
     "image": [_an_archive()],
     "journal": [
         frames.MAGIC
-        + frames.frame(Put(1, "steps.r", "m1", "StepRecorded/1", msgspec.Raw(b"{}")))
+        + frames.frame(
+            Put(n=1, subject="steps.r", msg_id="m1", schema="StepRecorded/1", body=msgspec.Raw(b"{}"))
+        )
         + frames.frame(Settled([1]))
     ],
     "task": [
@@ -217,4 +222,4 @@ SEEDS: dict[str, list[bytes]] = {
     "reward": [b"1.0", b'{"results": [{"name": "a", "passed": true}]}'],
     "scaffold": [path.read_bytes() for path in sorted(HERE.glob("agents/scaffolds/**/scaffold.toml"))[:3]],
 }
-"""What a target begins with: bytes that are good."""
+"""A target's initial inputs: valid bytes."""

@@ -1,4 +1,4 @@
-"""Trajectories in ATIF, read by Harbor's own models (package `harbor`), not by what we restated of them."""
+"""Trajectories in ATIF, read by Harbor's own models (package `harbor`), not by our restatement of them."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from orchestrator.export.atif import Atif
-from tests.integration.export_rig import Told, told
+from tests.integration.export.rig import ExportedRun, exported_run
 
-__all__ = ["told"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+__all__ = ["exported_run"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("harness")]
 
 
 @pytest.fixture
 def trajectory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Harbor's model of a trajectory: it needs nothing of the package's own dependencies."""
+    """Harbor's model of a trajectory: it needs none of the package's own dependencies."""
     monkeypatch.syspath_prepend(os.environ["PENSTOCK_HARBOR"])
     yield import_module("harbor.models.trajectories").Trajectory
     for name in [name for name in sys.modules if name.partition(".")[0] == "harbor"]:
@@ -27,9 +27,9 @@ def trajectory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 async def test_harbors_own_models_take_every_trajectory_and_lose_nothing(
-    told: Told, tmp_path: Path, trajectory: Any
+    exported_run: ExportedRun, tmp_path: Path, trajectory: Any
 ) -> None:
-    await told.export(Atif(), tmp_path / "out")
+    await exported_run.export(Atif(), tmp_path / "out")
     files = list((tmp_path / "out").glob("trajectories/*/*.json"))
     assert len(files) == 12
     for file in files:

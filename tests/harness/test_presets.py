@@ -1,4 +1,4 @@
-"""Every preset whose program may be installed unasked, with the real program: one task to a verdict, and the whole check."""
+"""Every preset whose program may be installed without a question, with the real program: one task to a verdict, and the whole check."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 from scaffolds import programs
 from scaffolds.find import find, known
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.tier("harness")]
 
 PRESETS = [
     name for name in known() if (program := find(name).manifest.program) is not None and not program.licence
@@ -39,10 +39,10 @@ def test_a_preset_is_installed_from_its_lock_and_passes_the_check(name: str) -> 
         check=False,
     )
     assert ended.stdout, ended.stderr
-    said = json.loads(ended.stdout)
-    failed = [finding for finding in said["findings"] if finding["verdict"] == "FAIL"]
+    report = json.loads(ended.stdout)
+    failed = [finding for finding in report["findings"] if finding["verdict"] == "FAIL"]
     assert (failed, ended.returncode) == ([], 0)
-    by_question = {finding["question"]: finding["verdict"] for finding in said["findings"]}
+    by_question = {finding["question"]: finding["verdict"] for finding in report["findings"]}
     assert (
         by_question["one task, to a verdict"]
         == by_question["zero drift"]

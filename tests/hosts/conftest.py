@@ -20,7 +20,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
-    """The hosts; the test itself stands on `client`."""
+    """The hosts; the test itself runs on `client`."""
     assert os.geteuid() == 0, "network namespaces need root"
     remove_leftovers()
     network = Network()

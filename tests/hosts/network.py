@@ -3,7 +3,8 @@
     penhosts-PID-lan     the bridge
     penhosts-PID-NAME    a host: lo, and eth0 with an address of 10.231.0.0/24, which exists in these namespaces alone
 
-Processes of a host end with the one that made it (the kernel sees to it) or by `remove`; what a killed session left is removed by the next one.
+The processes of a host end with the process that made it (the kernel sees to it) or by `remove`. The next session removes the leftovers of a
+killed one.
 """
 
 import ctypes
@@ -11,15 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
 
-from orchestrator.embedded.spawn import kill_group, reap, spawn
+from orchestrator.deploy.embedded.spawn import kill_group, reap, spawn
+from tests.waiting import eventually_blocking
 
 PREFIX = "penhosts-"
 NAMES = Path("/run/netns")
@@ -29,15 +31,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ip(*arguments: str) -> str:
-    """Run one command of iproute2; returns what it prints."""
+    """Run one command of iproute2; returns its output."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"
     return done.stdout
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Host:
-    """One host. `processes`: what was started on it, by name."""
+    """One host. `processes`: the processes started on it, by name."""
 
     name: str
     namespace: str
@@ -74,12 +76,12 @@ class Host:
         )
 
     def _here(self, argv: Sequence[str]) -> list[str]:
-        """The command line that starts another one on this host."""
+        """The prefix of a command line that runs on this host."""
         inside = ["nsenter", f"--net={NAMES / self.namespace}", "--", "unshare", "--uts", "--"]
         return [*inside, "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *argv]
 
     def kill(self, name: str) -> None:
-        """SIGKILL to one process and to what shares its group."""
+        """SIGKILL to one process and to its group."""
         process = self.processes.pop(name)
         kill_group(process)
         process.wait(30)
@@ -90,7 +92,7 @@ class Host:
             return await reap(process)
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM, patience_s: float = 30.0) -> int:
-        """Ask one process to end; returns its exit status."""
+        """Request the end of one process; returns its exit status."""
         process = self.processes.pop(name)
         os.kill(process.pid, number)
         return process.wait(patience_s)
@@ -100,7 +102,7 @@ class Host:
         return process is not None and process.poll() is None
 
     def cut_off(self) -> None:
-        """Pull the plug: nothing comes in, nothing goes out, and nobody is told."""
+        """Pull the plug: no traffic passes in either direction, and no peer is notified."""
         ip("-n", self.lan, "link", "set", f"v-{self.name}", "down")
 
     def plug_in(self) -> None:
@@ -120,7 +122,12 @@ class Network:
 
     def add(self, name: str) -> Host:
         """A new host. `name`: at most 13 characters."""
-        host = Host(name, f"{self._prefix}{name}", f"{NET}.{len(self.hosts) + 2}", self._lan)
+        host = Host(
+            name=name,
+            namespace=f"{self._prefix}{name}",
+            address=f"{NET}.{len(self.hosts) + 2}",
+            lan=self._lan,
+        )
         ip("netns", "add", host.namespace)
         ip("-n", host.namespace, "link", "set", "lo", "up")
         ip("-n", self._lan, "link", "add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", host.namespace)  # fmt: skip
@@ -131,7 +138,7 @@ class Network:
         return host
 
     def remove(self) -> None:
-        """End all that runs in the namespaces, and remove them."""
+        """End every process in the namespaces, and remove them."""
         for host in self.hosts.values():
             for name in list(host.processes):
                 host.kill(name)
@@ -139,23 +146,24 @@ class Network:
 
 
 def remove(prefix: str) -> None:
-    """Remove namespaces by the beginning of their names, and SIGKILL what still runs in them: nothing else is in there."""
+    """Remove namespaces by the beginning of their names, and SIGKILL the processes still in them: only ours are in there."""
     for namespace in sorted(path.name for path in NAMES.glob(f"{prefix}*")):
-        for _ in range(20):
-            inside = [int(pid) for pid in ip("netns", "pids", namespace).split() if int(pid) != os.getpid()]
-            for pid in inside:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            if not inside:
-                break
-            time.sleep(0.05)
+        with suppress(TimeoutError):
+            eventually_blocking(partial(_is_empty, namespace), within_s=1.0, every_s=0.05)
         ip("netns", "del", namespace)
 
 
+def _is_empty(namespace: str) -> bool:
+    """Whether no process but this one is in it. Those that are get SIGKILL."""
+    inside = [int(pid) for pid in ip("netns", "pids", namespace).split() if int(pid) != os.getpid()]
+    for pid in inside:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return not inside
+
+
 def remove_leftovers() -> None:
-    """What sessions left that were killed: theirs is the process id in the name."""
+    """Remove the leftovers of killed sessions: the process id of each is in the name."""
     for owner in {path.name.removeprefix(PREFIX).partition("-")[0] for path in NAMES.glob(f"{PREFIX}*")}:
         if not Path(f"/proc/{owner}").exists():
             print(f"removing what the killed session {owner} left", file=sys.stderr)

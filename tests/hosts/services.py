@@ -7,8 +7,8 @@ from pathlib import Path
 import asyncpg
 import nats
 
-from orchestrator.embedded.nats_server import MAX_PAYLOAD, find_nats
-from orchestrator.embedded.postgres_cluster import PostgresCluster, discard_cluster, prepare_cluster
+from orchestrator.deploy.embedded.nats_server import MAX_PAYLOAD, find_nats
+from orchestrator.deploy.embedded.postgres_cluster import PostgresCluster, discard_cluster, prepare_cluster
 from tests.e2e.stack_rig import until
 from tests.hosts.network import NET, Host
 
@@ -18,7 +18,7 @@ START_S = 60.0
 
 @dataclass(slots=True)
 class NatsCluster:
-    """Servers that know each other. `url` is what configurations name."""
+    """Servers that know each other. `url` is the URL for configurations."""
 
     hosts: list[Host]
     directory: Path
@@ -55,7 +55,7 @@ class NatsCluster:
         host.start("nats", argv, log=place / "nats.log", env={})
 
     async def leader(self, stream: str) -> Host | None:
-        """Who leads a stream, as any server says; None while nobody does."""
+        """The leader of a stream, as any server reports it; None while no server reports one."""
         client = await nats.connect(
             [self.url_of(host) for host in self.hosts if host.alive("nats")],
             allow_reconnect=False,
@@ -71,7 +71,7 @@ class NatsCluster:
         return next((host for host in self.hosts if host.name == named), None)
 
     async def replicas(self, stream: str) -> int:
-        """How many servers have all of a stream; 0 while nobody says."""
+        """How many servers have all of a stream; 0 while no server reports it."""
         client = await nats.connect(
             [self.url_of(host) for host in self.hosts], allow_reconnect=False, error_cb=_quiet
         )

@@ -1,4 +1,4 @@
-"""`penstock doctor --cluster` on a host that reaches nobody."""
+"""`penstock doctor --cluster` on a host that reaches no other host."""
 
 import json
 import os
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import FILE
+from orchestrator.settings.config import FILE
 from tests.e2e.stack_rig import REPOSITORY
 from tests.hosts.network import NET, Host, Network, remove_leftovers
+
+pytestmark = pytest.mark.tier("hosts")
 
 DOCTOR_S = 60.0
 
@@ -25,7 +27,7 @@ def host() -> Iterator[Host]:
         network.remove()
 
 
-def test_a_host_that_is_cut_off_is_told_what_it_does_not_reach_in_bounded_time(
+def test_the_doctor_of_a_host_that_is_cut_off_names_what_it_cannot_reach_in_bounded_time(
     host: Host, tmp_path: Path
 ) -> None:
     (tmp_path / FILE).write_text(
@@ -40,10 +42,10 @@ def test_a_host_that_is_cut_off_is_told_what_it_does_not_reach_in_bounded_time(
     }
     host.cut_off()
     argv = [sys.executable, "-m", "orchestrator.cli", "doctor", "--cluster", "--json", "--config"]
-    said = host.run([*argv, str(tmp_path)], env=env, cwd=REPOSITORY, timeout_s=DOCTOR_S)
-    assert said.returncode == 1, said.stderr
-    wrong = {one["name"]: one for one in json.loads(said.stdout) if not one["ok"]}
+    done = host.run([*argv, str(tmp_path)], env=env, cwd=REPOSITORY, timeout_s=DOCTOR_S)
+    assert done.returncode == 1, done.stderr
+    wrong = {one["name"]: one for one in json.loads(done.stdout) if not one["ok"]}
     ports = {f"gateway, {NET}.90:8080", f"gateway, for sandboxes, {NET}.90:8081"}
     assert wrong.keys() == {"PostgreSQL", "NATS", *ports}
-    assert f"{NET}.91:5432" in wrong["PostgreSQL"]["detail"] and "secret" not in said.stdout
+    assert f"{NET}.91:5432" in wrong["PostgreSQL"]["detail"] and "secret" not in done.stdout
     assert all(one["fix"] for one in wrong.values())

@@ -1,4 +1,4 @@
-"""One run on fifteen hosts, hurt where only several hosts can be hurt; each test begins where the one before it ended. Two orchestrators are at
+"""One run on fifteen hosts, with the faults that need several hosts. Each test starts where the previous one ended. Two orchestrators are at
 work all the time."""
 
 import hashlib
@@ -13,23 +13,29 @@ import anyio
 import pytest
 
 from orchestrator.audit import audit
-from orchestrator.audit.leases import RENEWED, TAKEN_BACK
+from orchestrator.audit.i3_external_record import GENERATED, RECEIVED
+from orchestrator.audit.i5_leases import RENEWED, TAKEN_BACK
 from orchestrator.audit.statement import NOT_YET
-from orchestrator.audit.witness import GENERATED, RECEIVED
-from orchestrator.cluster.measured import predicted_against, rounds, span, taking_turns
-from orchestrator.cluster.size import plan_of_config
+from orchestrator.deploy.cluster.measured import (
+    predicted_against,
+    rounds,
+    span,
+    taking_turns,
+)
+from orchestrator.deploy.cluster.size import plan_of_config
 from tests.e2e.stack_rig import until
 from tests.hosts.test_bus import LONGEST_S, step
 from tests.hosts.world import SCALE, SERVER, World
+from tests.waiting import stays_true_for
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.tier("hosts")]
 
-CUT_S = 60.0  # not scaled: five times what the run's own durations make of it
+CUT_S = 60.0  # not scaled: five times the value that the run's own durations give
 BACK_S = 60.0 / SCALE
 BOTH = ("orch1", "orch2")
 WORK = ('"group.concluded"', '"rollout.reported"')
 NEAR = 0.2
-# Of a span from itself, seconds of a batch are what they are, and tokens follow steps: neither would say anything.
+# Predicted from the same span, the seconds of a batch always equal the measured ones, and tokens follow steps: neither would prove anything.
 HELD_AGAINST = (
     "groups/min",
     "steps/s",
@@ -47,7 +53,7 @@ STANDS = "select rollout_id, state, attempt, lease_epoch from rollouts where run
 
 @contextmanager
 def within(bound_s: float, what: str) -> Iterator[None]:
-    """The bound that a test asserts, with what it took."""
+    """The bound that a test asserts, with the time taken."""
     began = time.monotonic()
     yield
     took_s = time.monotonic() - began
@@ -56,13 +62,13 @@ def within(bound_s: float, what: str) -> Iterator[None]:
 
 
 def done(world: World) -> dict[str, int]:
-    """How much each orchestrator has said that it concluded or took in."""
-    said = {name: world.said(name, "orchestrator") for name in BOTH}
-    return {name: sum(text.count(word) for word in WORK) for name, text in said.items()}
+    """How many conclusions and intakes each orchestrator has logged."""
+    logs = {name: world.log_text(name, "orchestrator") for name in BOTH}
+    return {name: sum(text.count(word) for word in WORK) for name, text in logs.items()}
 
 
 async def both_at_work(world: World) -> None:
-    """From now on each orchestrator does something, and whoever was started still runs."""
+    """From now on each orchestrator does something, and every started process still runs."""
     before = done(world)
 
     def more() -> bool:
@@ -78,16 +84,16 @@ async def test_the_loop_trains_over_hosts_with_two_ranks_and_two_orchestrators(w
         await world.trains(200, batches=2)
     await both_at_work(world)
     for name in ("gate1", "gate2"):
-        assert '"session.opened"' in world.said(name, "gateway"), f"nobody uses {name}"
-    assert '"ranks.met"' in world.said("train1", "trainer")
+        assert '"session.opened"' in world.log_text(name, "gateway"), f"no session uses {name}"
+    assert '"ranks.joined"' in world.log_text("train1", "trainer")
 
 
 @pytest.mark.timeout(420)  # batches are waited for 280 s, then three predictions are rehearsed
 async def test_what_size_predicts_of_the_undisturbed_run_is_within_a_fifth_of_what_it_did(
     world: World,
 ) -> None:
-    """From its seconds of work and of waiting, the throughputs, of the same span: its halves are shown, but are too short on a machine that does
-    other work too."""
+    """From a span's seconds of work and of waiting, the throughputs of the same span. Its halves are shown, but are too short on a
+    machine that does other work too."""
     queue = plan_of_config(world.config).queue
     first = await world.seen.batches()
     last = first + 4 * rounds(queue)
@@ -113,7 +119,7 @@ async def test_publishing_goes_on_after_the_leader_of_a_stream_died(world: World
     leader.kill("nats")
     # The bound of the median is test_bus's: servers may need a second round to choose.
     with within(LONGEST_S, f"publishing goes on after {leader.name}, the leader of STEPS, died"):
-        await world.seen.bus.publish(step(0))  # of a run that does not exist: nobody reads it
+        await world.seen.bus.publish(step(0))  # of a run that does not exist: it has no reader
     with within(40, "rollouts are verified again"):
         await world.progress(40, rollouts=5)
     world.nats.start(leader)
@@ -126,13 +132,13 @@ async def test_publishing_goes_on_after_the_leader_of_a_stream_died(world: World
 
 
 def stale(world: World) -> set[tuple[int, int, int]]:
-    """Of what the orchestrators refused results and verdicts: (rollout, attempt, epoch)."""
+    """Results and verdicts that the orchestrators refused: (rollout, attempt, epoch)."""
     found = set()
     for name in BOTH:
-        for line in world.said(name, "orchestrator").splitlines():
+        for line in world.log_text(name, "orchestrator").splitlines():
             if '"results.stale"' in line or '"verdicts.stale"' in line:
-                said: dict[str, Any] = json.loads(line)
-                found.add((said["rollout"], said["attempt"], said["epoch"]))
+                event: dict[str, Any] = json.loads(line)
+                found.add((event["rollout"], event["attempt"], event["epoch"]))
     return found
 
 
@@ -151,14 +157,18 @@ async def test_a_runner_whose_host_was_cut_off_returns_and_what_its_zombies_say_
     async with anyio.create_task_group() as group:
 
         async def others() -> None:
-            with within(CUT_S + 30, "the other runner goes on meanwhile"):
+            with within(CUT_S + 30, "the other runner continues"):
                 await world.progress(CUT_S + 30, rollouts=5)
 
         group.start_soon(others)
-        await anyio.sleep(CUT_S)
+
+        def lives() -> bool:
+            return host.alive("runner") and host.alive("verifier")
+
+        await stays_true_for(CUT_S, lives, every_s=0.2)
 
         async def taken_back() -> bool:
-            return await world.seen.value(HELD, owner=owner) == 0
+            return bool(await world.seen.value(HELD, owner=owner) == 0)
 
         with within(BACK_S, "everything is taken back from it"):
             await until(taken_back, "run1 holds nothing", BACK_S)
@@ -183,10 +193,10 @@ async def test_a_runner_whose_host_was_cut_off_returns_and_what_its_zombies_say_
 def opened(world: World, gate: str) -> set[tuple[int, int, int]]:
     """Sessions that a gateway opened: (rollout, attempt, epoch)."""
     found = set()
-    for line in world.said(gate, "gateway").splitlines():
+    for line in world.log_text(gate, "gateway").splitlines():
         if '"session.opened"' in line:
-            said: dict[str, Any] = json.loads(line)
-            found.add((said["rollout"], said["attempt"], said["epoch"]))
+            event: dict[str, Any] = json.loads(line)
+            found.add((event["rollout"], event["attempt"], event["epoch"]))
     return found
 
 
@@ -208,7 +218,7 @@ async def test_the_sessions_of_a_gateway_that_dies_move_to_the_other_one(world: 
     world.hosts["gate1"].kill("gateway")
 
     async def moved() -> bool:
-        """Each has ended its attempt, or a later one has its session at the other gateway."""
+        """Each has ended its attempt, or a later attempt has its session at the other gateway."""
         elsewhere = {key[0]: key[1:] for key in sorted(opened(world, "gate2"))}
         rows = await world.rows(STANDS, ids=list(orphans))
         there = {rollout for rollout, was in orphans.items() if elsewhere.get(rollout, (0, 0)) > was}
@@ -242,14 +252,14 @@ def files(place: Path) -> dict[str, str]:
 async def test_a_trainer_rank_that_dies_ends_the_other_cleanly_and_the_batch_is_repeated_bit_for_bit(
     world: World,
 ) -> None:
-    claimed = world.said("train1", "trainer").count('"batch.claimed"')
+    claimed = world.log_text("train1", "trainer").count('"batch.claimed"')
     await world.says("train1", "trainer", '"batch.claimed"', 90, times=claimed + 1)
     leading = world.let_end("train1", "trainer")
     world.hosts["train2"].kill("trainer")
     with within(20, "rank 0 ends after rank 1 was killed"):
         assert await world.hosts["train1"].ends(leading, 20) == 1
-    assert SO in world.said("train1", "trainer").splitlines()[-1], "one sentence, no stack trace"
-    # The next life writes the version whole, and dies before anybody hears of it.
+    assert SO in world.log_text("train1", "trainer").splitlines()[-1], "one sentence, no stack trace"
+    # The next life writes the whole version, and dies before it announces the version.
     points = world.directory / "points"
     points.mkdir()
     (points / "trainer.commit.before").write_text("exit")
@@ -305,7 +315,7 @@ async def test_a_rollout_server_that_joins_late_serves_only_after_it_has_the_cur
     syncs = [
         json.loads(line)
         for name in ("gate1", "gate2")
-        for line in world.said(name, "gateway").splitlines()
+        for line in world.log_text(name, "gateway").splitlines()
         if '"sync.done"' in line and url in line
     ]
     assert syncs and min(sync["version"] for sync in syncs) >= newest, "no older version ever served there"
@@ -314,9 +324,9 @@ async def test_a_rollout_server_that_joins_late_serves_only_after_it_has_the_cur
 
 
 async def audited(world: World, *, ended: bool) -> set[str]:
-    """No violation of anything; the checks that were skipped, but for those that an ended run alone can pass.
+    """Expect no violation; returns the checks that were skipped, except those that only an ended run can pass.
 
-    `penstock audit` knows one host's processes and sandboxes, but all of these are of one machine, so that here everything can be looked at."""
+    `penstock audit` knows one host's processes and sandboxes. All of these are of one machine, so everything can be checked here."""
     report = await audit(
         world.seen.engine,
         world.seen.run,
@@ -340,10 +350,10 @@ async def test_at_the_end_nothing_is_missing_and_the_audit_finds_no_violation(wo
     assert ended.returncode == 0, ended.stderr
     await world.seen.until_ended(60)
     await world.seen.nothing_lost()
-    said = world.penstock("orch1", "audit", "--json", "--ledger", str(world.directory / "ledger.txt"))
-    assert said.returncode == 0, said.stdout[-4000:] + said.stderr[-2000:]
+    report = world.penstock("orch1", "audit", "--json", "--ledger", str(world.directory / "ledger.txt"))
+    assert report.returncode == 0, report.stdout[-4000:] + report.stderr[-2000:]
     assert await audited(world, ended=True) == unwitnessed | {
         TAKEN_BACK,
         RENEWED,
-    }  # nobody renews leases any more
+    }  # leases are not renewed any more
     print(f"{await world.seen.batches()} batches, {len(world.seen.ledger)} submissions, 0 violations")

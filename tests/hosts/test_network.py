@@ -1,12 +1,16 @@
-"""Hosts leave nothing behind, whatever ends their session."""
+"""Hosts leave nothing behind, however their session ends."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.stack_rig import REPOSITORY
 from tests.hosts.network import NAMES, PREFIX, remove_leftovers
+
+pytestmark = pytest.mark.tier("hosts")
 
 KILLED = """
 import os, signal
@@ -21,7 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_session_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_session_are_removed_by_the_next_one(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )

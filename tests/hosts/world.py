@@ -1,11 +1,11 @@
-"""One run on fifteen hosts: what stands where, started as a person would start it, by the product's own commands.
+"""One run on fifteen hosts, started as a person would start it, by the product's own commands. The places:
 
     nats1 nats2 nats3   a JetStream cluster          gate1 gate2     gateways
     db                  PostgreSQL                   run1 run2       a runner and a verifier runner each
     orch1 orch2         orchestrators, both at work  serve1 serve2   rollout servers
     train1 train2       the trainer's two ranks      client          the test
 
-Each host has a directory of its own with the run's configuration and its journals; the weights lie in one that all of them see.
+Each host has a directory of its own with the run's configuration and its journals. The weights lie in a directory that all hosts see.
 """
 
 import os
@@ -21,24 +21,25 @@ from typing import Any
 import anyio
 from rich.console import Console
 
+from ops.lab.chaos.prepare import scaled, toml
+from ops.lab.demo import policy, prepare
+from ops.lab.demo.suite import draw_suite
 from orchestrator.bus.nats import NatsBus
-from orchestrator.chaos.prepare import scaled, toml
-from orchestrator.config import FILE, Config
 from orchestrator.contracts.events import TaskSubmitted
-from orchestrator.demo import policy, prepare
-from orchestrator.demo.suite import draw_suite
-from orchestrator.plugins import names
+from orchestrator.deploy.stack import upgrade
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.transact import transact
 from orchestrator.publish import publish_tasks
-from orchestrator.stack import upgrade
+from orchestrator.runtime.plugins import names
+from orchestrator.settings.config import FILE, Config
 from orchestrator.tasks.harbor import Task
 from sandboxes.reap import default_root
 from tests.e2e.observer import Observer, a_task
 from tests.e2e.stack_rig import REPOSITORY, START_S, until
 from tests.hosts.network import Host, Network
 from tests.hosts.services import Database, NatsCluster
+from tests.waiting import repeatedly
 
 SCALE = 5.0
 NAMES = (
@@ -55,13 +56,14 @@ WAITING = "select count(*) from groups where run_id = :run and state = 'accepted
 
 
 def configuration(model: Path, shared: Path, hosts: dict[str, Host]) -> Config:
-    """The demo's, in small batches, every duration a fifth of what it is by default."""
+    """The demo's configuration, in small batches, every duration a fifth of its default."""
     scaffolds = ", ".join(
         f'"{name}" = {share}' for name, share in prepare.SCAFFOLDS.items() if name in names("scaffolds")
     )
     demo = prepare.CONFIG.format(
         seed=0,
         model=model,
+        train_steps=0,
         seconds=0,
         scaffolds=scaffolds,
         sandbox="bubblewrap",
@@ -74,7 +76,7 @@ def configuration(model: Path, shared: Path, hosts: dict[str, Host]) -> Config:
     raw["policy"]["directory"] = str(shared / "policies")
     raw["queue"] |= {"batch_groups": 4, "capacity": 16, "max_attempts": 10}
     del raw["stage"]["end_seconds"]
-    # Of the run: what both runners can do together.
+    # Of the run: the total capacity of both runners.
     raw["rollout"] |= {"slots": 2 * SLOTS, "verify_slots": 2 * VERIFY_SLOTS}
     raw["trainer"] |= {"keep_checkpoints": 100}
     raw["servers"] = {"urls": [f"http://{hosts[name].address}:{SERVER}" for name in ("serve1", "serve2")]}
@@ -87,7 +89,7 @@ def configuration(model: Path, shared: Path, hosts: dict[str, Host]) -> Config:
     return scaled(Config.model_validate(raw), SCALE)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class World:
     """The hosts, their services, and the client's view of the run."""
 
@@ -114,7 +116,7 @@ class World:
     def log(self, host: str, process: str) -> Path:
         return self.home(host) / f"{process}.log"
 
-    def said(self, host: str, process: str) -> str:
+    def log_text(self, host: str, process: str) -> str:
         log = self.log(host, process)
         return log.read_text(errors="replace") if log.exists() else ""
 
@@ -174,26 +176,26 @@ class World:
     async def says(
         self, host: str, process: str, what: str, patience_s: float = START_S, *, times: int = 1
     ) -> None:
-        """Wait until a log says something so often."""
+        """Wait until a log contains something so often."""
 
-        def said() -> bool:
+        def appeared() -> bool:
             assert self.hosts[host].alive(process), (
-                f"{process} of {host} ended: {self.said(host, process)[-3000:]}"
+                f"{process} of {host} ended: {self.log_text(host, process)[-3000:]}"
             )
-            return self.said(host, process).count(what) >= times
+            return self.log_text(host, process).count(what) >= times
 
-        await until(said, f"{process} of {host} says {what}", patience_s)
+        await until(appeared, f"{process} of {host} says {what}", patience_s)
 
     def let_end(self, name: str, process: str) -> subprocess.Popen[bytes]:
-        """A process that may end from now on."""
+        """The process, which may end from now on."""
         return self.hosts[name].processes.pop(process)
 
     def all_alive(self) -> None:
-        """Whoever was started and not ended still runs."""
+        """Every process that was started and not ended still runs."""
         for host in self.hosts.values():
             for process in host.processes:
                 assert host.alive(process), (
-                    f"{process} of {host.name} ended: {self.said(host.name, process)[-3000:]}"
+                    f"{process} of {host.name} ended: {self.log_text(host.name, process)[-3000:]}"
                 )
 
     # --- the run ---
@@ -217,20 +219,18 @@ class World:
     async def feed(self) -> None:
         """Publish so that there is always work, until `feeding` is cancelled: the demo's tasks, and a few whose tests take three seconds."""
         with self.feeding:
-            await self._feed()
+            await repeatedly(self._feed, every_s=0.2)
 
     def stop_feeding(self) -> None:
         self.feeding.cancel()
 
     async def _feed(self) -> None:
-        while True:
-            self.all_alive()
-            if await self.seen.value(WAITING) < WAITING_GROUPS:
-                tasks = [next(self.tasks) for _ in range(4)]
-                number = len(self.seen.ledger)
-                await self.submit([*tasks, a_task(number, 3.0)])
-                self.slow.append(self.seen.ledger[-1])
-            await anyio.sleep(0.2)
+        self.all_alive()
+        if await self.seen.value(WAITING) < WAITING_GROUPS:
+            tasks = [next(self.tasks) for _ in range(4)]
+            number = len(self.seen.ledger)
+            await self.submit([*tasks, a_task(number, 3.0)])
+            self.slow.append(self.seen.ledger[-1])
 
     async def submit(self, tasks: list[Task]) -> None:
         """Into the ledger, onto the bus, and wait until accepted."""
@@ -247,7 +247,7 @@ class World:
         assert {status for status, _ in answers.values()} == {"accepted"}, answers
 
     async def progress(self, patience_s: float, *, rollouts: int = 1) -> None:
-        """Wait until so many more rollouts were verified."""
+        """Wait until this many more rollouts were verified."""
         statement = "select count(*) from transitions where run_id = :run and kind = 'rollout' and to_state = 'verified'"
         before = await self.seen.value(statement)
 
@@ -257,7 +257,7 @@ class World:
         await until(more, f"{rollouts} more rollouts are verified", patience_s)
 
     async def trains(self, patience_s: float, *, batches: int = 1) -> None:
-        """Wait until so many more batches are committed."""
+        """Wait until this many more batches are committed."""
         await self.seen.until_batches(await self.seen.batches() + batches, patience_s)
 
 
@@ -290,7 +290,15 @@ async def living(network: Network, directory: Path) -> AsyncIterator[World]:
             NatsBus.connect(nats.url, name="hosts-client", patience_s=START_S)
         )
         tasks = iter([task for seed in range(4) for task in draw_suite(seed).train])
-        world = World(directory, hosts, nats, database, config, Observer("hosts", 0, bus, engine), tasks)
+        world = World(
+            directory=directory,
+            hosts=hosts,
+            nats=nats,
+            database=database,
+            config=config,
+            seen=Observer(run="hosts", run_id=0, bus=bus, engine=engine),
+            tasks=tasks,
+        )
         for name in ("orch1", "orch2"):
             world.start(name, "orchestrator")
         for name in ("serve1",):

@@ -1,21 +1,23 @@
-"""What most tests of a gateway begin with; a module that wants another policy or server has a fixture of the same name.
+"""Fixtures of most tests of a gateway and of runners. A module that needs another policy or server has a fixture of the same name.
 
-Torch is imported by those who ask for a policy, not by every test here.
+Only tests that use a policy import torch.
 """
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration.gateway_rig import Policies
+    from tests.integration.gateway.rig import Policies
 
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> "Policies":
     """One version of a tiny policy."""
-    from tests.integration.gateway_rig import make_policies
+    from tests.integration.gateway.rig import make_policies
 
     return make_policies(tmp_path_factory.mktemp("policies"), 1)
 
@@ -27,3 +29,19 @@ def server_url(policies: "Policies") -> Iterator[str]:
 
     with running_server(policies.model) as server:
         yield server.url
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy's directory, for its tokenizer."""
+    from trainer.policy.init import make_policy
+
+    return make_policy(tmp_path_factory.mktemp("policy"), seed=0)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Unlike `tmp_path`, the users of sandboxes can pass through it, and a Unix socket's path fits."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)

@@ -1,7 +1,7 @@
-"""Random conversations against one session's forest: whatever harnesses do, nothing sampled is lost, re-encoded or confused.
+"""Random conversations against one session's forest: under any harness, nothing sampled is lost, re-encoded or confused.
 
-After every call: the stored deltas fold to what was sent (`Driver.step`); a continuing step's state begins with its parent's full ids; a
-replayed history finds the very step that it replays; what is no plain continuation says why.
+After every call: the stored deltas fold to the sent ids (`Driver.step`); a continuing step's state begins with its parent's full ids; a
+replayed history finds the very step that it replays; a step that is not a plain continuation states its reason.
 """
 
 import random
@@ -25,19 +25,19 @@ from hypothesis.stateful import (
 from msgspec import structs
 
 from orchestrator.contracts.states import StepKind
-from orchestrator.gateway.forest import Node
-from orchestrator.gateway.messages import read_messages
+from orchestrator.gateway.messages.turns import read_messages
 from orchestrator.gateway.render import Renderer, load_renderer
+from orchestrator.gateway.sessions.node import Node
 from tests.unit.gateway.conftest import KINDS, model_directory
 from tests.unit.gateway.driver import Driver, Message, Stepped, replayed, respond, saying, user
 
 seeds = st.integers(0, 2**32)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Talk:
-    """A conversation that ends with an answer of the policy: what the harness remembers, and the step that gave the answer. `given`: where in
-    it the policy's answers to this very conversation stand; others were given elsewhere, or never."""
+    """A conversation that ends with an answer of the policy: the messages that the harness remembers, and the step that gave the
+    answer. `given`: the positions of the policy's answers to this very conversation; others were given elsewhere, or never."""
 
     messages: tuple[Message, ...]
     last: Stepped
@@ -73,7 +73,8 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             if origin.parent is not None:
                 assert np.array_equal(origin.parent.full[: origin.keep_len], state[: origin.keep_len])
             if origin.kind is StepKind.CONTINUES:
-                assert origin.parent is node.parent is not None and origin.keep_len == len(origin.parent.full)
+                assert origin.parent is not None and origin.parent is node.parent
+                assert origin.keep_len == len(origin.parent.full)
                 plain = len(origin.parent.children) == 1 and not stepped.placement.foreign
                 expected = (
                     {None, "closed"} if plain else {"sibling", "rewritten", "shortened", "foreign_turn"}
@@ -88,13 +89,18 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             assert served == structs.replace(node.reply, hint=served.hint), (
                 "what is served is what was parsed"
             )
-            return Talk((*messages, stepped.message), stepped, tools, (*given, len(messages)))
+            return Talk(
+                messages=(*messages, stepped.message),
+                last=stepped,
+                tools=tools,
+                given=(*given, len(messages)),
+            )
 
         @rule(target=talks, seed=seeds, system=st.booleans(), cut=st.booleans())
         def a_new_conversation(self, seed: int, system: bool, cut: bool) -> Talk:
             self.fresh += 1
-            begun = [{"role": "system", "content": "be brief"}] if system else []
-            talk = self.call([*begun, user(f"task {self.fresh}")], random.Random(seed), cut=cut)
+            opening = [{"role": "system", "content": "be brief"}] if system else []
+            talk = self.call([*opening, user(f"task {self.fresh}")], random.Random(seed), cut=cut)
             assert talk.last.node.parent is None
             return talk
 
@@ -113,14 +119,14 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             sent = replayed(messages, dice)
             onward = self.call(sent, dice, talk.tools, False, talk.given)
             parent = onward.last.node.parent
-            # Of answers to the same question, the program's way of writing may leave nothing to tell one from another.
+            # Written in the program's way, answers to the same question may be indistinguishable.
             written = read_messages([sent[len(talk.messages) - 1]])[0][0]
             assert parent is not None and parent.reply.same(written)
             if talk.messages[-1]["tool_calls"]:  # their ids name the step
                 assert parent is talk.last.node
             if (
                 parent is not talk.last.node
-            ):  # with its reasoning again, the history would tell of the other one
+            ):  # with its reasoning again, the history would be that of the other one
                 return multiple()
             return replace(onward, messages=(*messages, onward.messages[-1]))
 
@@ -150,8 +156,8 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
         @rule(target=talks, talk=talks, seed=seeds)
         def a_rewritten_history(self, talk: Talk, seed: int) -> Talk:
             dice = random.Random(seed)
-            asked = [i for i, message in enumerate(talk.messages) if message["role"] == "user"]
-            at = dice.choice(asked)
+            questions = [i for i, message in enumerate(talk.messages) if message["role"] == "user"]
+            at = dice.choice(questions)
             messages = list(talk.messages)
             self.fresh += 1
             messages[at] = user(f"{messages[at]['content']} again {self.fresh}")
@@ -159,10 +165,10 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             onward = self.call([*messages, *respond(messages[-1], dice)], dice, talk.tools, False, given)
             difference = onward.last.origin.difference
             assert difference is not None and difference.turn <= at
-            for message in messages:  # what was sampled stands in it as it was sampled
+            for message in messages:  # it contains the sampled text unchanged
                 if message["role"] == "assistant":
-                    said = read_messages([message])[0][0]
-                    known = [node.action for node in self.driver.forest.nodes if node.reply.same(said)]
+                    spoken = read_messages([message])[0][0]
+                    known = [node.action for node in self.driver.forest.nodes if node.reply.same(spoken)]
                     assert not known or any(contains(onward.last.node.full, action) for action in known)
             return onward
 
@@ -194,15 +200,15 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
 
 
 def indistinguishable(found: Node | None, meant: Node) -> bool:
-    """Whether `found` is the step that is `meant`, or one of which nothing in a request could tell it: the same state, the same answer, and
-    no tool call whose id would name it."""
+    """Whether `found` is the step that is `meant`, or a step that no request could distinguish from it: the same state, the same
+    answer, and no tool call whose id would name it."""
     if found is meant:
         return True
     if found is None or meant.reply.calls:
         return False
     # White space at its ends is the sampler's, not the message's: equal answers may be other ids.
-    states = (node.full[: node.state_len] for node in (found, meant))
-    return np.array_equal(*states) and found.reply.same(meant.reply)
+    one, other = (node.full[: node.state_len] for node in (found, meant))
+    return np.array_equal(one, other) and found.reply.same(meant.reply)
 
 
 def contains(whole: Any, part: Any) -> bool:
@@ -213,6 +219,6 @@ def contains(whole: Any, part: Any) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_sampled_is_lost_re_encoded_or_confused(kind: str, tmp_path: Path) -> None:
     renderer = load_renderer(model_directory(kind, tmp_path / kind))
-    # What it draws must not differ from run to run; `ops/fuzz forest` searches further.
+    # Its draws must not differ from run to run; `ops/fuzz forest` searches further.
     drawn = settings(max_examples=30, stateful_step_count=14, deadline=None, derandomize=True)
     run_state_machine_as_test(machine(renderer), settings=drawn)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import RolloutFinished, VerdictReached
@@ -32,25 +32,30 @@ from orchestrator.contracts.states import (
     GroupState,
     RolloutState,
 )
-from orchestrator.flow.complete import complete_reported, conclude_group
-from orchestrator.flow.context import Flow
-from orchestrator.flow.dispatcher import dispatch
-from orchestrator.flow.ingest import verify_again
-from orchestrator.flow.reaper import reap
-from orchestrator.flow.rescore import rescore
-from orchestrator.pool import batches, history, leases, results
+from orchestrator.pool import (
+    batches,
+    leases,
+    results,
+    transitions,
+)
 from orchestrator.pool.batches import NewVersion
-from orchestrator.pool.ending import filter_open
-from orchestrator.pool.engine import sqlalchemy_url
-from orchestrator.pool.policies import newest_version, next_version
+from orchestrator.pool.engine import bare_engine
+from orchestrator.pool.policy_versions import newest_version, next_version
 from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.rescore import Chosen
 from orchestrator.pool.rewind import FIRST, rewind
+from orchestrator.pool.run_end import filter_open
 from orchestrator.pool.runs import begin_end, finish_end
-from orchestrator.scheduling.policies import Windowed
+from orchestrator.roles.complete import complete_reported, conclude_group
+from orchestrator.roles.context import Flow
+from orchestrator.roles.dispatcher import dispatch
+from orchestrator.roles.ingest import verify_again
+from orchestrator.roles.reaper import reap
+from orchestrator.roles.rescore import rescore
+from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders
-from tests.integration.pool_rig import OWNER, flow_of, small
+from tests.integration.pool.rig import OWNER, flow_of, small
 
 pytestmark = pytest.mark.services
 T = TypeVar("T")
@@ -70,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
         retry = config.rollout.model_copy(update={"retry_delay_s": 0.0})
         self.run = self.await_(builders.make_run(self.engine, config.model_copy(update={"rollout": retry})))
         self.flow: Flow = flow_of(self.engine, self.run)
-        first = NewVersion(0, None, "/v0", "00")
+        first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
         self.transaction(
             lambda c: batches.publish(c, self.run.run_id, self.run.name, first, "policy.m", None)
         )
@@ -110,7 +115,7 @@ class PoolMachine(RuleBasedStateMachine):
         found = self.rollouts_in(state)
         return data.draw(st.sampled_from(found)) if found else None
 
-    # --- what may happen --------------------------------------------------------------------------------------
+    # --- possible events ------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.ended)
     @rule(count=st.integers(1, 3))
@@ -133,20 +138,28 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        failure=st.sampled_from(["completed", "completed", "policy_failure", "infra_failure", "timeout"]),
+        failure=st.sampled_from(
+            [
+                FailureClass.COMPLETED,
+                FailureClass.COMPLETED,
+                FailureClass.POLICY_FAILURE,
+                FailureClass.INFRA_FAILURE,
+                FailureClass.TIMEOUT,
+            ]
+        ),
     )
-    def report(self, data: st.DataObject, failure: str) -> None:
+    def report(self, data: st.DataObject, failure: FailureClass) -> None:
         if row := self.one_of(data, RolloutState.RUNNING):
             self.reported(row, failure)
 
-    def reported(self, row: Any, failure: str) -> None:
+    def reported(self, row: Any, failure: FailureClass) -> None:
         event = RolloutFinished(
             run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
             failure_class=failure, reason="drawn",
         )  # fmt: skip
 
         async def say(connection: AsyncConnection) -> bool:
-            await history.lock_run(connection, self.run.run_id)
+            await transitions.lock_run(connection, self.run.run_id)
             moved = await results.report(connection, self.run.run_id, event)
             await complete_reported(connection, self.flow, [row.rollout_id])
             return moved
@@ -166,7 +179,7 @@ class PoolMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
         async def say(connection: AsyncConnection) -> None:
-            await history.lock_run(connection, self.run.run_id)
+            await transitions.lock_run(connection, self.run.run_id)
             if reward is None:
                 await verify_again(
                     connection, self.flow, row.rollout_id, row.attempt, row.lease_epoch, "drawn"
@@ -180,13 +193,13 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule(data=st.data(), count=st.integers(2, 4), commits=st.integers(0, 3), undo=st.booleans())
     def all_work_is_done(self, data: st.DataObject, count: int, commits: int, undo: bool) -> None:
-        """What many steps would come to: every rollout ends well, the even ones with a reward, batches are committed, and some undone."""
+        """The result of many steps: every rollout ends well, the even ones with a reward, batches are committed, and some undone."""
         self.submit_and_dispatch(count)
         for before in (RolloutState.QUEUED, RolloutState.FINISHED):
             for row in self.rollouts_in(before):
                 self.leased(row, before)
             for row in self.rollouts_in(RolloutState.RUNNING):
-                self.reported(row, "completed")
+                self.reported(row, FailureClass.COMPLETED)
         for row in self.rollouts_in(RolloutState.VERIFYING):
             self.judged(row, 1.0 - row.rollout_id % 2)
         for _ in range(commits):
@@ -216,7 +229,9 @@ class PoolMachine(RuleBasedStateMachine):
                 version = await next_version(connection, self.run.run_id)
                 newest = await newest_version(connection, self.run.run_id)
                 assert newest is not None
-                new = NewVersion(version, newest.version, f"/v{version}", f"{version:02x}")
+                new = NewVersion(
+                    version=version, parent=newest.version, path=f"/v{version}", manifest_sha=f"{version:02x}"
+                )
                 return await batches.commit(
                     connection, self.run.run_id, self.run.name, batch, new, [{"loss": 0.0}], "policy.m"
                 )
@@ -277,7 +292,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.transaction(work)
         self.ended = True
 
-    # --- what must hold ---------------------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------------
 
     @invariant()
     def each_submission_is_one_group_in_one_state_with_its_history(self) -> None:
@@ -361,7 +376,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(claim.agrees for claim in claims)
 
     def teardown(self) -> None:
-        """End the run: whatever was open is resolved, and the run can be over."""
+        """End the run: everything open is resolved, and the run can be over."""
         if not hasattr(self, "run"):
             return
         if not self.ended:
@@ -375,7 +390,7 @@ class PoolMachine(RuleBasedStateMachine):
 @pytest.fixture
 def machine(database_url: str) -> Iterator[type[PoolMachine]]:
     with asyncio.Runner() as runner:
-        engine = create_async_engine(sqlalchemy_url(database_url))
+        engine = bare_engine(database_url)
         PoolMachine.database = (runner, engine)
         yield PoolMachine
         runner.run(engine.dispose())

@@ -1,4 +1,4 @@
-"""Every pair of states is a listed transition or refused; and whatever happens in whatever order, no submission is lost or used twice."""
+"""Every pair of states is a listed transition or refused; under any events in any order, no submission is lost or used twice."""
 
 from enum import StrEnum
 from itertools import product

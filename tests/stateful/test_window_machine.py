@@ -11,7 +11,7 @@ from orchestrator.scheduling.simulate import SimulatedQueue
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """The simulator's rows beside a plain list of positions, kept by hand."""
+    """Compares the simulator's rows with a plain list of positions, kept by hand."""
 
     @initialize(
         p=st.integers(1, 4),
@@ -22,9 +22,14 @@ class WindowMachine(RuleBasedStateMachine):
     )
     def start(self, p: int, s: int, spare: int, percent: int, slots: int) -> None:
         self.shape = QueueSettings(
-            (s + 1) * p + spare, p, 2, s, running_rollouts=2 * slots, window_fraction=percent / 100
+            capacity=(s + 1) * p + spare,
+            batch_groups=p,
+            group_size=2,
+            max_staleness=s,
+            running_rollouts=2 * slots,
+            window_fraction=percent / 100,
         )
-        self.queue = SimulatedQueue(self.shape)
+        self.queue = SimulatedQueue(settings=self.shape)
         self.untaken: list[int] = []  # positions neither taken nor resolved
         self.ready: set[int] = set()
         self.passed: dict[int, int] = {}
@@ -57,7 +62,7 @@ class WindowMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.running()) > 1)
     @rule()
     def finish_all_but_the_head(self) -> None:
-        """The head hangs while everything behind it ends: what the window is for."""
+        """The head hangs while everything behind it ends: the case that the window is for."""
         for seq in self.running()[1:]:
             self.finish_one(seq)
 
@@ -101,7 +106,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Everything running ends and everything closed trains: then there is room for more, whatever the window."""
+        """Everything running ends and everything closed trains: then there is room for more, for any window."""
         for seq in self.running():
             self.finish_one(seq)
         self.take()
@@ -113,7 +118,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule()
     def the_run_could_end_here(self) -> None:
-        """On a copy: intake closes, what runs ends, and every group that was dispatched reaches one terminal state."""
+        """On a copy: intake closes, everything running ends, and every dispatched group reaches one terminal state."""
         end = self.queue.restarted()
         end.close_intake()
         for seq in end.in_state(GroupState.DISPATCHED):
@@ -139,7 +144,7 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def bounds_of_admission_hold(self) -> None:
         counts = self.queue.counts()
-        assert 0 <= counts.outstanding <= self.shape.in_flight
+        assert 0 <= counts.outstanding <= self.shape.capacity
         assert counts.running_rollouts <= self.shape.running_rollouts
         ahead = counts.dispatched - counts.resolved
         assert ahead <= (self.shape.max_staleness + 1 + counts.committed_batches) * self.shape.batch_groups

@@ -1,1 +1,1 @@
-"""Measurements of the trainer's parts; each is a module with `main(argv)` and a `--json` line of bars at its end."""
+"""Measurements of the trainer's parts. Each is a module with `main(argv)`; with `--json` its last line has the bars."""

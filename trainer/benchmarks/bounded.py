@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from orchestrator.config import TrainerSection
+from orchestrator.settings.trainer import TrainerSection
 from trainer.benchmarks.bars import bar
 from trainer.benchmarks.qwen3 import VOCAB, policy
 from trainer.benchmarks.resident import grown, in_fresh_process
@@ -36,7 +36,7 @@ from trainer.learner import optimizer_settings, update_settings
 from trainer.samples import Sample
 from trainer.tree.execute import backward
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.update import make_optimizer, train_step
 
 PATHS = {"row": 32_768, "path": 32_768, "step": 32_768, "longpath": 196_608}  # tokens
@@ -47,7 +47,7 @@ UNBOUNDED = 1 << 60
 OF_TIMES = "× one pass"  # unit of the ratios of CPU times
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """`peak` in MB (10⁶ bytes)."""
 
@@ -58,8 +58,8 @@ class Measured:
     loss: float
 
 
-def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
-    """The samples of a case and its budget. Raises ValueError for an unknown one."""
+def samples_of(case: str, scale: float) -> tuple[list[Sample], PassBudget]:
+    """The samples of a case and its budget. Raises ValueError for an unknown case."""
     if case in PATHS:
         length = round(PATHS[case] * scale)
         ids = np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
@@ -67,16 +67,16 @@ def samples_of(case: str, scale: float) -> tuple[list[Sample], Budget]:
         chain = Sample.of(ids[: length // 2], ids[length // 2 :], behavior_logprobs=uniform, advantage=1.0)
         if case == "step":
             return [chain], update_settings(TrainerSection()).budget
-        return [chain], Budget(UNBOUNDED if case == "row" else 2048, UNBOUNDED)
+        return [chain], PassBudget(UNBOUNDED if case == "row" else 2048, UNBOUNDED)
     n = [max(2, round(tokens * scale)) for tokens in (1024, 56, 56)]
     samples = rewrites(4, 3, 6, *n)(VOCAB)
     longest = max(samples, key=lambda sample: len(sample.tokens))
     if case == "longest":
-        return [longest], Budget(UNBOUNDED, UNBOUNDED)
+        return [longest], PassBudget(UNBOUNDED, UNBOUNDED)
     if case == "whole":
-        return samples, Budget(UNBOUNDED, UNBOUNDED)
+        return samples, PassBudget(UNBOUNDED, UNBOUNDED)
     if case == "bounded":
-        return samples, Budget(len(longest.tokens) // 3, UNBOUNDED)
+        return samples, PassBudget(len(longest.tokens) // 3, UNBOUNDED)
     raise ValueError(f"unknown case {case!r}; known: {', '.join(LONG)}")
 
 
@@ -93,10 +93,10 @@ def measure(case: str, scale: float) -> Measured:
 
     (loss, seconds), peak = grown(model, work)
     pack = pack_samples(samples, budget)
-    return Measured(pack.plan.tokens, len(pack.passes), seconds, peak, loss)
+    return Measured(tokens=pack.plan.tokens, passes=len(pack.passes), seconds=seconds, peak=peak, loss=loss)
 
 
-def _differentiate(model: nn.Module, samples: Sequence[Sample], budget: Budget) -> float:
+def _differentiate(model: nn.Module, samples: Sequence[Sample], budget: PassBudget) -> float:
     return backward(model, pack_samples(samples, budget), lambda rows, logp: -logp.sum()).loss
 
 
@@ -110,21 +110,34 @@ def _train(model: nn.Module, samples: Sequence[Sample]) -> float:
 
 
 def bars(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
-    """The bars of the cases, by name; of the path only where it was measured."""
+    """The bars of the cases, by name; those of the path only if it was measured."""
     found: list[dict[str, Any]] = []
-    for name, short, long, one in (
+    for name, short, long, peak_name in (
         ("G4 × 3 rewrites × 6 turns", "bounded", "whole", "longest"),
         ("path of 32768 tokens", "path", "row", "row"),
     ):
         if short not in measured:
             continue
-        ours, time_of, peak_of = measured[short], measured[long], measured[one]
-        assert abs(ours.loss - time_of.loss) <= 1e-4 * abs(time_of.loss), (ours.loss, time_of.loss)
+        candidate, time_baseline, peak_baseline = measured[short], measured[long], measured[peak_name]
+        assert abs(candidate.loss - time_baseline.loss) <= 1e-4 * abs(time_baseline.loss), (
+            candidate.loss,
+            time_baseline.loss,
+        )
         found += [
             bar(
-                f"{name} in passes: peak", ours.peak / peak_of.peak, "× the longest sample", 1.0, at_most=True
+                f"{name} in passes: peak",
+                candidate.peak / peak_baseline.peak,
+                "× the longest sample",
+                1.0,
+                at_most=True,
             ),
-            bar(f"{name} in passes: time", ours.seconds / time_of.seconds, OF_TIMES, 1.6, at_most=True),
+            bar(
+                f"{name} in passes: time",
+                candidate.seconds / time_baseline.seconds,
+                OF_TIMES,
+                1.6,
+                at_most=True,
+            ),
         ]
     if "path" in measured:
         found.append(bar("path of 32768 tokens: CPU", measured["path"].seconds, "s", 180.0, at_most=True))
@@ -154,26 +167,26 @@ def _fresh(case: str) -> Measured:
 def report(cases: Sequence[str], run: Callable[[str], Measured] = _fresh) -> list[dict[str, Any]]:
     """Measure the cases, print a table and return their bars.
 
-    Where a ratio of CPU times misses, all cases but `longpath` are measured once more and their times count together.
+    If a ratio of CPU times misses its target, all cases but `longpath` are measured once more and both times count.
     """
     print(f"\n{'in bounded memory':20}{'tokens':>8}{'passes':>8}{'CPU s':>8}{'peak MB':>9}")
     measured: dict[str, Measured] = {}
-    for again in (False, True):
-        for case in [case for case in cases if not again or case != "longpath"]:
-            one = run(case)
-            measured[case] = _together(measured[case], one) if again else one
+    for repeated in (False, True):
+        for case in [case for case in cases if not repeated or case != "longpath"]:
+            result = run(case)
+            measured[case] = _together(measured[case], result) if repeated else result
             print(
-                f"{case:20}{one.tokens:8d}{one.passes:8d}{one.seconds:8.2f}{one.peak:9.0f}{'  again' * again}",
+                f"{case:20}{result.tokens:8d}{result.passes:8d}{result.seconds:8.2f}{result.peak:9.0f}{'  again' * repeated}",
                 flush=True,
             )
         found = bars(measured)
-        if all(one["holds"] for one in found if one["unit"] == OF_TIMES):
+        if all(result["holds"] for result in found if result["unit"] == OF_TIMES):
             break
     return found
 
 
 def _together(first: Measured, second: Measured) -> Measured:
-    """Both counted: the mean of the times, the larger of the peaks."""
+    """The mean of the times, the larger of the peaks."""
     seconds = (first.seconds + second.seconds) / 2
     return replace(second, seconds=seconds, peak=max(first.peak, second.peak))
 

@@ -1,6 +1,6 @@
 """The GPU section of `ops/bench tree`: bfloat16, FlexAttention, contexts up to 128K, where there is a CUDA device.
 
-As the trainer has it with `trainer.dtype = "bfloat16"`: weights and gradients in float32, passes in bfloat16 (computing.py).
+As the trainer has it with `trainer.dtype = "bfloat16"`: weights and gradients in float32, passes in bfloat16 (mixed_precision.py).
 A Qwen3 of 0.6 billion parameters and a mixture of experts of 1.3 billion (0.4 of them at work per token), random weights, activation checkpointing.
 Tree and packed rows have the same kernels, head and budget of tokens per pass. Time is wall time until the device is done, planning included; the
 methods are timed in turns (turns.py). Memory is the most that torch had allocated at once. Run alone: `python -m trainer.benchmarks.gpu [--json]`.
@@ -22,23 +22,24 @@ import torch
 import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.benchmarks.rows import BASELINES
 from trainer.benchmarks.shapes import Shape, group
 from trainer.benchmarks.turns import Race, flops
-from trainer.computing import compute_in
+from trainer.mixed_precision import compute_in
 from trainer.samples import Sample
 from trainer.tree.attention import Backend
 from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import Pack, pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
 ROUNDS = 3
 NOTHING = "no CUDA device: the GPU section is not measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuExtent:
     """`pass_tokens`: of the tree's passes and of a micro-batch of rows. `most`: operations of a baseline that are timed per shape."""
 
     device: str
@@ -83,7 +84,7 @@ def _sizes(hidden: int, layers: int, heads: int, vocab: int) -> dict[str, Any]:
     }
 
 
-FULL = Extent(
+FULL = GpuExtent(
     device="cuda",
     dtype=torch.bfloat16,
     backend="flex",
@@ -92,17 +93,17 @@ FULL = Extent(
         "Qwen3-MoE, 1.3 B": partial(mixture, 1024, 12, 16, 768, 151_936, experts=40, top_k=4),
     },
     shapes=(
-        Shape("chain of 32 turns to 32K", group(1, 32, 8192, 256, 512)),
-        Shape("G8 × 8 turns, prompt 8K", group(8, 8, 8192, 128, 256)),
-        Shape("G4 × 2 turns, prompt 126K", group(4, 2, 126 << 10, 512, 1024)),
+        Shape(name="chain of 32 turns to 32K", build=group(1, 32, 8192, 256, 512)),
+        Shape(name="G8 × 8 turns, prompt 8K", build=group(8, 8, 8192, 128, 256)),
+        Shape(name="G4 × 2 turns, prompt 126K", build=group(4, 2, 126 << 10, 512, 1024)),
     ),
     pass_tokens=32_768,
     most=1.5e16,
 )
 
 
-def report(extent: Extent = FULL) -> list[dict[str, Any]]:
-    """Print a table per model and return its rows; none, and a line that says so, where the device is missing."""
+def report(extent: GpuExtent = FULL) -> list[dict[str, Any]]:
+    """Print a table per model and return its rows. If the device is missing, print a line that states it and return none."""
     if extent.device == "cuda" and not torch.cuda.is_available():
         print(NOTHING, flush=True)
         return []
@@ -119,24 +120,24 @@ def report(extent: Extent = FULL) -> list[dict[str, Any]]:
     return found
 
 
-def _title(extent: Extent) -> str:
+def _title(extent: GpuExtent) -> str:
     device = torch.cuda.get_device_name() if extent.device == "cuda" else extent.device
     about = f"torch {torch.__version__}, transformers {transformers.__version__}"
     return f"{device}, {str(extent.dtype).removeprefix('torch.')}, {extent.backend}, passes of {extent.pass_tokens:,} tokens; {about}"
 
 
-def _placed(make: Callable[[], Any], extent: Extent) -> Any:
+def _placed(make: Callable[[], Any], extent: GpuExtent) -> Any:
     torch.manual_seed(0)
     with torch.device(extent.device):
         model = make()
     attach_tree_attention(model, extent.backend)
     compute_in(model, extent.dtype)
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     model.train()
     return model
 
 
-def _measured(name: str, model: Any, shape: Shape, extent: Extent) -> list[dict[str, Any]]:
+def _measured(name: str, model: Any, shape: Shape, extent: GpuExtent) -> list[dict[str, Any]]:
     samples = shape.build(model.config.vocab_size)
     methods = _methods(samples, extent.pass_tokens)
     for make in methods.values():  # kernels are compiled and memory is reserved before anything is timed
@@ -150,17 +151,17 @@ def _measured(name: str, model: Any, shape: Shape, extent: Extent) -> list[dict[
             "shape": shape.name,
             "method": method,
             "samples": len(samples),
-            "tokens": one.tokens,
-            "token_bound": one.tokens / tree.tokens,
-            "flop_bound": one.bound(tree),
-            "speed_up": one.over(tree),
-            "seconds": one.seconds,
-            "tflops": one.flops / one.seconds / 1e12,
-            "planning_s": one.planning,
-            "timed": one.share,
+            "tokens": timed.tokens,
+            "token_bound": timed.tokens / tree.tokens,
+            "flop_bound": timed.bound(tree),
+            "speed_up": timed.over(tree),
+            "seconds": timed.seconds,
+            "tflops": timed.flops / timed.seconds / 1e12,
+            "planning_s": timed.planning,
+            "timed": timed.share,
             "peak_gib": _peak(model, methods[method], extent.device),
         }
-        for method, one in race.timed.items()
+        for method, timed in race.timed.items()
     ]
     print(*_lines(shape, rows), sep="\n", flush=True)
     return rows
@@ -168,7 +169,7 @@ def _measured(name: str, model: Any, shape: Shape, extent: Extent) -> list[dict[
 
 def _methods(samples: Sequence[Sample], pass_tokens: int) -> dict[str, Callable[[], list[Pack]]]:
     tree: dict[str, Callable[[], list[Pack]]] = {
-        "tree": lambda: [pack_samples(samples, Budget(pass_tokens, 1 << 60))]
+        "tree": lambda: [pack_samples(samples, PassBudget(pass_tokens, 1 << 60))]
     }
     rows = {name: partial(BASELINES[name], samples, pass_tokens) for name in ("varlen", "rollout")}
     return tree | rows
@@ -180,7 +181,7 @@ def _work(model: Any, pack: Pack) -> None:
 
 
 def _now(device: str) -> float:
-    """Seconds: of the process on a CPU, of the wall on a GPU once all that was asked of it is done."""
+    """Seconds: process time on a CPU; on a GPU wall time, after all queued work is done."""
     if device != "cuda":
         return time.process_time()
     torch.cuda.synchronize()

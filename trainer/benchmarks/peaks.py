@@ -18,15 +18,15 @@ from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
 from trainer.benchmarks.shapes import Shape, shapes
 from trainer.tree.execute import backward
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
 METHODS = ("tree", "passes", *BASELINES)
-ONE_PASS = Budget(1 << 30, 1 << 60)
-PASSES = Budget(ROW_BUDGET, 1 << 60)
+ONE_PASS = PassBudget(1 << 30, 1 << 60)
+PASSES = PassBudget(ROW_BUDGET, 1 << 60)
 
 
-def budget(shape: Shape) -> Budget:
-    """What the shape's tree is timed in."""
+def budget(shape: Shape) -> PassBudget:
+    """The budget with which the shape's tree is timed."""
     return PASSES if shape.in_passes else ONE_PASS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 COLOURS = {"padded": "#b35806", "varlen": "#1b7837", "rollout": "#542788"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One shape against one baseline; all three ratios are baseline ÷ tree."""
 
@@ -37,10 +37,10 @@ def draw(points: Sequence[Point], path: Path) -> None:
         axes.plot(ratios, ratios, ":", color="#999999", label="token bound")
         axes.plot(ratios, [point.bound for point in by_tokens], "-", color="#555555", label="FLOP bound")
         for baseline, colour in COLOURS.items():
-            own = [point for point in points if point.baseline == baseline]
-            if not own:
+            series = [point for point in points if point.baseline == baseline]
+            if not series:
                 continue
-            places = [point.tokens for point in own], [point.speed_up for point in own]
+            places = [point.tokens for point in series], [point.speed_up for point in series]
             axes.plot(*places, "o", color=colour, markersize=5, label=f"measured, against {baseline}")
         axes.set(
             xscale="log",

@@ -1,4 +1,4 @@
-"""The policy that is timed: a small Qwen3 with random weights."""
+"""The timed policy: a small Qwen3 with random weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A Qwen3 directory with random weights, in the demo policy's shape unless told otherwise. Needs no transformers."""
+"""A Qwen3 directory with random weights, by default in the demo policy's shape. Does not need transformers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work, in a process that does nothing else."""
+"""Peak memory of a piece of work, in a process that does nothing else."""
 
 import json
 import subprocess
@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 from trainer.benchmarks.shapes import rewrites
 from trainer.tree.execute import backward
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
 T = TypeVar("T")
 
 
 def grown(model: Any, work: Callable[[], T]) -> tuple[T, float]:
-    """What the work returns, and by how much the resident set grew at its peak, in MB (10⁶ bytes).
+    """The result of the work, and the growth of the resident set at its peak, in MB (10⁶ bytes).
 
-    Gradients are there before, and a small tree in passes has been trained: neither counts. VmHWM less VmRSS: ru_maxrss would count the process that
-    started this one, which must not have held more memory before.
+    Gradients exist before, and a small tree has been trained in passes: neither counts. The growth is VmHWM minus VmRSS: ru_maxrss would include
+    the parent process. This process must not have held more memory before.
     """
-    warm_up = pack_samples(rewrites(1, 1, 2, 8, 4, 4)(model.config.vocab_size), Budget(20))
+    warm_up = pack_samples(rewrites(1, 1, 2, 8, 4, 4)(model.config.vocab_size), PassBudget(20))
     backward(model, warm_up, lambda rows, logp: -logp.sum())
     model.zero_grad(set_to_none=False)
     before = _status("VmRSS")
@@ -30,7 +30,7 @@ def grown(model: Any, work: Callable[[], T]) -> tuple[T, float]:
 
 
 def _status(field: str) -> int:
-    """Bytes, from what the kernel says of this process."""
+    """A field of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     [found] = [line for line in lines if line.startswith(f"{field}:")]
     return int(found.split()[1]) * 1024

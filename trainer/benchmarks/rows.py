@@ -1,8 +1,8 @@
 """The baselines as packs without sharing: one causal square per row, each loss edge in one row, the same kernels as the tree's.
 
 padded    one row per completion, padded to the longest of its micro-batch of `PADDED_ROWS` rows, dealt at random; padding is computed
-varlen    one row per completion, packed into `ROW_BUDGET` tokens: a trainer that takes (state, action) pairs as they come
-rollout   one row per append-only stretch of a rollout, packed likewise: a trainer that keeps whole rollouts
+varlen    one row per completion, packed into `ROW_BUDGET` tokens: a trainer that takes (state, action) pairs unchanged
+rollout   one row per append-only sequence of a rollout, packed in the same way: a trainer that keeps whole rollouts
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ ROW_BUDGET = (
 )
 PADDED_ROWS = 4
 
-Row = tuple[Ids, list[Sample]]  # the tokens, and the samples whose loss is taken there
+Row = tuple[Ids, list[Sample]]  # the tokens, and the samples whose loss is computed on them
 
 
 def padded(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
-    """Micro-batches of `PADDED_ROWS` completions, whatever the budget, in an order of chance, the longest micro-batch first."""
+    """Micro-batches of `PADDED_ROWS` random completions, the longest micro-batch first. `budget` is ignored."""
     order = np.random.default_rng(0).permutation(len(samples))
     rows: list[Row] = [(samples[i].ids, [samples[i]]) for i in order]
     parts = [rows[at : at + PADDED_ROWS] for at in range(0, len(rows), PADDED_ROWS)]
@@ -37,7 +37,7 @@ def varlen(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
 
 
 def rollout(samples: Sequence[Sample], budget: int = ROW_BUDGET) -> list[Pack]:
-    """Append-only stretches, longest first: a sample that is a prefix of one of its rollout lies in that one's row."""
+    """Append-only sequences, longest first: a sample that is a prefix of another sample of its rollout shares that sample's row."""
     rows: list[Row] = []
     for sample in _longest_first(samples):
         for ids, members in rows:
@@ -61,7 +61,7 @@ def _longest_first(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _filled(rows: Sequence[Row], budget: int) -> list[Pack]:
-    """Packs of at most `budget` tokens, or of one row."""
+    """Packs of at most `budget` tokens, or of one longer row."""
     packs: list[Pack] = []
     part: list[Row] = []
     for row in rows:
@@ -100,6 +100,13 @@ def _packed(rows: Sequence[Row], width: int = 0) -> Pack:
         offset=np.concatenate(offsets),
         temperature=np.ones(sum(s.action_len for s in samples), np.float32),
     )
-    last = np.array([begin + len(sample.tokens) - 1 for sample, begin in placed], np.int64)
-    one = Pass(((0, plan.tokens),), 0, 0, -1)
-    return Pack(samples, tuple(range(len(samples))), plan, edges, (one,), last)
+    last_tokens = np.array([begin + len(sample.tokens) - 1 for sample, begin in placed], np.int64)
+    single_pass = Pass(ranges=((0, plan.tokens),), past=0, trunk=0, parent=-1)
+    return Pack(
+        samples=samples,
+        indices=tuple(range(len(samples))),
+        plan=plan,
+        edges=edges,
+        passes=(single_pass,),
+        last=last_tokens,
+    )

@@ -31,8 +31,8 @@ from trainer.benchmarks.random_model import write_random_model
 VOCAB = 640
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTarget:
     name: str
     value: float
     unit: str
@@ -40,9 +40,9 @@ class Bar:
     holds: bool
 
 
-@dataclass(slots=True)
-class Load:
-    """One running load: counts what the server answers."""
+@dataclass(slots=True, kw_only=True)
+class LoadGenerator:
+    """One running load: counts the tokens in the server's replies."""
 
     http: aiohttp.ClientSession
     url: str
@@ -67,18 +67,18 @@ class Load:
         return output
 
 
-Work = Callable[[Load, random.Random, int], Awaitable[None]]
+Work = Callable[[LoadGenerator, random.Random, int], Awaitable[None]]
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, VOCAB) for _ in range(count)]
 
 
-async def _long(load: Load, rng: random.Random, turn: int) -> None:
+async def _long(load: LoadGenerator, rng: random.Random, turn: int) -> None:
     await load.generate(_ids(rng, 64), 200)
 
 
-async def _turns(load: Load, rng: random.Random, turn: int) -> None:
+async def _turns(load: LoadGenerator, rng: random.Random, turn: int) -> None:
     prompt = _ids(random.Random(turn), 64)  # streams of one group share it
     action = await load.generate(prompt, 20)
     await load.generate(prompt + action + _ids(rng, 16), 20)
@@ -91,7 +91,7 @@ def _cpu_seconds(pid: int) -> float:
 
 async def _measure(url: str, pid: int, work: Work, streams: int, seconds: float) -> dict[str, float]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        load = Load(http, url)
+        load = LoadGenerator(http=http, url=url)
         until = time.monotonic() + seconds
 
         async def stream(index: int) -> None:
@@ -131,21 +131,21 @@ async def _start(model: Path) -> tuple[Process, str, float]:
     raise RuntimeError("the server ended before it listened")
 
 
-async def measure(seconds: float) -> tuple[list[Bar], list[str]]:
+async def measure(seconds: float) -> tuple[list[ServerTarget], list[str]]:
     """All bars, and a readable line for each load."""
-    bars: list[Bar] = []
+    bars: list[ServerTarget] = []
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         process, url, start_s = await _start(write_random_model(Path(folder) / "model"))
         try:
             lines.append(f"start: {start_s:.1f} s wall, {_cpu_seconds(process.pid):.1f} s CPU")
             bars.append(
-                Bar(
-                    "server_start_cpu",
-                    _cpu_seconds(process.pid),
-                    "CPU-s",
-                    4.0,
-                    _cpu_seconds(process.pid) < 4.0,
+                ServerTarget(
+                    name="server_start_cpu",
+                    value=_cpu_seconds(process.pid),
+                    unit="CPU-s",
+                    target=4.0,
+                    holds=_cpu_seconds(process.pid) < 4.0,
                 )
             )
             loads: list[tuple[str, Work, int, float]] = [
@@ -157,22 +157,38 @@ async def measure(seconds: float) -> tuple[list[Bar], list[str]]:
             ]
             await _measure(url, process.pid, _long, 4, 0.5)  # warm up
             for name, work, streams, target in loads:
-                got = await _measure(url, process.pid, work, streams, seconds)
+                result = await _measure(url, process.pid, work, streams, seconds)
                 lines.append(
-                    f"{name:6s}{streams:3d} streams: {got['per_wall']:7.0f} tok/s wall, {got['per_cpu']:7.0f} tok/CPU-s "
-                    f"({got['tokens']:.0f} tokens, {got['wall_s']:.1f} s wall, {got['cpu_s']:.1f} s CPU, "
-                    f"{got['cached']:.0%} of prompt tokens cached)"
+                    f"{name:6s}{streams:3d} streams: {result['per_wall']:7.0f} tok/s wall, {result['per_cpu']:7.0f} tok/CPU-s "
+                    f"({result['tokens']:.0f} tokens, {result['wall_s']:.1f} s wall, {result['cpu_s']:.1f} s CPU, "
+                    f"{result['cached']:.0%} of prompt tokens cached)"
                 )
                 if not target:
                     continue
                 key = f"server_{name}_{streams}_streams"
-                bars.append(Bar(key, got["per_wall"], "tok/s", target, got["per_wall"] >= target))
-                bars.append(Bar(f"{key}_cpu", got["per_cpu"], "tok/CPU-s", target, got["per_cpu"] >= target))
+                bars.append(
+                    ServerTarget(
+                        name=key,
+                        value=result["per_wall"],
+                        unit="tok/s",
+                        target=target,
+                        holds=result["per_wall"] >= target,
+                    )
+                )
+                bars.append(
+                    ServerTarget(
+                        name=f"{key}_cpu",
+                        value=result["per_cpu"],
+                        unit="tok/CPU-s",
+                        target=target,
+                        holds=result["per_cpu"] >= target,
+                    )
+                )
         finally:
-            asked = time.monotonic()
+            signalled = time.monotonic()
             process.send_signal(signal.SIGTERM)
             await process.wait()
-            lines.append(f"SIGTERM to exit: {time.monotonic() - asked:.2f} s")
+            lines.append(f"SIGTERM to exit: {time.monotonic() - signalled:.2f} s")
     return bars, lines
 
 
@@ -180,10 +196,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.benchmarks.server", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="per load")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(argv)
-    bars, lines = asyncio.run(measure(given.seconds))
+    arguments = parser.parse_args(argv)
+    bars, lines = asyncio.run(measure(arguments.seconds))
     print("\n".join(lines))
-    if given.json:
+    if arguments.json:
         fields = ("name", "value", "unit", "target", "holds")
         print(json.dumps({"bars": [{key: getattr(bar, key) for key in fields} for bar in bars]}))
     return 0

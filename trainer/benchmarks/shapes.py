@@ -5,21 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 from trainer.samples import Sample
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A named set of samples. The targets are speed-ups; 0 means none is set."""
+    """A named set of samples. The targets are speed-ups; 0 means no target."""
 
     name: str
     build: Callable[[int], list[Sample]]  # vocabulary size → samples
     target_varlen: float = 0.0  # against packed rows, one per completion
     target_rollout: float = 0.0  # against one row per rollout
-    in_passes: bool = (
-        False  # the tree too is forwarded in micro-batches, as it would be where it is mere packing
-    )
+    in_passes: bool = False  # the tree too is forwarded in micro-batches, as if merging were only packing
 
 
 def _turns(
@@ -32,24 +30,24 @@ def _turns(
     group: str,
     rollout: str,
 ) -> list[Sample]:
-    """One append-only stretch: each step is an observation (the first none) and an action behind the step before."""
+    """One append-only sequence: each step appends an observation (the first step none) and an action."""
     samples: list[Sample] = []
     logprobs = np.full(action, -np.log(vocab), np.float32)
     ones = np.ones(action, np.float32)
     for step in range(turns):
-        own = rng.integers(0, vocab, action + observation * (step > 0)).astype(np.int32)
-        above = Branch(own, above, len(above))
+        ids = rng.integers(0, vocab, action + observation * (step > 0)).astype(np.int32)
+        above = Branch(own=ids, parent=above, keep_len=len(above))
         samples.append(
             Sample(
-                above,
-                len(above) - action,
-                logprobs,
-                np.zeros(action, np.int32),
-                ones,
-                ones,
-                group,
-                rollout,
-                step,
+                tokens=above,
+                state_len=len(above) - action,
+                behavior_logprobs=logprobs,
+                versions=np.zeros(action, np.int32),
+                advantage=ones,
+                weight=ones,
+                group=group,
+                rollout=rollout,
+                step=step,
             )
         )
     return samples
@@ -58,13 +56,13 @@ def _turns(
 def group(
     size: int, turns: int, prompt: int, action: int, observation: int, groups: int = 1
 ) -> Callable[[int], list[Sample]]:
-    """`size` append-only rollouts of one prompt (size 1: a single chain); with `groups` > 1 of as many prompts."""
+    """`size` append-only rollouts of one prompt (size 1: a single chain); with `groups` > 1, of each of that many prompts."""
 
     def build(vocab: int) -> list[Sample]:
         rng = np.random.default_rng(0)
         samples: list[Sample] = []
         for number in range(groups):
-            start = Branch(rng.integers(0, vocab, prompt).astype(np.int32))
+            start = Branch(own=rng.integers(0, vocab, prompt).astype(np.int32))
             for rollout in range(size):
                 samples += _turns(rng, vocab, start, turns, action, observation, f"g{number}", str(rollout))
         return samples
@@ -79,13 +77,15 @@ def rewrites(
 
     def build(vocab: int) -> list[Sample]:
         rng = np.random.default_rng(0)
-        start = Branch(rng.integers(0, vocab, prompt).astype(np.int32))
+        start = Branch(own=rng.integers(0, vocab, prompt).astype(np.int32))
         samples: list[Sample] = []
         for rollout in range(size):
-            above = start
+            branch = start
             for _ in range(contexts):
-                samples += _turns(rng, vocab, above, turns, action, observation, "g", str(rollout))
-                above = Branch(rng.integers(0, vocab, observation).astype(np.int32), start, prompt)
+                samples += _turns(rng, vocab, branch, turns, action, observation, "g", str(rollout))
+                branch = Branch(
+                    own=rng.integers(0, vocab, observation).astype(np.int32), parent=start, keep_len=prompt
+                )
         return samples
 
     return build
@@ -98,19 +98,27 @@ def shapes(scale: float, *, quick: bool = False) -> list[Shape]:
         return max(2, round(tokens * scale))
 
     chosen = [
-        Shape("chain of 24 turns, prompt 1024", group(1, 24, n(1024), n(64), n(64)), target_varlen=10),
-        Shape("G16 × 3 turns, prompt 2048", group(16, 3, n(2048), n(64), n(16)), target_rollout=3),
         Shape(
-            "G8 × 8 turns, prompt 2048",
-            group(8, 8, n(2048), n(16), n(24)),
+            name="chain of 24 turns, prompt 1024", build=group(1, 24, n(1024), n(64), n(64)), target_varlen=10
+        ),
+        Shape(name="G16 × 3 turns, prompt 2048", build=group(16, 3, n(2048), n(64), n(16)), target_rollout=3),
+        Shape(
+            name="G8 × 8 turns, prompt 2048",
+            build=group(8, 8, n(2048), n(16), n(24)),
             target_varlen=20,
             target_rollout=3,
         ),
-        Shape("G4 × 3 rewrites × 6 turns", rewrites(4, 3, 6, n(1024), n(56), n(56)), target_varlen=7),
-        Shape("G16 × 1 turn, one token shared", group(16, 1, 1, n(1024), 0), in_passes=True),
+        Shape(
+            name="G4 × 3 rewrites × 6 turns", build=rewrites(4, 3, 6, n(1024), n(56), n(56)), target_varlen=7
+        ),
+        Shape(name="G16 × 1 turn, one token shared", build=group(16, 1, 1, n(1024), 0), in_passes=True),
     ]
     if not quick:
         chosen.append(
-            Shape("G16 × 12 turns, prompt 4096", group(16, 12, n(4096), n(8), n(16)), target_varlen=40)
+            Shape(
+                name="G16 × 12 turns, prompt 4096",
+                build=group(16, 12, n(4096), n(8), n(16)),
+                target_varlen=40,
+            )
         )
     return chosen

@@ -34,35 +34,37 @@ from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
 from trainer.benchmarks.shapes import Shape, group, shapes
 from trainer.benchmarks.turns import Race, Timed, flops
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
-ONLY_SHOWN = frozenset({"padded"})  # baselines that no bar is held against
+ONLY_SHOWN = frozenset({"padded"})  # baselines without a bar
 DRAWS = 3
 BOUND_SHARE = 0.9  # share of the FLOP bound that must be reached against varlen
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much is measured."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeExtent:
+    """The size of the measurement."""
 
     scale: float  # of all lengths
     rounds: int  # in which every method is timed in turn
     most: float  # operations of a baseline that are timed per shape
-    quick: bool  # without the largest shape, the table of memory and the baseline that no bar is held against
+    quick: bool  # without the largest shape, the table of memory and the baseline without a bar
     cases: tuple[str, ...]  # of bounded.py
     groups: int  # of the large batch that is only planned
 
 
-FULL = Extent(1.0, 6, 1e12, False, bounded.CASES, 32)
-LONG = Extent(1.0, 6, 1e12, False, bounded.LONG, 32)
-QUICK = Extent(0.3, 5, 1e11, True, bounded.QUICK, 32)
+FULL = TreeExtent(scale=1.0, rounds=6, most=1e12, quick=False, cases=bounded.CASES, groups=32)
+LONG = TreeExtent(scale=1.0, rounds=6, most=1e12, quick=False, cases=bounded.LONG, groups=32)
+QUICK = TreeExtent(scale=0.3, rounds=5, most=1e11, quick=True, cases=bounded.QUICK, groups=32)
 
 
-def compare(model: Any, shape: Shape, extent: Extent) -> tuple[list[dict[str, Any]], dict[str, Timed], int]:
-    """A shape's bars, what each method took, and how many times it was measured.
+def compare(
+    model: Any, shape: Shape, extent: TreeExtent
+) -> tuple[list[dict[str, Any]], dict[str, Timed], int]:
+    """A shape's bars, the times of each method, and how often the shape was measured.
 
-    Where a bar misses, the shape is measured again, at most `DRAWS` times in all, and every measurement counts: other work on the machine slows
-    one draw in many.
+    If a bar misses its target, the shape is measured again, at most `DRAWS` times in all, and every measurement counts: other work on the machine
+    slows one draw in many.
     """
     samples = shape.build(model.config.vocab_size)
     baselines = {
@@ -78,7 +80,7 @@ def compare(model: Any, shape: Shape, extent: Extent) -> tuple[list[dict[str, An
     )
     draws = 0
     found: list[dict[str, Any]] = []
-    while not draws or (draws < DRAWS and not all(one["holds"] for one in found)):
+    while not draws or (draws < DRAWS and not all(entry["holds"] for entry in found)):
         race.run()
         found = _bars(shape, race.timed)
         draws += 1
@@ -114,18 +116,24 @@ def table(shape: Shape, timed: Mapping[str, Timed], peak: Mapping[str, float], d
     lines = [f"{title}{f', measured {draws} times, all count' if draws > 1 else ''}"]
     head = ("tokens", "token bound", "FLOP bound", "speed-up", "of the bound", "CPU s", "timed", "peak MB")
     lines.append(f"  {'':8}" + "".join(f"{name:>13}" for name in head))
-    for name, one in timed.items():
+    for name, result in timed.items():
         bounds = (
             ("",) * 4
-            if one is tree
+            if result is tree
             else (
-                f"{one.tokens / tree.tokens:.2f}×",
-                f"{one.bound(tree):.2f}×",
-                f"{one.over(tree):.2f}×",
-                f"{one.over(tree) / one.bound(tree):.0%}",
+                f"{result.tokens / tree.tokens:.2f}×",
+                f"{result.bound(tree):.2f}×",
+                f"{result.over(tree):.2f}×",
+                f"{result.over(tree) / result.bound(tree):.0%}",
             )
         )
-        cells = (f"{one.tokens}", *bounds, f"{one.seconds:.2f}", f"{one.share:.0%}", _mb(peak, name))
+        cells = (
+            f"{result.tokens}",
+            *bounds,
+            f"{result.seconds:.2f}",
+            f"{result.share:.0%}",
+            _mb(peak, name),
+        )
         lines.append(f"  {name:8}" + "".join(f"{cell:>13}" for cell in cells))
     if "passes" in peak and not shape.in_passes:
         lines.append(f"  tree in passes of {ROW_BUDGET} tokens{_mb(peak, 'passes'):>80}")
@@ -137,37 +145,37 @@ def _mb(peak: Mapping[str, float], method: str) -> str:
 
 
 def rows(shape: Shape, timed: Mapping[str, Timed], peak: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The figures of `table`, unrounded: `cpu_s` of one train step, `timed` its share that was timed; against the tree `speed_up` and the two
-    bounds (ratios); `peak_mb` where memory was measured."""
+    """The figures of `table`, unrounded: `cpu_s` of one train step, `timed` its timed share; against the tree `speed_up` and the two
+    bounds (ratios); `peak_mb` if memory was measured."""
     tree = timed["tree"]
     return [
         {
             "shape": shape.name,
             "method": name,
             "samples": len(tree.losses),
-            "tokens": one.tokens,
-            "token_bound": one.tokens / tree.tokens,
-            "flop_bound": one.bound(tree),
-            "speed_up": one.over(tree),
-            "cpu_s": one.seconds,
-            "planning_s": one.planning,
-            "timed": one.share,
+            "tokens": result.tokens,
+            "token_bound": result.tokens / tree.tokens,
+            "flop_bound": result.bound(tree),
+            "speed_up": result.over(tree),
+            "cpu_s": result.seconds,
+            "planning_s": result.planning,
+            "timed": result.share,
             "peak_mb": peak.get(name),
         }
-        for name, one in timed.items()
+        for name, result in timed.items()
     ]
 
 
 def points(shape: Shape, timed: Mapping[str, Timed]) -> list[Point]:
-    """What the plot shows of a shape."""
+    """A shape's points in the plot."""
     tree = timed["tree"]
     return [
         Point(
-            shape.name,
-            name,
-            timed[name].tokens / tree.tokens,
-            timed[name].bound(tree),
-            timed[name].over(tree),
+            shape=shape.name,
+            baseline=name,
+            tokens=timed[name].tokens / tree.tokens,
+            bound=timed[name].bound(tree),
+            speed_up=timed[name].over(tree),
         )
         for name in timed
         if name != "tree"
@@ -175,10 +183,11 @@ def points(shape: Shape, timed: Mapping[str, Timed]) -> list[Point]:
 
 
 def large_batch(model: Any, seconds_per_flop: float, groups: int) -> dict[str, Any]:
-    """Plan a batch that nobody would train here, print its line and return its bar: planning against the step's time by its operations."""
+    """Plan a batch that is too large to train here, print its line and return its bar: planning time against the step's time, estimated from its
+    operations."""
     samples = group(8, 30, 1000, 100, 100, groups)(model.config.vocab_size)
     started = time.process_time()
-    pack = pack_samples(samples, Budget(16384))
+    pack = pack_samples(samples, PassBudget(16384))
     planning = time.process_time() - started
     step = flops(model, [pack]) * seconds_per_flop
     print(
@@ -188,7 +197,7 @@ def large_batch(model: Any, seconds_per_flop: float, groups: int) -> dict[str, A
     return bar("planning a large batch", planning / step, "share of the step", 0.02, at_most=True)
 
 
-def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None) -> None:
+def main(extent: TreeExtent = FULL, *, json: bool = False, plot: Path | None = None) -> None:
     """Print a table per shape, of planning, of memory and of a GPU, then the bars; with `json` one last line
     {"bars": […], "points": […], "rows": […], "gpu": […]}."""
     torch.set_num_threads(1)
@@ -201,16 +210,16 @@ def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None)
     found: list[Point] = []
     figures: list[dict[str, Any]] = []
     for number, shape in enumerate(shapes(extent.scale, quick=extent.quick)):
-        held, timed, draws = compare(model, shape, extent)
+        shape_bars, timed, draws = compare(model, shape, extent)
         peak = {} if extent.quick else peaks(number, extent.scale)
         print(*table(shape, timed, peak, draws), sep="\n", flush=True)
-        bars += held
+        bars += shape_bars
         found += points(shape, timed)
         figures += rows(shape, timed, peak)
     bars.append(large_batch(model, timed["tree"].seconds / timed["tree"].flops, extent.groups))
     if extent.cases:
         bars += bounded.report(extent.cases)
-    on_gpu = [] if extent.quick else gpu.report()
+    gpu_rows = [] if extent.quick else gpu.report()
     if plot is not None:
         draw(found, plot)
     ended = os.times()
@@ -218,13 +227,18 @@ def main(extent: Extent = FULL, *, json: bool = False, plot: Path | None = None)
     if json:
         print(
             json_module.dumps(
-                {"bars": bars, "points": [point.as_json() for point in found], "rows": figures, "gpu": on_gpu}
+                {
+                    "bars": bars,
+                    "points": [point.as_json() for point in found],
+                    "rows": figures,
+                    "gpu": gpu_rows,
+                }
             )
         )
         return
-    for one in bars:
+    for entry in bars:
         print(
-            f"{'holds ' if one['holds'] else 'MISSED'} {one['name']}: {one['value']} (target {one['target']})"
+            f"{'holds ' if entry['holds'] else 'MISSED'} {entry['name']}: {entry['value']} (target {entry['target']})"
         )
 
 

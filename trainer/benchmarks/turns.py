@@ -1,8 +1,8 @@
-"""Time of several methods on one batch (of the process, unless another clock is given), measured in turns, so that a slow stretch of a shared machine
+"""Time of several methods on one batch (process time, unless another clock is given), measured in turns, so that a slow phase of a shared machine
 hits all of them.
 
-A method is a list of packs. Its packs are dealt into slices of like composition; in each round every method runs its next slice, and what counts
-are the seconds per floating-point operation of that round. A comparison is the median over rounds of the two methods' rates, times their operations.
+A method is a list of packs. Its packs are dealt into slices of similar composition. In each round every method runs its next slice; the measurement
+is the seconds per floating-point operation of that round. A comparison is the median over rounds of the two methods' rates, times their operations.
 """
 
 import math
@@ -18,12 +18,12 @@ from trainer.tree.execute import backward
 from trainer.tree.pack import Pack
 
 MakePacks = Callable[[], list[Pack]]
-LEAST_SHARE = 0.1  # of an expensive method is timed
+LEAST_SHARE = 0.1  # share of an expensive method that is timed
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Timed:
-    """What the rounds said of one method. `losses` has the sum of −log p of each sample that was run, by the sample's id()."""
+    """The measurements of one method. `losses` has the sum of −log p of each sample that was run, by the sample's id()."""
 
     tokens: int
     flops: float
@@ -45,7 +45,7 @@ class Timed:
 
     @property
     def share(self) -> float:
-        """Of the method's operations, those that were timed."""
+        """The timed share of the method's operations."""
         return sum(self.ran.values()) / self.flops
 
     def bound(self, other: "Timed") -> float:
@@ -55,13 +55,13 @@ class Timed:
     def over(self, other: "Timed") -> float:
         """How many times the CPU time of `other` this method takes; both were run in the same rounds."""
         pairs = zip(self.rates, other.rates, strict=True)
-        return statistics.median(own / theirs for own, theirs in pairs) * self.bound(other)
+        return statistics.median(rate / other_rate for rate, other_rate in pairs) * self.bound(other)
 
 
 class Race:
-    """`rounds` rounds at every `run`; those of a second one add up with the first's.
+    """`rounds` rounds at every `run`; the rounds of several runs add up.
 
-    Of a method above `most` operations no more than those are timed in one `run`, but at least `LEAST_SHARE` of it: every so-manieth slice.
+    Of a method with more than `most` operations, only about `most` are timed in one `run`, but at least `LEAST_SHARE` of it: every n-th slice.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Race:
             packs = make_packs()
             tokens, operations = sum(pack.plan.tokens for pack in packs), flops(model, packs)
             parts = min(max(1, math.ceil(operations / most)), round(1 / LEAST_SHARE))
-            self.timed[name] = Timed(tokens, operations, min(rounds * parts, len(packs)))
+            self.timed[name] = Timed(tokens=tokens, flops=operations, slices=min(rounds * parts, len(packs)))
 
     def run(self) -> None:
         for _ in range(self._rounds):
@@ -97,24 +97,25 @@ class Race:
         started = self._clock()
         scores = [backward(self._model, pack, lambda rows, logp: -logp.sum()) for pack in part]
         spent = self._clock() - started
-        for pack, one in zip(part, scores, strict=True):
-            sums = np.bincount(pack.edges.sample, -one.logprobs.float().cpu().numpy(), len(pack.samples))
+        for pack, score in zip(part, scores, strict=True):
+            sums = np.bincount(pack.edges.sample, -score.logprobs.float().cpu().numpy(), len(pack.samples))
             timed.losses.update(zip(map(id, pack.samples), sums.tolist(), strict=True))
         timed.ran[chosen] = operations
         timed.plannings.append(planning)
         timed.rates.append(spent / operations + planning / timed.flops)
 
     def _slice(self, timed: Timed) -> int:
-        """Of more slices than rounds those at equal distances, the next time their neighbours: packs come longest first."""
-        again, number = divmod(len(timed.rates), self._rounds)
+        """The slice of the next round. With more slices than rounds, they are evenly spaced, and the next `run` takes their neighbours: packs come
+        longest first."""
+        cycle, number = divmod(len(timed.rates), self._rounds)
         if timed.slices <= self._rounds:
             return number % timed.slices
-        return (number * timed.slices // self._rounds + again) % timed.slices
+        return (number * timed.slices // self._rounds + cycle) % timed.slices
 
 
 def flops(model: Any, packs: Sequence[Pack]) -> float:
-    """Forward and backward. A matrix product costs 2 operations per multiply-add and twice that backwards; the attention
-    backward has 5 products for the forward's 2; the head runs its forward twice. Of experts those count that a token goes through."""
+    """Operations of forward and backward. A matrix product costs 2 operations per multiply-add and twice that backwards; the attention
+    backward has 5 products for the forward's 2; the head runs its forward twice. Only the experts that a token goes through count."""
     config = model.config
     active = getattr(config, "num_experts_per_tok", 0) / max(1, getattr(config, "num_experts", 0) or 0)
     weights = sum(

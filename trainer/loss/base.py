@@ -1,9 +1,9 @@
-"""The port of every loss: what a formula is given and what it answers.
+"""The port of every loss: the input and the output of a formula.
 
     Tokens ──a loss──▶ LossValue        loss = − Σ_t c_t · (the formula's term of token t)
 
-A formula knows neither models nor packs. Where it couples the tokens of a sample (GSPO), it relies on being given whole samples, which
-trainer/tree/execute.py promises. Bounds are absolute ratios everywhere: what PPO writes as 1 − ε and 1 + ε' is
+A formula uses neither models nor packs. If it couples the tokens of a sample (GSPO), it relies on getting whole samples, which
+trainer/tree/execute.py guarantees. Bounds are absolute ratios everywhere: PPO's 1 − ε and 1 + ε' are
 ratio_min = 0.8 and ratio_max = 1.2 here.
 """
 
@@ -16,14 +16,14 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios that gradients flow through are clamped to ± this: e²⁰ · 0 is 0 in a backward pass, ∞ · 0 is not a number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Tokens:
     """The action tokens of train weight > 0 of some whole samples, [E] each, in order of sample and token. Only `logp` carries a gradient."""
 
     logp: Tensor  # log π(o_t), nats
     anchor: Tensor  # log π_anchor(o_t): of the behavior policy, or of the trainer before the batch
     advantage: Tensor  # Â_t, negative ones already scaled
-    coefficient: Tensor  # c_t: train weight ÷ denominator, times what correction.py says
+    coefficient: Tensor  # c_t: train weight ÷ denominator, times the weight of correction.py
     sample: Tensor  # int64[E], index of the token's sample among them
 
 
@@ -36,7 +36,7 @@ class LossValue:
 
 
 class Loss(Protocol):
-    """One formula with its settings; frozen, and a function of its tokens alone."""
+    """One formula with its settings; frozen, a function of the tokens alone."""
 
     def __call__(self, tokens: Tokens) -> LossValue:
         """The loss of these samples; losses of samples add up."""

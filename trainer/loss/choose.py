@@ -20,7 +20,7 @@ UNBOUNDED: Mapping[str, Callable[[], Loss]] = {"reinforce": Reinforce, "sft": Sf
 
 
 def make_loss(name: str, ratio_min: float, ratio_max: float) -> Loss:
-    """The loss `name` with these absolute ratio bounds, which `reinforce` and `sft` have no use for. ValueError lists the known names."""
+    """The loss `name` with these absolute ratio bounds, which `reinforce` and `sft` ignore. ValueError lists the known names."""
     if name in BOUNDED:
         return BOUNDED[name](ratio_min, ratio_max)
     if name in UNBOUNDED:

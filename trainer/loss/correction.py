@@ -1,4 +1,4 @@
-"""Which policy the ratio is anchored on, and what becomes of tokens that trainer and rollout server see too differently.
+"""The policy that anchors the ratio, and the treatment of tokens whose probabilities differ too much between trainer and rollout server.
 
     k_t = π_trainer(o_t) / π_behavior(o_t)      staleness and the mismatch of the two engines in one number
 
@@ -7,11 +7,11 @@
     proximal   π / π_proximal         π before the batch         min(k_t, tis_max)         k_t · 1[in]          ρ_i · 1[in]
 
 `in` is icepop_min ≤ k_t ≤ icepop_max per token for IcePop (Ling Team 2025), and ρ_i = Π_t k_t ≤ mis_max per sample for MIS (masked
-importance sampling). With the behavior anchor the loss's own ratio already is k, so a mask only decides. `proximal` is the decoupled
+importance sampling). With the behavior anchor the loss's own ratio already is k, so a mask only selects tokens. `proximal` is the decoupled
 objective of AReaL with truncated importance sampling (TIS): the trainer computes its logprobs once, before the first train step of a
-batch, through the same trees. The first train step then has ratio 1 throughout: with one train step per batch bounds do nothing.
+batch, through the same trees. The first train step then has ratio 1 throughout: with one train step per batch, bounds have no effect.
 
-No gradient flows through w. The denominator of aggregation.py was fixed before and counts masked tokens too.
+No gradient flows through w. The denominator of aggregation.py is fixed earlier and counts masked tokens too.
 
 Example, proximal, tis_max 2: behavior (−1, −3, −1), proximal (−1, −2, −2) → k = (1, e = 2.72, 0.37), w = (1, 2, 0.37).
 icepop 0.5–5: w = (1, 2.72, 0). mis, one sample: ρ = e^(0+1−1) = 1 ≤ 2, so w = (1, 1, 1).
@@ -27,7 +27,7 @@ Anchor = Literal["behavior", "proximal"]
 Mask = Literal["none", "icepop", "mis"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSettings:
     """Bounds are absolute ratios."""
 
@@ -61,9 +61,9 @@ class Correction:
 
 
 def correct(settings: CorrectionSettings, trainer: Tensor, behavior: Tensor, sample: Tensor) -> Correction:
-    """Weights of tokens with these logprobs [E]; `trainer` is the proximal policy's, or with the behavior anchor the present one's.
+    """Weights of tokens with these logprobs [E]. `trainer`: those of the proximal policy, or with the behavior anchor those of the current one.
 
-    `sample` int64[E] says which tokens are one sample; samples are whole.
+    `sample` int64[E] is the index of each token's sample; samples are whole.
     """
     log_k = (trainer - behavior).detach()
     k = torch.exp(log_k)
@@ -78,5 +78,5 @@ def correct(settings: CorrectionSettings, trainer: Tensor, behavior: Tensor, sam
         cut = k > settings.mis_max
     else:
         cut = (k < settings.icepop_min) | (k > settings.icepop_max)
-    kept = k if proximal else torch.ones_like(k)
-    return Correction(torch.where(cut, torch.zeros_like(k), kept), cut)
+    weight = k if proximal else torch.ones_like(k)
+    return Correction(torch.where(cut, torch.zeros_like(k), weight), cut)

@@ -2,8 +2,8 @@
 
     loss = − Σ_t c_t · min(r_t · Â_t, clip(r_t, ratio_min, ratio_max) · Â_t),    ratio_min = 1 − 0.2, ratio_max = 1 + 0.28
 
-The rest of DAPO lies elsewhere: every token counts the same (aggregation `token`), groups without signal are dropped
-(`reward.zero_signal`), no KL term. Its overlong reward shaping is not part of a loss and not offered.
+The rest of DAPO is configured elsewhere: every token counts the same (aggregation `token`, as in its code), groups without signal are dropped
+(`reward.zero_signal`), no KL term. Its overlong reward shaping is not part of a loss and is not implemented.
 
 Example, c = 1/3, ratios (1, 1.25, 0.5), Â (1, 1, −2): 1.25 stays, unlike under GRPO; the third is clipped to 0.8
 → loss = −(1 + 1.25 − 1.6) / 3 = −0.65/3, gradient by logp (−1/3, −1.25/3, 0).

@@ -1,8 +1,8 @@
-"""What a train step reports.
+"""The metrics that a train step reports.
 
 Tokens are drawn from the behavior policy μ, so KL(trainer‖behavior) = KL(π‖μ) is estimated with r = π/μ as
 k1 = E[r · log r] and k3 = E[r · log r − (r − 1)], which is ≥ 0 in every token and has the smaller variance.
-ESS is (Σ r)² / (n · Σ r²), the share of the tokens that the weighted sample is worth: 1 on-policy, near 0 far off it.
+ESS is (Σ r)² / (n · Σ r²), the effective share of the tokens in the weighted sample: 1 on-policy, near 0 far off-policy.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer.replay import replayed_tokens
 from trainer.samples import Floats
 from trainer.tree.pack import Pack
+from trainer.tree.replay import replayed_tokens
 
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepMetrics:
     """One train step. Means are over action tokens of train weight > 0; `applied` is False when it was skipped."""
 
@@ -31,8 +31,8 @@ class TrainStepMetrics:
     gradient_norm: float  # before clipping
     action_tokens: int
     samples: int  # of train weight > 0
-    packs: int  # forward passes that the tree was cut into
-    naive_tokens: int  # Σ tokens of the samples: what one row per sample forwards
+    packs: int  # forward passes into which the tree was cut
+    naive_tokens: int  # Σ tokens of the samples: the tokens that one row per sample forwards
     merged_tokens: int  # tokens forwarded
     clip_fraction: float  # share of tokens whose term the loss's ratio bounds changed
     kl_k1: float
@@ -48,16 +48,16 @@ class TrainStepMetrics:
         None  # of a mixture of experts, without its coefficient and not part of `loss`
     )
     expert_imbalance: float | None = None  # busiest expert ÷ mean of its layer, in the worst layer
-    replayed_share: float | None = None  # of the naive tokens, those sent to recorded experts (replay.py)
+    replayed_share: float | None = None  # share of the naive tokens that went to recorded experts
     route_conflicts: int = 0  # equal tokens not merged, because other experts computed them
-    bias_range: float | None = None  # of selection biases of one layer, the largest (expert_bias.py)
+    bias_range: float | None = None  # largest range of selection biases of one layer (expert_bias.py)
     logprobs: Floats | None = field(default=None, repr=False, compare=False)
     """Trainer logprobs before the step, float32 of every action token, sample after sample; NaN where the train weight is 0.
-    None where they are not kept."""
+    None if they are not kept."""
 
     @property
     def merge_ratio(self) -> float:
-        """Naive tokens ÷ merged tokens; 1 when nothing is shared (or nothing was trained)."""
+        """Naive tokens ÷ merged tokens; 1 if nothing is shared (or nothing was trained)."""
         return self.naive_tokens / self.merged_tokens if self.merged_tokens else 1.0
 
     @property
@@ -104,8 +104,8 @@ class MetricSums:
         values["r"] += float(ratio.sum())
         values["rr"] += float((ratio * ratio).sum())
         values["entropy"] += float(entropy.sum())
-        made_by = pack.edges.gather(pack.samples, lambda sample: sample.versions).astype(np.int64)
-        ages, counts = np.unique(self._trainer_version - made_by, return_counts=True)
+        versions = pack.edges.gather(pack.samples, lambda sample: sample.versions).astype(np.int64)
+        ages, counts = np.unique(self._trainer_version - versions, return_counts=True)
         self._staleness.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
         for sample in pack.samples:
             self._domains[sample.domain] += sample.trained_tokens
@@ -123,7 +123,7 @@ class MetricSums:
         )
 
     def json(self) -> dict[str, Any]:
-        """The sums so far as JSON values, for `absorb`; what routing.py counted is not among them."""
+        """The sums so far as JSON values, for `absorb`, without the counts of tree/routing.py."""
         return {
             "sums": dict(self._sums),
             "values": self._values,
@@ -132,7 +132,7 @@ class MetricSums:
         }
 
     def absorb(self, other: Mapping[str, Any]) -> None:
-        """Count what others counted of the same train step, as their `json` says."""
+        """Add the sums of another rank for the same train step, from its `json`."""
         worst = max(self._values["worst"], other["values"]["worst"])
         for name, value in other["values"].items():
             self._values[name] += value
@@ -142,12 +142,12 @@ class MetricSums:
         self._domains.update(other["domains"])
 
     def routed(self, balance_loss: float | None, imbalance: float | None, load: Tensor | None) -> None:
-        """What routing.py counted, of the whole train step."""
+        """Set the counts of tree/routing.py for the whole train step."""
         self._routed = balance_loss, imbalance
         self.load = load
 
     def result(self, *, skip_reason: str | None, gradient_norm: float) -> TrainStepMetrics:
-        """The metrics of what was added so far."""
+        """The metrics of the packs added so far."""
         sums, values = self._sums, self._values
         n = max(sums["tokens"], 1)
         return TrainStepMetrics(

@@ -16,7 +16,7 @@ from trainer.loss.base import LossValue, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Sft:
-    """Nothing to set."""
+    """Has no settings."""
 
     def __call__(self, tokens: Tokens) -> LossValue:
         """The loss; nothing is clipped."""

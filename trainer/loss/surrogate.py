@@ -2,7 +2,7 @@
 
     term_t = min(r_t · Â_t, clip(r_t, low, high) · Â_t)
 
-The gradient flows through r_t; where the min takes the clipped side it is 0, so that token learns nothing in this train step.
+The gradient flows through r_t. Where the min takes the clipped side it is 0, so that token learns nothing in this train step.
 """
 
 import torch

@@ -14,7 +14,7 @@ from orchestrator.contracts.errors import PenstockError
 
 
 def main() -> int:
-    """Parse, draw, and say what is wrong in one sentence."""
+    """Parse and draw; report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m trainer.picture", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
     parser.add_argument("--batch", required=True, type=int, help="the batch's number")
@@ -27,16 +27,16 @@ def main() -> int:
         parser.error("DATABASE_URL is not set")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
     from orchestrator.pool.engine import Role, open_engine
-    from trainer.batch import Part
+    from trainer.batch import BatchPart
     from trainer.picture.draw import picture
     from trainer.verify.stored import read_train_steps
 
-    async def read() -> Part:
+    async def read() -> BatchPart:
         async with open_engine(url, Role.READER, size=1, name="penstock-picture") as engine:
             _, _, parts = await read_train_steps(engine, options.run, options.batch, options.groups)
         if not 1 <= options.train_step <= len(parts):
             raise ValueError(f"batch {options.batch} has train steps 1 to {len(parts)}")
-        chosen: Part = parts[options.train_step - 1]
+        chosen: BatchPart = parts[options.train_step - 1]
         return chosen
 
     try:

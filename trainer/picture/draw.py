@@ -1,7 +1,7 @@
 """The prefix tree of a train step as an SVG: one row per chain, from left to right the tokens of the context.
 
-A bar is a stretch of tokens that the same samples share: what the policy said in green, all else in grey, the darker the more samples forward it
-only once. ×n says how many. A line leads from where a chain leaves the one above it.
+A bar is a run of tokens that the same samples share: sampled tokens in green, all others in grey, the darker the more samples share it.
+×n is the number of samples. A line marks the point where a chain branches off the one above it.
 """
 
 import math
@@ -19,7 +19,7 @@ ROW = 11
 BAR = 8
 LEFT, TOP = 10, 46
 CHARACTER = 5.0  # width of one at the labels' size
-SAID, GIVEN = "#1b7837", "#5a6270"
+SAMPLED, GIVEN = "#1b7837", "#5a6270"
 
 
 def picture(samples: Sequence[Sample], title: str) -> str:
@@ -28,11 +28,11 @@ def picture(samples: Sequence[Sample], title: str) -> str:
         raise ValueError("there is nothing to draw: no sample is trained here")
     tree = FlatTree([sample.tokens for sample in samples])
     plan = tree.plan
-    shared, said = np.zeros(plan.tokens, np.int64), np.zeros(plan.tokens, bool)
+    shared, sampled = np.zeros(plan.tokens, np.int64), np.zeros(plan.tokens, bool)
     for sample in samples:
         path = tree.locate(sample.tokens, 0, len(sample.tokens))
         shared[path] += 1
-        said[path[sample.state_len :]] = True
+        sampled[path[sample.state_len :]] = True
     deepest = int(plan.position_ids.max()) + 1
     scale = (WIDTH - 2 * LEFT) / deepest
     rows = np.searchsorted(plan.squares[:, 0], np.arange(plan.tokens), "right") - 1
@@ -48,14 +48,14 @@ def picture(samples: Sequence[Sample], title: str) -> str:
         top = TOP + ROW * row
         depth = int(plan.position_ids[begin])
         if depth:
-            above = int(rows[_parent(plan.position_ids, plan.subtree_end, begin)])
+            parent_row = int(rows[_parent(plan.position_ids, plan.subtree_end, begin)])
             x = LEFT + depth * scale
             branchings.append(
-                f'<path d="M{x:.1f} {TOP + ROW * above + BAR}V{top + BAR}" stroke="{GIVEN}" stroke-width="1"/>'
+                f'<path d="M{x:.1f} {TOP + ROW * parent_row + BAR}V{top + BAR}" stroke="{GIVEN}" stroke-width="1"/>'
             )
-        for first, last in _stretches(shared, said, begin, end):
+        for start, stop in _stretches(shared, sampled, begin, end):
             lines += _bar(
-                first - begin + depth, last - first, int(shared[first]), bool(said[first]), top, scale
+                start - begin + depth, stop - start, int(shared[start]), bool(sampled[start]), top, scale
             )
     return "\n".join([*lines, *branchings, "</svg>", ""])
 
@@ -64,30 +64,30 @@ def _sum(samples: Sequence[Sample], tokens: int, deepest: int) -> str:
     naive = sum(len(sample.tokens) for sample in samples)
     return (
         f"{len(samples)} samples of {naive:,} tokens, {tokens:,} in the tree ({naive / tokens:.1f} times fewer), "
-        f"the longest {deepest:,} · grey: prompt and observations · green: what the policy said · ×n: shared by n samples"
+        f"the longest {deepest:,} · grey: prompt and observations · green: sampled by the policy · ×n: shared by n samples"
     )
 
 
 def _parent(depths: Longs, ends: Longs, begin: int) -> int:
-    """The flat position of the token before that of flat position `begin` in its samples: the last one above it that it sees."""
-    above = np.flatnonzero((depths[:begin] == depths[begin] - 1) & (ends[:begin] > begin))
-    return int(above[-1])
+    """The flat position of the token that precedes flat position `begin` in its samples: the last visible token above it."""
+    ancestors = np.flatnonzero((depths[:begin] == depths[begin] - 1) & (ends[:begin] > begin))
+    return int(ancestors[-1])
 
 
-def _stretches(shared: Longs, said: np.ndarray, begin: int, end: int) -> list[tuple[int, int]]:
-    """Flat ranges of a chain in which neither changes."""
-    changes = (np.diff(shared[begin:end]) != 0) | (said[begin + 1 : end] != said[begin : end - 1])
+def _stretches(shared: Longs, sampled: np.ndarray, begin: int, end: int) -> list[tuple[int, int]]:
+    """Flat ranges of a chain in which neither `shared` nor `sampled` changes."""
+    changes = (np.diff(shared[begin:end]) != 0) | (sampled[begin + 1 : end] != sampled[begin : end - 1])
     places = [begin, *(np.flatnonzero(changes) + begin + 1).tolist(), end]
     return list(pairwise(places))
 
 
-def _bar(depth: int, length: int, shared: int, said: bool, top: int, scale: float) -> list[str]:
+def _bar(depth: int, length: int, shared: int, sampled: bool, top: int, scale: float) -> list[str]:
     x, width = LEFT + depth * scale, length * scale
     opacity = min(1.0, 0.35 + 0.12 * math.log2(shared))
-    what = "said by the policy" if said else "given"
+    origin = "sampled by the policy" if sampled else "given"
     lines = [
-        f'<rect x="{x:.1f}" y="{top}" width="{max(width - 0.4, 0.4):.1f}" height="{BAR}" fill="{SAID if said else GIVEN}" '
-        f'fill-opacity="{opacity:.2f}"><title>{length} tokens, {what}, in {shared} samples</title></rect>'
+        f'<rect x="{x:.1f}" y="{top}" width="{max(width - 0.4, 0.4):.1f}" height="{BAR}" fill="{SAMPLED if sampled else GIVEN}" '
+        f'fill-opacity="{opacity:.2f}"><title>{length} tokens, {origin}, in {shared} samples</title></rect>'
     ]
     label = f"×{shared}"
     if shared > 1 and width > CHARACTER * len(label) + 2:

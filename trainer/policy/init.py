@@ -1,11 +1,11 @@
 """A random Qwen3 policy of about 0.8 million parameters, as a Hugging Face directory.
 
-The initialisation decides whether the policy learns to copy a name from the task into a command, which is most of what it has
-to find in a hundred CPU-seconds of supervised training. It starts as *one layer that copies*: the last layer's output
-projection is the transpose of its value projection, whose rows are orthonormal, so whatever a head attends to is
-written back as it was read, in the basis of the (tied) output embedding. Every other writer into the residual
+The initialisation decides whether the policy learns to copy a name from the task into a command, which is its main task
+in a hundred CPU-seconds of supervised training. It starts as *one layer that copies*: the last layer's output
+projection is the transpose of its value projection, whose rows are orthonormal, so a head writes back the tokens that
+it attends to unchanged, in the basis of the (tied) output embedding. Every other writer into the residual
 stream starts at zero. With four layers and equal settings otherwise, the loss on copied tokens after 350 thousand
-tokens was 0.34 nats; with N(0, 1/fan_in) everywhere it was 1.50, and 0.93 with an auxiliary copying task beside that.
+tokens was 0.34 nats; with N(0, 1/fan_in) everywhere it was 1.50, and 0.93 with an additional auxiliary copying task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.policy.tokenizer import END_OF_TEXT, SPECIAL, TURN_END, build_token
 Array = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The size of the policy; every projection is `[out, in]`, as in a Hugging Face state dict."""
 

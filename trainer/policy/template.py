@@ -7,7 +7,7 @@ r"""The chat format: Qwen's ChatML with Hermes tool calls, reasoning kept in eve
 
 (shown with a line break after each turn; the only line breaks are the `\n`.)
 
-What a gateway must do to follow it, token by token. The PyPI package `renderers` does all of it with
+The rules for a gateway that follows it, token by token. The PyPI package `renderers` implements all of them with
 `Qwen3Renderer(adapter, Qwen3RendererConfig(thinking_retention="all"))`, `adapter` being `encode`, `decode` and
 `convert_tokens_to_ids` over `load_tokenizer(directory)`:
 
@@ -21,7 +21,7 @@ What a gateway must do to follow it, token by token. The PyPI package `renderers
 - `bridge_to_next_turn` does that for tool results and, with `thinking_retention="all"`, for user messages. A *full* render by
   `Qwen3Renderer` still drops the reasoning before the last user message; to re-render a whole history (a fork that matches
   no recorded step) subclass it with `_last_query_index = staticmethod(lambda messages: -1)`. The template below keeps it.
-- Tools are not written into the prompt (render.json: `tools_in_prompt` false): this policy knows one tool,
+- Tools are not written into the prompt (render.json: `tools_in_prompt` false): this policy has one tool,
   `bash{command}`. `tools_in_prompt=true` writes them as Qwen3 does. A system message is optional.
 - Parsed text may have escapes in the JSON (`\"`, `\\`, `\n`): the arguments are JSON, not raw text.
 """
@@ -37,7 +37,7 @@ RENDER: Final[dict[str, object]] = {
     "tools_in_prompt": False,
     "stop": ["<|im_end|>", "<|endoftext|>"],
 }
-"""Written beside the weights: which class of `renderers` speaks the format and how the gateway has to call it."""
+"""Written next to the weights: the class of `renderers` that implements the format, and its arguments."""
 
 CHAT_TEMPLATE: Final = """\
 {%- set show_tools = tools and tools_in_prompt | default(false) %}

@@ -1,9 +1,9 @@
 """The policy's tokenizer: whole words, single digits, bytes for everything else.
 
 A policy of a million parameters learns to copy a word from the task into a command only if the word has the same id in
-both places. GPT-2's habit of one id for "word" and another for " word" makes that impossible (measured: greedy held-out
-success 6 % against 55 %). Hence the split below never joins a space to a word, and a piece that is in the vocabulary is
-always taken whole (`ignore_merges`, with no merges at all). A piece that is not in the vocabulary becomes its UTF-8 bytes,
+both places. GPT-2's convention of one id for "word" and another for " word" makes that impossible (measured: greedy held-out
+success 6 % against 55 %). Therefore the split below never joins a space to a word, and a piece that is in the vocabulary is
+always taken whole (`ignore_merges`, without any merges). A piece that is not in the vocabulary becomes its UTF-8 bytes,
 so any text encodes and decodes exactly.
 
 Vocabulary, in id order: 256 byte tokens, FRAME, the pieces of pieces.txt, SPECIAL, MARKERS, MACROS.
@@ -35,7 +35,7 @@ SPECIAL = (
 )
 # Markers that renderers write as text inside an assistant turn, so they must be recognised in text.
 MARKERS = ("<think>", "</think>")
-# Text that the format repeats in every turn, one token each. Plain text: they mean nothing but their characters.
+# Text that the format repeats in every turn, one token each. It is plain text without a special meaning.
 CALL_OPEN = '\n{"name": "bash", "arguments": {"command": "'
 CALL_CLOSE = '"}}\n'
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "

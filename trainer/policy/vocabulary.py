@@ -1,6 +1,6 @@
 """Makes `pieces.txt`, the list from which the tokenizer is built.
 
-A *piece* is what the tokenizer's split leaves whole: a run of letters, one digit, a run of newlines or a run of anything
+A *piece* is a unit that the tokenizer's split leaves whole: a run of letters, one digit, a run of newlines or a run of anything
 else. Every word that occurs in the texts becomes a piece (so that it is one token); punctuation runs become pieces
 when they occur at least twice. The file holds one JSON string per line, most frequent first, ties by the string, so that
 the same texts give the same bytes.
@@ -25,8 +25,7 @@ def pieces_of(texts: Iterable[str], *, most: int = 400) -> list[str]:
     """The pieces worth a token of their own, most frequent first.
 
     Single characters in ASCII are left out: they are byte tokens already. At most `most` pieces.
-    Raises ValueError when the words alone do not fit, since a word that falls apart into bytes is a word that a small
-    policy cannot copy.
+    Raises ValueError if the words alone do not fit, since a small policy cannot copy a word that falls apart into bytes.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -38,8 +37,8 @@ def pieces_of(texts: Iterable[str], *, most: int = 400) -> list[str]:
         raise ValueError(
             f"{len(words)} different words do not fit into {most} pieces: raise `most` or use fewer words"
         )
-    kept = set(words) | set(others[: most - len(words)])
-    return [piece for piece in ordered if piece in kept]
+    selected = set(words) | set(others[: most - len(words)])
+    return [piece for piece in ordered if piece in selected]
 
 
 def read_pieces(path: Path = PIECES) -> list[str]:

@@ -1,10 +1,10 @@
-"""A learner of one rank, and how rank 0 has the others do as it does.
+"""The learner of one rank, and the orders by which rank 0 makes the other ranks do the same work.
 
     rank 0   Trainer (phases.py) ─▶ LeadingLearners ─▶ LeadingLearner: gives an order, then does it itself
     others   serve: take an order, do it, take the next
 
-Every order is carried out by all ranks with the same collectives. What goes wrong on one of them alone is agreed on before anybody waits for it:
-then all raise the same error, rank 0 says what it means for the run, and the others take the next order.
+All ranks carry out every order with the same collectives. The ranks agree on an error of a single rank before any other rank waits for it:
+all raise the same error, rank 0 decides its consequence for the run, and the others take the next order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.log import get
+from orchestrator.runtime.log import get
+from orchestrator.settings.trainer import TrainerSection
 from trainer import lora
-from trainer.batch import BadBatch, Part
+from trainer.batch import BadBatch, BatchPart
 from trainer.canary import make_canary
 from trainer.checkpoint import (
     Checkpoint,
-    Content,
+    CheckpointContent,
     TrainerState,
     optimizer_tensors,
     parameter_names,
@@ -34,14 +34,20 @@ from trainer.files import CheckpointFiles, FileEntry
 from trainer.learner import Learner, Learners, open_published, optimizer_settings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import stored_weights
-from trainer.ranks.deal import dealt_model
-from trainer.ranks.join import End, Load, Orders, Save, Train
-from trainer.ranks.meeting import Ranks, lost
-from trainer.ranks.place import RankLost, sentence
-from trainer.ranks.shard import local, whole
-from trainer.ranks.shards import read_shards, stored, write_shards
+from trainer.optimizer_shards import read_shards, stored, write_shards
+from trainer.ranks.codec import parts_from_bytes, parts_to_bytes
+from trainer.ranks.fsdp import local, whole
+from trainer.ranks.load_sharded import dealt_model
+from trainer.ranks.process_group import Ranks, lost
+from trainer.ranks.rank_env import RankLost, sentence
+from trainer.ranks.rendezvous import (
+    End,
+    LoadOrder,
+    Orders,
+    Save,
+    Train,
+)
 from trainer.ranks.update import anchored_together, train_step_together
-from trainer.ranks.wire import parts_from_bytes, parts_to_bytes
 from trainer.samples import Sample
 from trainer.update import UpdateSettings, make_optimizer
 
@@ -58,7 +64,7 @@ class SpreadLearner(Learner):
         super().__init__(checkpoint, section, version)
 
     def _loaded(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Rank 0 reads the whole model and deals it out."""
+        """Rank 0 reads the whole model and distributes it."""
         model = dealt_model(self.checkpoint.path, self._section, self._ranks)
         optimizer = make_optimizer(model, optimizer_settings(self._section))
         with self._ranks.agreeing(ValueError):
@@ -74,11 +80,11 @@ class SpreadLearner(Learner):
         )
 
     def _finite(self) -> bool:
-        mine = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self._model.parameters())
-        return all(self._ranks.exchange(mine))
+        finite = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self._model.parameters())
+        return all(self._ranks.exchange(finite))
 
     def _written(self, root: Path, state: TrainerState) -> Checkpoint:
-        """Rank 0 writes weights and manifest, every rank its own moments. Raises OSError; on all ranks if it is of the moments."""
+        """Rank 0 writes weights and manifest, every rank its own moments. Raises OSError, on all ranks for an error with the moments."""
         canary = make_canary(self._model, self.checkpoint.canary.ids)
         tensors = whole_tensors(self._model, keep=self._ranks.leads)
         moments = _Moments(optimizer_tensors(self._model, self._optimizer), self._ranks)
@@ -93,53 +99,55 @@ class SpreadLearner(Learner):
                 lora.add_adapter(files, tensors)
 
         weights = stored_weights(self._model, lora.merged(self._model, tensors) if adapter else tensors)
-        content = Content(self._model, weights, canary, add_moments)
+        content = CheckpointContent(
+            model=self._model, weights=weights, canary=canary, add_moments=add_moments
+        )
         try:
             return write_checkpoint(
                 root, content, state, tokenizer=self.checkpoint.path, parent=self.checkpoint
             )
         except OSError as error:
-            if not moments.met:  # the others wait to be told where
+            if not moments.met:  # the others wait for the place
                 moments.write(error)
             raise
 
 
 class _Moments:
-    """The optimizer's tensors on their way to a checkpoint; all ranks meet once, where rank 0 says."""
+    """Writes the optimizer's tensors to a checkpoint. All ranks meet once; rank 0 names the place."""
 
     def __init__(self, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
         self._tensors, self._ranks = tensors, ranks
         self.met = False
 
     def add(self, files: CheckpointFiles) -> None:
-        """Of rank 0: have all write below `files`. Raises OSError."""
-        place = files.directory / "trainer"
-        place.mkdir()
-        for name, entry in self.write(place).items():
+        """On rank 0: make all ranks write below `files`. Raises OSError."""
+        directory = files.directory / "trainer"
+        directory.mkdir()
+        for name, entry in self.write(directory).items():
             files.adopt(f"trainer/{name}", entry)
 
     def write(self, place: Path | OSError | None) -> dict[str, FileEntry]:
-        """Write this rank's shard to rank 0's `place`, None on the others; every rank's files. Raises OSError, rank 0's `place` being one too."""
+        """Write this rank's shard to rank 0's `place` (None on the others); returns all ranks' files. Raises OSError, also one passed as `place`."""
         self.met = True
         with self._ranks.agreeing(OSError):
             if isinstance(place, OSError):
                 raise place
-        where = self._ranks.exchange(None if place is None else str(place))[0]
+        directory = self._ranks.exchange(None if place is None else str(place))[0]
         written: dict[str, FileEntry] = {}
         error: OSError | None = None
         try:
-            written = write_shards(Path(where), self._tensors, self._ranks.rank)
+            written = write_shards(Path(directory), self._tensors, self._ranks.rank)
         except OSError as raised:
             error = raised
         with self._ranks.agreeing(OSError):
             if error is not None:
                 raise error
-        said = self._ranks.exchange({name: asdict(entry) for name, entry in written.items()})
-        return {name: FileEntry(**entry) for one in said for name, entry in one.items()}
+        reported = self._ranks.exchange({name: asdict(entry) for name, entry in written.items()})
+        return {name: FileEntry(**entry) for files in reported for name, entry in files.items()}
 
 
 def whole_tensors(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """The model's state by name, whole, in this process's memory; tied ones are one tensor. Empty unless `keep`. A collective."""
+    """The model's whole state by name, in this process's memory; tied names share one tensor. Empty unless `keep`. A collective."""
     spread = dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
     )
@@ -150,14 +158,14 @@ def whole_tensors(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
         if id(tensor) not in gathered:
             full = whole(tensor)  # every rank takes part
             gathered[id(tensor)] = full.cpu() if keep else None
-        kept = gathered[id(tensor)]
-        if kept is not None:
-            found[name] = kept
+        stored = gathered[id(tensor)]
+        if stored is not None:
+            found[name] = stored
     return found
 
 
 def restore_moments(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load this rank's part of the optimizer's state, whoever wrote it. Raises ValueError as `restore_optimizer` does."""
+    """Load this rank's part of the optimizer's state, written by any number of ranks. Raises ValueError as `restore_optimizer` does."""
     known = stored(place)
     into: dict[str, Tensor] = {}
     for parameter, name in parameter_names(model, optimizer).items():
@@ -178,7 +186,7 @@ def restore_moments(place: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 class LeadingLearner(SpreadLearner):
-    """Rank 0's: every call is an order to the others first. Raises RankLost in the place of a collective's error."""
+    """Rank 0's learner: every call first gives the others an order. Raises RankLost in place of a collective's error."""
 
     def __init__(
         self,
@@ -193,42 +201,42 @@ class LeadingLearner(SpreadLearner):
 
     def train(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[BatchPart],
         done: Callable[[int, Mapping[str, Any]], None] = lambda part, values: None,
     ) -> list[dict[str, Any]]:
-        """As one rank's."""
+        """`Learner.train` on all ranks."""
         self._orders.give(Train())
         with unbroken("while it trained"):
             self._ranks.share(parts_to_bytes(parts))
             return super().train(parts, done)
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
-        """As one rank's."""
-        self._orders.give(Save(str(root), version, batch_no, digest.hex()))
+        """`Learner.save` on all ranks."""
+        self._orders.give(Save(root=str(root), version=version, batch_no=batch_no, digest=digest.hex()))
         with unbroken("while it saved"):
             return super().save(root, version, batch_no, digest)
 
 
 class LeadingLearners(Learners):
-    """How a trainer of many ranks gets its learners. The first version is made by rank 0 alone."""
+    """Makes the learners of a trainer of many ranks. Rank 0 alone makes the first version."""
 
     def __init__(self, ranks: Ranks, orders: Orders) -> None:
         self._ranks, self._orders = ranks, orders
 
     def at(self, checkpoint: Checkpoint, section: TrainerSection) -> Learner:
-        """A learner that stands on a checkpoint which has just been written."""
+        """A learner of a checkpoint that has just been written."""
         return self.resume(checkpoint.path, checkpoint.manifest_sha, section, checkpoint.state.version)
 
     def resume(self, path: Path, manifest_sha: str, section: TrainerSection, version: int) -> Learner:
-        """As one rank's, on all ranks."""
-        self._orders.give(Load(str(path), manifest_sha, version))
+        """`Learner.resume` on all ranks."""
+        self._orders.give(LoadOrder(str(path), manifest_sha, version))
         with unbroken("while it loaded"):
             checkpoint = _opened(path, manifest_sha, self._ranks)
             return LeadingLearner(checkpoint, section, version, self._ranks, self._orders)
 
 
 def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
-    """What every other rank does until rank 0 says that it is over. Raises RankLost."""
+    """The loop of every rank but 0, until rank 0 orders the end. Raises RankLost."""
     learner: SpreadLearner | None = None
     with unbroken("while it worked"):
         while True:
@@ -237,23 +245,23 @@ def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
                 match order:
                     case End():
                         return
-                    case Load(path, manifest_sha, version):
-                        learner = None  # its memory is free for the next
+                    case LoadOrder(path, manifest_sha, version):
+                        learner = None  # free its memory for the next
                         checkpoint = _opened(Path(path), manifest_sha, ranks)
                         learner = SpreadLearner(checkpoint, section, version, ranks)
                     case Train():
                         assert learner is not None
                         learner.train(parts_from_bytes(ranks.share(b"")))
-                    case Save(root, version, batch_no, digest):
+                    case Save(root=root, version=version, batch_no=batch_no, digest=digest):
                         assert learner is not None
                         learner.save(Path(root), version, batch_no, bytes.fromhex(digest))
-            except _AGREED[type(order)] as error:  # rank 0 has it too, and says what it means
+            except _AGREED[type(order)] as error:  # rank 0 raises it too, and handles it
                 log.info("order.failed", order=type(order).__name__, detail=str(error))
 
 
 _AGREED: Mapping[type, tuple[type[Exception], ...]] = {
     End: (),
-    Load: (ValueError,),
+    LoadOrder: (ValueError,),
     Train: (BadBatch, ConfigurationError),
     Save: (OSError,),
 }
@@ -261,7 +269,7 @@ _AGREED: Mapping[type, tuple[type[Exception], ...]] = {
 
 @contextmanager
 def unbroken(when: str) -> Iterator[None]:
-    """Raise RankLost for a collective that another rank did not come to."""
+    """Raise RankLost if a collective fails because another rank is missing."""
     try:
         yield
     except RuntimeError as error:
@@ -272,7 +280,7 @@ def unbroken(when: str) -> Iterator[None]:
 
 
 def _opened(path: Path, manifest_sha: str, ranks: Ranks) -> Checkpoint:
-    """Verified by every rank: they need not see the same disk."""
+    """The published checkpoint, verified by every rank: they need not see the same disk."""
     with ranks.agreeing(ValueError):
         checkpoint = open_published(path, manifest_sha)
     return checkpoint

@@ -1,9 +1,9 @@
-"""One train step of all ranks: the same result as trainer/update.py on one, but for the order in which floating-point numbers are added.
+"""One train step of all ranks: the same result as trainer/update.py on one rank, except for the order of floating-point additions.
 
     samples of the train step, the same on every rank
         ──normalisers over all of them──▶ shares by cost ──▶ own tree, rounds of passes ──▶ norm over all ranks ──▶ clip ──▶ own shard's step
 
-Whether the step is skipped is one decision: of the loss of any rank, of a norm that is summed over ranks. So all step, or none.
+Skipping the step is one common decision: it depends on the losses of all ranks and on the norm over all ranks. So all ranks step, or none.
 """
 
 import math
@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.spent import spending
+from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
 from trainer.loss.aggregation import normalisers
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
-from trainer.ranks.meeting import Ranks
+from trainer.ranks.balance import pair_cost, shares
+from trainer.ranks.fsdp import gradients
+from trainer.ranks.lockstep import backward_together, score_together
+from trainer.ranks.process_group import Ranks
 from trainer.ranks.routing import SpreadRouting
-from trainer.ranks.shard import gradients
-from trainer.ranks.share import pair_cost, shares
-from trainer.ranks.walk import backward_together, score_together
-from trainer.routing import routing_of
 from trainer.samples import Floats, Sample
 from trainer.tree.pack import Pack, pack_samples
+from trainer.tree.routing import routing_of
 from trainer.update import PackLoss, UpdateSettings, skip_reason
 
 
@@ -41,18 +41,18 @@ def train_step_together(
 ) -> TrainStepMetrics:
     """Do one optimizer step on `samples`, which are the same on every rank, and report it, the same on every rank.
 
-    The model must be spread (shard.py). Raises what packing raises on any rank, on all of them.
+    The model must be spread (fsdp.py). An error of packing on any rank is raised on all ranks.
     """
     factors = normalisers(samples, settings.aggregation)
     optimizer.zero_grad(set_to_none=True)
-    with spending("tree"):
+    with phase("tree"):
         split, pack = _own_pack(model, samples, settings, ranks, trained_only=True)
-    mine = split[ranks.rank]
+    indices = split[ranks.rank]
     sums = MetricSums(trainer_version)
-    own = np.array([factors[mine[i]] for i in pack.indices])
-    finite, logprobs = _backward(model, pack, own, settings, sums, ranks)
+    local_factors = np.array([factors[indices[i]] for i in pack.indices])
+    finite, logprobs = _backward(model, pack, local_factors, settings, sums, ranks)
     norm = 0.0
-    with spending("optimizer"):
+    with phase("optimizer"):
         skip = None if any(factors) else "no_action_tokens"
         if not finite:
             skip = "loss_not_finite"
@@ -66,34 +66,34 @@ def train_step_together(
     metrics = sums.result(skip_reason=skip, gradient_norm=norm)
     if not settings.keep_logprobs:
         return metrics
-    own_logprobs = pack.by_sample([samples[i] for i in mine], logprobs)
-    return replace(metrics, logprobs=_of_all(samples, split, own_logprobs, ranks))
+    local_logprobs = pack.by_sample([samples[i] for i in indices], logprobs)
+    return replace(metrics, logprobs=_of_all(samples, split, local_logprobs, ranks))
 
 
 def anchored_together(
     model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, ranks: Ranks
 ) -> list[Sample]:
-    """As `anchored` of one rank; proximal logprobs are with those samples alone that this rank is going to train.
+    """Like `anchored` of one rank, but only the samples that this rank will train get proximal logprobs.
 
-    Raises ValueError on every rank where some of any rank's are not finite.
+    Raises ValueError on every rank if some proximal logprob on any rank is not finite.
     """
     if settings.correction.anchor == "behavior":
         return list(samples)
     split, pack = _own_pack(model, samples, settings, ranks, trained_only=False)
-    mine = split[ranks.rank]
+    indices = split[ranks.rank]
     logprobs = score_together(model, pack, ranks, settings.head_chunk).logprobs.float().cpu().numpy()
     found = list(samples)
-    ends = np.cumsum([samples[i].action_len for i in mine], dtype=np.int64)
+    ends = np.cumsum([samples[i].action_len for i in indices], dtype=np.int64)
     with ranks.agreeing(ValueError):  # some are not finite
-        for place, values in zip(mine, np.split(logprobs, ends)[:-1], strict=True):
-            found[place] = replace(samples[place], proximal_logprobs=values.astype(np.float32))
+        for index, values in zip(indices, np.split(logprobs, ends)[:-1], strict=True):
+            found[index] = replace(samples[index], proximal_logprobs=values.astype(np.float32))
     return found
 
 
 def _own_pack(
     model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, ranks: Ranks, *, trained_only: bool
 ) -> tuple[list[list[int]], Pack]:
-    """Each rank's places in `samples`, and the pack of this rank's."""
+    """Each rank's indices in `samples`, and the pack of this rank's samples."""
     split = shares(samples, ranks.size, pair_cost(model))
     with ranks.agreeing(ConfigurationError):  # a budget that is too small for one rank's longest path
         pack = pack_samples(
@@ -110,13 +110,13 @@ def _backward(
     sums: MetricSums,
     ranks: Ranks,
 ) -> tuple[bool, Floats]:
-    """Add all ranks' gradients and count all ranks' packs. False when any rank's loss is not finite; and this rank's edges' logprobs."""
+    """Add all ranks' gradients and count all ranks' packs. Returns False if any rank's loss is not finite, and the logprobs of this rank's edges."""
     objective = PackLoss(pack, factors, settings)
     routing = routing_of(SpreadRouting, model, pack, settings.balance)
     scores = backward_together(model, pack, objective, ranks, settings.head_chunk, routing)
     sums.add(
         pack,
-        scores.loss if math.isfinite(scores.loss) else 0.0,  # JSON knows no NaN
+        scores.loss if math.isfinite(scores.loss) else 0.0,  # JSON has no NaN
         scores.logprobs.double().cpu().numpy(),
         objective.behavior.astype(np.float64),
         scores.entropies.double().cpu().numpy(),
@@ -124,7 +124,7 @@ def _backward(
         cut=objective.cut,
     )
     finite = math.isfinite(scores.loss)
-    said = ranks.exchange(
+    reported = ranks.exchange(
         {
             "finite": finite,
             "sums": sums.json() if finite else None,
@@ -132,32 +132,32 @@ def _backward(
         }
     )
     logprobs = scores.logprobs.float().cpu().numpy()
-    if not all(one["finite"] for one in said):
+    if not all(report["finite"] for report in reported):
         return False, logprobs
-    for rank, one in enumerate(said):
+    for rank, report in enumerate(reported):
         if rank != ranks.rank:
-            sums.absorb(one["sums"])
+            sums.absorb(report["sums"])
     if routing is not None:
-        balance = sum(one["balance"] for one in said)
+        balance = sum(report["balance"] for report in reported)
         sums.routed(balance if settings.balance else None, routing.imbalance, routing.load)
     return True, logprobs
 
 
 def _of_all(samples: Sequence[Sample], split: Sequence[Sequence[int]], mine: Floats, ranks: Ranks) -> Floats:
-    """float32 of every action token of `samples`, sample after sample; `mine` are those of this rank's, and `split` says whose are whose."""
+    """float32 of every action token of `samples`, sample after sample. `mine`: this rank's values; `split`: each rank's indices in `samples`."""
     ends = np.cumsum([sample.action_len for sample in samples], dtype=np.int64)
     found = np.full(ends[-1] if len(ends) else 0, np.nan, np.float32)
-    for own, data in zip(split, ranks.gathered(mine.tobytes()), strict=True):
-        places = [np.arange(ends[i] - samples[i].action_len, ends[i]) for i in own]
+    for indices, data in zip(split, ranks.gathered(mine.tobytes()), strict=True):
+        places = [np.arange(ends[i] - samples[i].action_len, ends[i]) for i in indices]
         found[np.concatenate([np.empty(0, np.int64), *places])] = np.frombuffer(data, np.float32)
     return found
 
 
 def _clipped_norm(optimizer: torch.optim.Optimizer, longest: float, ranks: Ranks) -> float:
-    """The norm of the whole gradient; every rank's part of it is shortened so that the whole is no longer than `longest`."""
+    """The norm of the whole gradient, before clipping. Every rank scales its part so that the whole norm is at most `longest`."""
     squares = sum(float(part.double().square().sum()) for part in gradients(optimizer))
     norm = math.sqrt(ranks.total(squares))
-    factor = longest / (norm + 1e-6)  # as torch's clip_grad_norm_
+    factor = longest / (norm + 1e-6)  # like torch's clip_grad_norm_
     if factor < 1:
         for part in gradients(optimizer):
             part.mul_(factor)

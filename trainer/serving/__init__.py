@@ -11,6 +11,6 @@ Run as `python -m trainer.serving --model-path DIR --port P`. From the wire inwa
 | `engine` | the thread: commands between steps | scheduler |
 | `scheduler` | continuous batching, retraction, versions per token | all below |
 | `sequence`, `stopping`, `sampling` | one completion: record, end, draw | |
-| `prefix_cache`, `kv`, `packing` | keys and values: found again, placed, attended | |
+| `prefix_cache`, `kv`, `packing` | keys and values: cached, stored, attended | |
 | `model`, `dense`, `hf`, `directory` | weights and their forward pass | packing |
 """

@@ -1,7 +1,7 @@
 """`python -m trainer.serving`: check, bind, load, serve until SIGTERM.
 
-What can be refused cheaply is refused first: arguments, the port and the directory cost milliseconds, torch is
-imported only after them. Exit codes: 0 after SIGTERM or SIGINT, 1 with one sentence on stderr for a start that cannot
+Cheap checks come first: arguments, the port and the directory cost milliseconds; torch is imported only after them.
+Exit codes: 0 after SIGTERM or SIGINT, 1 with one sentence on stderr for a start that cannot
 work and for an engine that failed, 2 for unknown options.
 """
 
@@ -13,7 +13,6 @@ os.environ["OMP_NUM_THREADS"] = (
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 import time
@@ -21,15 +20,16 @@ from collections.abc import Sequence
 
 import uvloop
 
-from orchestrator.collector import collect_seldom, keep_loaded
-from orchestrator.log import configure as configure_log
-from orchestrator.metrics import measuring
-from orchestrator.watchdog import WatchdogSettings, watching
-from trainer.serving.directory import ModelDirectory, inspect_directory, load_tokenizer
-from trainer.serving.settings import Settings, parse_arguments
+from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.log import configure as configure_log
+from orchestrator.runtime.metrics import measuring
+from orchestrator.runtime.streams import ending_signals, guard
+from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from trainer.model_directory import ModelDirectory, inspect_directory, load_tokenizer
+from trainer.serving.settings import ServerSettings, parse_arguments
 
 KV_BYTES = 512 * 2**20
-"""Memory for keys and values when --max-total-tokens is not given."""
+"""Memory for keys and values if --max-total-tokens is not given."""
 
 SHUTDOWN_S = 0.3
 
@@ -44,21 +44,23 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == 98:  # EADDRINUSE
-            taken = f"port {port} on {host} is taken: stop what listens there or give another --port"
-            raise ValueError(taken) from error
+            sentence = f"port {port} on {host} is taken: stop what listens there or give another --port"
+            raise ValueError(sentence) from error
         raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
 
 
-def token_limits(settings: Settings, directory: ModelDirectory, bytes_per_token: int) -> tuple[int, int]:
-    """(context length, tokens of KV): the context never exceeds what the model or the KV memory allow."""
+def token_limits(
+    settings: ServerSettings, directory: ModelDirectory, bytes_per_token: int
+) -> tuple[int, int]:
+    """(context length, tokens of KV): the context never exceeds the limits of the model and the KV memory."""
     context = min(settings.context_length or directory.context_length, directory.context_length)
     total = settings.max_total_tokens or max(context, KV_BYTES // bytes_per_token)
     return min(context, total), total
 
 
-async def serve(settings: Settings, listener: socket.socket, started: float) -> int:
+async def serve(settings: ServerSettings, listener: socket.socket, started: float) -> int:
     """Load the model, then serve. Returns the exit code."""
     directory = inspect_directory(settings.model_path)
     tokenizer, eos_ids = load_tokenizer(directory)
@@ -73,7 +75,7 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
     keep_loaded(seldom=False)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
     model = load_model(directory)
     context, total = token_limits(settings, directory, model.kv_shape.bytes_per_token)
@@ -106,8 +108,8 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
         start_s=round(time.monotonic() - started, 2),
     )
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(service.crashed.wait())]
-    with measuring() as own, watching("rollout-server", WatchdogSettings()) as dog:
-        service.metrics.join(own.registry)
+    with measuring() as measures, watching("rollout-server", WatchdogSettings()) as dog:
+        service.metrics.join(measures.registry)
         service.metrics.join(dog.registry)
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -122,6 +124,7 @@ async def serve(settings: Settings, listener: socket.socket, started: float) -> 
 
 def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
+    guard()
     collect_seldom()
     configure_log("rollout-server")
     try:
@@ -139,4 +142,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # torch's and the engine's threads need no orderly end: nothing here is durable
+    os._exit(code)  # torch's and the engine's threads need no clean end: nothing here is durable

@@ -29,7 +29,7 @@ STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Con
 
 
 class Received(msgspec.Struct):
-    """What a sender is about to broadcast, in its order. `dtypes` as torch names them."""
+    """The tensors that a sender is about to broadcast, in order. `dtypes` are torch's names."""
 
     names: list[str]
     dtypes: list[str]
@@ -66,10 +66,10 @@ class Routes:
             replies = await self._service.generate(call.requests, received)
             return _json(replies if call.many else replies[0])
         async with aclosing(self._service.stream(call.requests[0], received)) as chunks:
-            first = await anext(chunks)  # refusals come before the headers
+            first_chunk = await anext(chunks)  # refusals come before the headers
             response = web.StreamResponse(headers=STREAM_HEADERS)
             await response.prepare(request)
-            await response.write(b"data: " + msgspec.json.encode(first) + b"\n\n")
+            await response.write(b"data: " + msgspec.json.encode(first_chunk) + b"\n\n")
             async for chunk in chunks:
                 await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -111,7 +111,7 @@ class Routes:
                 flush=body.get("flush_cache", True) is not False,
                 abort_all=body.get("abort_all_requests") is True,
             )
-        # A disk that does not give them is no reason to stop serving the old ones.
+        # If the disk fails to deliver the new weights, the server keeps serving the old ones.
         except (ValueError, OSError) as error:
             failed = {"success": False, "message": f"{error}.", "num_paused_requests": 0}
             return _json(failed, status=400)
@@ -239,7 +239,7 @@ def build_app(service: Service, described: Described) -> web.Application:
         status = 500
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else "unknown"
-        service.metrics.asked(endpoint, request.method)
+        service.metrics.count_request(endpoint, request.method)
         try:
             response = await handler(request)
             status = response.status

@@ -2,11 +2,11 @@
 
 It exists because it needs no transformers import (seconds of start-up) and runs a third of the operations per layer:
 queries, keys and values come from one matrix product, gate and up from another, query and key norms and the rotation
-are applied to all heads at once. A test holds its logits to those of transformers. Everything else is served by
-trainer.serving.hf.
+are applied to all heads at once. A test compares its logits with those of transformers. trainer.serving.hf serves all
+other models.
 
 The rotation multiplies complex numbers: rows of the query and key projections are reordered so that the two halves of
-each rotated pair (i, i + d/2) lie side by side. Scores do not change, since queries and keys are reordered alike.
+each rotated pair (i, i + d/2) are adjacent. Scores do not change, since queries and keys are reordered alike.
 """
 
 import math
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from trainer.serving.directory import ModelDirectory
+from trainer.model_directory import ModelDirectory
 from trainer.serving.kv import KvShape
 from trainer.serving.packing import Plan, attend
 
@@ -27,7 +27,7 @@ ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:
-    """The base of plain rotary embeddings, or None when the model scales them in any way."""
+    """The base of plain rotary embeddings, or None if the model scales them in any way."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return None
@@ -37,7 +37,7 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """Whether this file computes exactly what the configuration asks for."""
+    """Whether this file computes exactly the model that the configuration describes."""
     windowed = config.get("use_sliding_window", config.get("architectures") == ["MistralForCausalLM"])
     return (
         (config.get("architectures") or [""])[0] in ARCHITECTURES
@@ -50,7 +50,7 @@ def supports(config: Mapping[str, Any]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """One block. `qkv` [(heads + 2 kv heads) · d, hidden]; `qk_norm` [heads + kv heads, d] or None."""
 
@@ -80,7 +80,7 @@ class DenseModel:
         self._mlp = int(config["intermediate_size"])
         layers = int(config["num_hidden_layers"])
         self.vocab_size = directory.vocab_size
-        self.kv_shape = KvShape(layers, self._kv, self._dim, self._dim)
+        self.kv_shape = KvShape(layers=layers, heads=self._kv, key_dim=self._dim, value_dim=self._dim)
         tensors = _read(directory)
         self._embedding = _take(tensors, "model.embed_tokens.weight", (self.vocab_size, hidden))
         self._norm = _take(tensors, "model.norm.weight", (hidden,))
@@ -132,7 +132,7 @@ class DenseModel:
         )
 
     def _rotation(self, positions: Tensor) -> Tensor:
-        """e^(i · position · frequency), complex64 [N, 1, d/2]; the table doubles when a position lies beyond it."""
+        """e^(i · position · frequency), complex64 [N, 1, d/2]; the table doubles if a position is beyond its end."""
         need = int(positions.max()) + 1
         if need > len(self._rotations):
             table = torch.arange(max(1024, 2 ** math.ceil(math.log2(need))), dtype=torch.float32)
@@ -159,8 +159,8 @@ class DenseModel:
             x = torch.addmm(x, mixed, layer.out.t())
             if layer.out_bias is not None:
                 x = x + layer.out_bias
-            both = F.linear(F.rms_norm(x, (hidden,), layer.mlp_norm, eps), layer.gate_up)
-            gate, up = both[:, : self._mlp], both[:, self._mlp :]
+            gate_up = F.linear(F.rms_norm(x, (hidden,), layer.mlp_norm, eps), layer.gate_up)
+            gate, up = gate_up[:, : self._mlp], gate_up[:, self._mlp :]
             x = torch.addmm(x, F.silu(gate) * up, layer.down.t())
         if plan.wanted is not None:
             x = x[plan.wanted]

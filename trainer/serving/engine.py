@@ -1,9 +1,9 @@
 """The engine's thread: runs the scheduler step by step and takes commands between two steps.
 
-Torch never runs in the event loop's thread. Commands are closures over the scheduler, run in the order in which they
-were given; a submission is a command too, so a request given after a pause is held by it. When a step fails the engine
-stops for good and says so once (`on_crash`): a half-done step leaves nothing worth keeping, and a supervisor starts
-the process again.
+Torch never runs in the event loop's thread. Commands are closures over the scheduler and run in the order of their
+calls. A submission is a command too, so a request that comes after a pause waits. If a step fails, the engine
+stops permanently and reports it once (`on_crash`): a half-done step leaves nothing worth keeping, and a supervisor
+restarts the process.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Engine:
         self._thread.join(timeout)
 
     def call(self, command: Callable[[Scheduler], T]) -> "Future[T]":
-        """Run `command` between two steps, also when nobody waits for it any more. Raises EngineStopped when it can no longer run."""
+        """Run `command` between two steps, even if its caller no longer waits. Raises EngineStopped if it can no longer run."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -96,7 +96,7 @@ class Engine:
             self._on_crash(error)
 
     def _turn(self) -> bool:
-        """Wait for something to do, do it; False when the engine is to stop."""
+        """Wait for work and do it; False if the engine should stop."""
         with self._wake:
             while not (self._stopping or self._commands or self.scheduler.has_work):
                 self._wake.wait()

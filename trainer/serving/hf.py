@@ -2,8 +2,8 @@
 
 transformers lets a model call a registered attention function with the new queries, keys and values of a layer. Ours
 stores and attends as for the dense models, so every such model gets continuous batching and the prefix cache without
-code of its own. Which experts the routers of a mixture choose is kept beside keys and values. Models that mix tokens
-in other ways (state spaces, linear attention) do not fit and are refused when they are loaded: a probe pass must reach
+extra code. The experts that the routers of a mixture choose are stored with the keys and values. Models that mix tokens
+in other ways (state spaces, linear attention) do not fit and are refused at loading: a probe pass must reach
 our function once per layer, with one shape, and only with arguments that we implement.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.routing import routers_by_layer
-from trainer.serving.directory import ModelDirectory
+from trainer.model_directory import ModelDirectory
 from trainer.serving.kv import KvShape
 from trainer.serving.packing import Plan, attend, keep_routes
+from trainer.tree.routing import routers_by_layer
 
 ATTENTION = "penstock_packed"
 _current: ContextVar[Plan] = ContextVar("current_plan")
@@ -44,13 +44,15 @@ def _packed_attention(
     q, k, v = (x[0].transpose(0, 1).to(torch.float32) for x in (query, key, value))
     shapes = _probed.get()
     if shapes is not None:
-        unknown = sorted(name for name, given in others.items() if given is not None and name not in HARMLESS)
+        unknown = sorted(
+            name for name, argument in others.items() if argument is not None and name not in HARMLESS
+        )
         if unknown:
             raise ValueError(f"its attention takes {', '.join(unknown)}")
         shapes.append((layer, k.shape[1], k.shape[2], v.shape[2]))
         return torch.zeros(1, q.shape[0], q.shape[1], v.shape[2]), None
     scale = scaling if scaling is not None else q.shape[2] ** -0.5
-    out = attend(
+    output = attend(
         _current.get(),
         layer,
         q.contiguous(),
@@ -61,14 +63,14 @@ def _packed_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return out.view(1, q.shape[0], q.shape[1], v.shape[2]), None
+    return output.view(1, q.shape[0], q.shape[1], v.shape[2]), None
 
 
 class HfModel:
-    """A transformers model in fp32 behind the same face as DenseModel."""
+    """A transformers model in fp32 with the same interface as DenseModel."""
 
     def __init__(self, directory: ModelDirectory) -> None:
-        """Raises ValueError, one sentence, when the directory cannot be loaded or the architecture does not fit."""
+        """Raises ValueError, one sentence, if the directory cannot be loaded or the architecture does not fit."""
         from transformers import AttentionInterface, AutoModelForCausalLM  # heavy: only when needed
         from transformers.utils import logging
 
@@ -97,7 +99,7 @@ class HfModel:
         self.kv_shape = self._probe(directory)
 
     def _routed(self, layer: int, router: nn.Module, _: Any, answer: Any) -> None:
-        """Keep a router's choice. Routers that do not tell leave nothing, as in a dense model."""
+        """Keep a router's choice. A router that does not report its choice leaves nothing, as in a dense model."""
         chosen = answer[-1] if isinstance(answer, tuple) else None
         if not isinstance(chosen, Tensor) or chosen.dtype.is_floating_point or chosen.ndim != 2:
             return
@@ -123,11 +125,11 @@ class HfModel:
                 f"{directory.architecture} does not fit this server: every layer must attend, with heads of one shape"
             )
         heads, key_dim, value_dim = shapes[0][1:]
-        return KvShape(layers, heads, key_dim, value_dim, self._top_k)
+        return KvShape(layers=layers, heads=heads, key_dim=key_dim, value_dim=value_dim, top_k=self._top_k)
 
     def _run(self, ids: Tensor, positions: Tensor, wanted: Tensor | None = None) -> Tensor:
-        keep: dict[str, Any] = {} if wanted is None else {"logits_to_keep": wanted}
-        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **keep)
+        options: dict[str, Any] = {} if wanted is None else {"logits_to_keep": wanted}
+        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **options)
         return output.logits[0].to(torch.float32)  # type: ignore[no-any-return]
 
     def logits(self, plan: Plan) -> Tensor:

@@ -1,7 +1,7 @@
-"""Keys and values of the running sequences, and for a mixture of experts which experts each token was sent to.
+"""Keys and values of the running sequences, and for a mixture of experts the experts of each token.
 
 An *arena* holds rows of one capacity: k [layers, rows, kv heads, capacity, key dim], v alike, and int16 routes
-[layers, rows, 1, capacity, top_k] where the model has experts: a cached prefix brings its routes along. A sequence owns one row
+[layers, rows, 1, capacity, top_k] if the model has experts: a cached prefix keeps its routes. A sequence owns one row
 of one arena; rows are dense (0 … n−1), so that a decode step attends over a plain slice without gathering, and the
 head dimension is innermost, so that the slice enters attention without a copy. Capacities double from 256, so padding
 costs at most a factor of two; a sequence that outgrows its row moves to the next arena.
@@ -16,10 +16,10 @@ SMALLEST = 256
 FIRST_ROWS = 4
 
 Piece = tuple[Tensor, ...]
-"""What some tokens of one row have, position in dimension 2: k [layers, kv heads, n, key dim], v alike, routes [layers, 1, n, top_k]."""
+"""The tensors of some tokens of one row, position in dimension 2: k [layers, kv heads, n, key dim], v alike, routes [layers, 1, n, top_k]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
     layers: int
     heads: int
@@ -33,7 +33,7 @@ class KvShape:
 
 
 class Arena:
-    """Rows of one capacity. Not zeroed on reuse: readers must mask what lies beyond a row's length.
+    """Rows of one capacity. Not zeroed on reuse: readers must mask positions beyond a row's length.
 
     Memory starts as zeros and only ever holds computed values, so a masked position is finite and weighs 0."""
 
@@ -55,7 +55,7 @@ class Arena:
 
     @property
     def routes(self) -> Tensor:
-        """Of a mixture of experts only."""
+        """The routes; only for a mixture of experts."""
         return self.planes[2]
 
     def _allocate(self, rows: int) -> Piece:
@@ -68,11 +68,11 @@ class Arena:
         return keys, values, routes
 
     def take(self) -> "KvRow":
-        have = self.k.shape[1]
-        if len(self.rows) == have:
-            planes = self._allocate(2 * have)
+        capacity = self.k.shape[1]
+        if len(self.rows) == capacity:
+            planes = self._allocate(2 * capacity)
             for new, old in zip(planes, self.planes, strict=True):
-                new[:, :have] = old
+                new[:, :capacity] = old
             self.planes = planes
         row = KvRow(self, len(self.rows))
         self.rows.append(row)
@@ -81,18 +81,18 @@ class Arena:
     def give_back(self, row: "KvRow") -> None:
         """Free `row`; the last row moves into the hole."""
         assert self.rows[row.index] is row
-        last = self.rows.pop()
-        if last is not row:
+        last_row = self.rows.pop()
+        if last_row is not row:
             for plane in self.planes:
-                plane[:, row.index] = plane[:, last.index]
-            last.index = row.index
-            self.rows[row.index] = last
+                plane[:, row.index] = plane[:, last_row.index]
+            last_row.index = row.index
+            self.rows[row.index] = last_row
         if not self.rows and self.k.shape[1] > FIRST_ROWS:
             self.planes = self._allocate(FIRST_ROWS)
 
 
 class KvRow:
-    """The place of one sequence. `index` changes when rows are compacted: read it anew at every step."""
+    """The place of one sequence. `index` changes when rows are compacted: read it again at every step."""
 
     __slots__ = ("arena", "index")
 
@@ -113,8 +113,8 @@ class KvRow:
         return tuple(part.clone(memory_format=torch.contiguous_format) for part in self.view(start, end))
 
     def write(self, start: int, piece: Piece) -> None:
-        for own, part in zip(self.view(start, start + piece[0].shape[2]), piece, strict=True):
-            own.copy_(part)
+        for target, part in zip(self.view(start, start + piece[0].shape[2]), piece, strict=True):
+            target.copy_(part)
 
 
 class KvPool:
@@ -136,7 +136,7 @@ class KvPool:
 
     def place(self, tokens: int) -> KvRow:
         capacity = self.capacity_for(tokens)
-        arena = next((one for one in self.arenas if one.capacity == capacity), None)
+        arena = next((candidate for candidate in self.arenas if candidate.capacity == capacity), None)
         if arena is None:
             arena = Arena(self.shape, capacity)
             self.arenas.append(arena)

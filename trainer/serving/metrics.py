@@ -64,7 +64,7 @@ def hit_rate(scheduler: Scheduler) -> float:
     return counters.cached_tokens / counters.prompt_tokens if counters.prompt_tokens else 0.0
 
 
-class Metrics:
+class ServerMetrics:
     """One registry per server; nothing global."""
 
     def __init__(self, scheduler: Scheduler, model_name: str) -> None:
@@ -99,10 +99,10 @@ class Metrics:
         ).labels(**labels)
 
     def join(self, registry: CollectorRegistry) -> None:
-        """Show what is in `registry` too."""
+        """Also export the metrics of `registry`."""
         self._registry.register(cast(Collector, registry))
 
-    def asked(self, endpoint: str, method: str) -> None:
+    def count_request(self, endpoint: str, method: str) -> None:
         self._requests.labels(endpoint, method).inc()
 
     def answered(self, endpoint: str, method: str, status: int) -> None:

@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trainer.model_directory import ModelDirectory, changed_keys, inspect_directory
 from trainer.serving import dense
-from trainer.serving.directory import ModelDirectory, changed_keys, inspect_directory
 from trainer.serving.kv import KvShape
 from trainer.serving.packing import Plan
 
 
 class Model(Protocol):
-    """Loaded weights with their forward pass; immutable, so that a weight update is the exchange of a reference."""
+    """Loaded weights with their forward pass. Immutable, so a weight update exchanges one reference."""
 
     config: Mapping[str, Any]
     vocab_size: int
@@ -24,7 +24,7 @@ class Model(Protocol):
 
 
 def load_model(directory: ModelDirectory) -> Model:
-    """The quick forward pass where it is exact for this configuration, transformers otherwise. Raises ValueError."""
+    """The fast forward pass if it is exact for this configuration, otherwise transformers. Raises ValueError."""
     if dense.supports(directory.config):
         return dense.DenseModel(directory)
     from trainer.serving.hf import HfModel  # imports transformers

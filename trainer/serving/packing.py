@@ -15,11 +15,11 @@ from torch import Tensor
 from trainer.serving.kv import Arena
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What one sequence adds in this pass: `tokens` at positions start, start+1, … of row `row` of `arena`.
+    """The tokens that one sequence adds in this pass: `tokens` at positions start, start+1, … of row `row` of `arena`.
 
-    `wanted` = how many of the last of these tokens need logits."""
+    `wanted`: the last `wanted` of these tokens need logits."""
 
     arena: Arena
     row: int
@@ -28,8 +28,8 @@ class Feed:
     wanted: int
 
 
-@dataclass(slots=True)
-class Run:
+@dataclass(slots=True, kw_only=True)
+class PackedRun:
     """Rows row0 … row0+rows−1 with `each` new tokens per row, packed at `offset`; `starts` are their positions.
 
     Attention spans the first `span` positions of the rows. Masks are built when first needed, one per window."""
@@ -44,7 +44,7 @@ class Run:
     masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
     def mask(self, group: int, window: int | None) -> Tensor | None:
-        """0 / −inf, [rows, 1, group · each, span] for `group` query heads per kv head; None when all may be seen."""
+        """0 / −inf, [rows, 1, group · each, span] for `group` query heads per kv head; None if everything is visible."""
         key = (group, window)
         if key not in self.masks:
             position = torch.arange(self.span)
@@ -60,7 +60,7 @@ class Run:
         return self.masks[key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`ids` and `positions` int64 [N]; `wanted` int64 [M], packed indices that need logits, in the feeds' order.
 
@@ -69,7 +69,7 @@ class Plan:
     ids: Tensor
     positions: Tensor
     wanted: Tensor | None
-    runs: tuple[Run, ...]
+    runs: tuple[PackedRun, ...]
     writes: tuple[tuple[Arena, int, int, Tensor], ...]
 
 
@@ -77,7 +77,7 @@ def pack(feeds: Many[Feed]) -> tuple[Plan, list[int]]:
     """Plan one pass. Returns it with the order of the feeds in it: `order[i]` is the feed whose logits come i-th."""
     order = sorted(range(len(feeds)), key=lambda i: (feeds[i].arena.capacity, feeds[i].row))
     ids, positions, wanted = list[int](), list[int](), list[int]()
-    runs, writes = list[Run](), list[tuple[Arena, int, int, Tensor]]()
+    runs, writes = list[PackedRun](), list[tuple[Arena, int, int, Tensor]]()
     flat_rows: list[int] = []
     arena: Arena | None = None
     arena_offset = 0
@@ -87,8 +87,8 @@ def pack(feeds: Many[Feed]) -> tuple[Plan, list[int]]:
             return
         heads, capacity = arena.shape.heads, arena.capacity
         row = torch.tensor(flat_rows[arena_offset:]) * heads
-        place = torch.tensor(positions[arena_offset:])
-        index = (row[:, None] + torch.arange(heads)) * capacity + place[:, None]
+        offsets = torch.tensor(positions[arena_offset:])
+        index = (row[:, None] + torch.arange(heads)) * capacity + offsets[:, None]
         writes.append((arena, arena_offset, len(ids), index.reshape(-1)))
 
     for i in order:
@@ -97,39 +97,49 @@ def pack(feeds: Many[Feed]) -> tuple[Plan, list[int]]:
         if feed.arena is not arena:
             close()
             arena, arena_offset = feed.arena, len(ids)
-        last = runs[-1] if runs else None
+        last_run = runs[-1] if runs else None
         if (
-            last is not None
-            and last.arena is arena
-            and last.each == count == 1
-            and last.row0 + last.rows == feed.row
+            last_run is not None
+            and last_run.arena is arena
+            and last_run.each == count == 1
+            and last_run.row0 + last_run.rows == feed.row
         ):
-            last.rows += 1
-            last.span = max(last.span, feed.start + 1)
-            last.starts.append(feed.start)
+            last_run.rows += 1
+            last_run.span = max(last_run.span, feed.start + 1)
+            last_run.starts.append(feed.start)
         else:
-            runs.append(Run(feed.arena, feed.row, 1, count, len(ids), feed.start + count, [feed.start]))
+            runs.append(
+                PackedRun(
+                    arena=feed.arena,
+                    row0=feed.row,
+                    rows=1,
+                    each=count,
+                    offset=len(ids),
+                    span=feed.start + count,
+                    starts=[feed.start],
+                )
+            )
         ids.extend(feed.tokens)
         positions.extend(range(feed.start, feed.start + count))
         flat_rows.extend([feed.row] * count)
         wanted.extend(range(len(ids) - feed.wanted, len(ids)))
     close()
-    every = len(wanted) == len(ids)
+    all_wanted = len(wanted) == len(ids)
     return Plan(
         ids=torch.tensor(ids),
         positions=torch.tensor(positions),
-        wanted=None if every else torch.tensor(wanted, dtype=torch.int64),
+        wanted=None if all_wanted else torch.tensor(wanted, dtype=torch.int64),
         runs=tuple(runs),
         writes=tuple(writes),
     ), order
 
 
 def keep_routes(plan: Plan, layer: int, chosen: Tensor) -> None:
-    """Store which experts of `layer` the plan's tokens were sent to, beside their keys: chosen [N, top_k]."""
+    """Store the experts of `layer` to which the plan's tokens were sent, with their keys: chosen [N, top_k]."""
     for arena, start, end, index in plan.writes:
-        each_head = arena.shape.heads * arena.capacity
+        head_stride = arena.shape.heads * arena.capacity
         first = index.view(end - start, -1)[:, 0]  # (row · heads + 0) · capacity + position
-        places = first // each_head * arena.capacity + first % each_head
+        places = first // head_stride * arena.capacity + first % head_stride
         rows = arena.routes[layer].view(-1, arena.shape.top_k)
         rows.index_copy_(0, places, chosen[start:end].to(torch.int16))
 
@@ -148,8 +158,8 @@ def attend(
 ) -> Tensor:
     """Store the new keys and values of `layer` and attend causally: q [N, heads, dk], k [N, kv heads, dk], v alike.
 
-    Query head h reads kv head h // (heads / kv heads). Returns [N, heads · dv]. `window`: only the last so many
-    positions; `softcap`: scores squashed to ±softcap; `sinks` [heads]: a logit per head that takes weight and gives
+    Query head h reads kv head h // (heads / kv heads). Returns [N, heads · dv]. `window`: only the last `window`
+    positions; `softcap`: scores squashed to ±softcap; `sinks` [heads]: a logit per head that takes weight and adds
     nothing (GPT-OSS)."""
     for arena, start, end, index in plan.writes:
         n = (end - start) * arena.shape.heads
@@ -159,26 +169,26 @@ def attend(
     group = heads // kv_heads
     parts = []
     for run in plan.runs:
-        rows, each = run.rows, run.each
-        query = q[run.offset : run.offset + rows * each]
-        if each == 1:
+        rows, tokens_per_row = run.rows, run.each
+        query = q[run.offset : run.offset + rows * tokens_per_row]
+        if tokens_per_row == 1:
             query = query.view(rows, kv_heads, group, -1)
         else:
             query = (
-                query.view(1, each, kv_heads, group, -1)
+                query.view(1, tokens_per_row, kv_heads, group, -1)
                 .transpose(1, 2)
-                .reshape(1, kv_heads, each * group, -1)
+                .reshape(1, kv_heads, tokens_per_row * group, -1)
             )
         keys = run.arena.k[layer, run.row0 : run.row0 + rows, :, : run.span]
         values = run.arena.v[layer, run.row0 : run.row0 + rows, :, : run.span]
         mask = run.mask(group, window)
         if softcap is None and sinks is None:
-            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+            output = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
         else:
-            out = _plain_attention(query, keys, values, mask, scale, softcap, sinks, each)
-        if each > 1:
-            out = out.view(1, kv_heads, each, group, -1).transpose(1, 2)
-        parts.append(out.reshape(rows * each, -1))
+            output = _plain_attention(query, keys, values, mask, scale, softcap, sinks, tokens_per_row)
+        if tokens_per_row > 1:
+            output = output.view(1, kv_heads, tokens_per_row, group, -1).transpose(1, 2)
+        parts.append(output.reshape(rows * tokens_per_row, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -192,7 +202,7 @@ def _plain_attention(
     sinks: Tensor | None,
     each: int,
 ) -> Tensor:
-    """The same attention written out, for what the fused kernel cannot express."""
+    """The same attention written out, for options that the fused kernel does not support."""
     scores = torch.matmul(q, k.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

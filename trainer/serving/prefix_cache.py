@@ -1,9 +1,9 @@
-"""Keys and values of finished prompts and completions, found again by their token ids.
+"""Keys and values of finished prompts and completions, looked up by their token ids.
 
 A radix tree: every node owns the keys and values of its edge, a run of tokens. A lookup walks down as far as the ids
-agree and hands out views; the engine copies them into the row of a new sequence, so that nothing here is pinned and
+agree and returns views. The engine copies them into the row of a new sequence, so nothing here is pinned and
 eviction (least recently used leaf first) is always safe. Keys and values depend on the weights: the engine clears the
-tree when they change.
+tree when the weights change.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from trainer.serving.kv import Piece
 Ids = NDArray[np.int32]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Node:
     ids: Ids
     piece: Piece
@@ -50,11 +50,11 @@ class PrefixCache:
             node = children.get(int(ids[at]))
             if node is None:
                 break
-            same = _agree(node.ids, ids[at:])
+            shared = _agree(node.ids, ids[at:])
             node.used = self._clock
-            pieces.append(tuple(part[:, :, :same] for part in node.piece))
-            at += same
-            if same < len(node.ids):
+            pieces.append(tuple(part[:, :, :shared] for part in node.piece))
+            at += shared
+            if shared < len(node.ids):
                 break
             children = node.children
         return at, pieces
@@ -68,22 +68,24 @@ class PrefixCache:
         while at < len(ids):
             node = children.get(int(ids[at]))
             if node is None:
-                children[int(ids[at])] = _Node(ids[at:].copy(), read(at, len(ids)), parent, self._clock)
+                children[int(ids[at])] = _Node(
+                    ids=ids[at:].copy(), piece=read(at, len(ids)), parent=parent, used=self._clock
+                )
                 self.tokens += len(ids) - at
                 return
             node.used = self._clock
-            same = _agree(node.ids, ids[at:])
-            at += same
-            if same < len(node.ids):
+            shared = _agree(node.ids, ids[at:])
+            at += shared
+            if shared < len(node.ids):
                 if at == len(ids):
                     return
-                node = self._split(node, same, children)
+                node = self._split(node, shared, children)
             parent, children = node, node.children
 
     def _split(self, node: _Node, at: int, siblings: dict[int, _Node]) -> _Node:
         """Cut `node` after `at` tokens; returns the upper half, whose only child is the lower one."""
         head = tuple(part[:, :, :at].clone() for part in node.piece)
-        upper = _Node(node.ids[:at].copy(), head, node.parent, node.used)
+        upper = _Node(ids=node.ids[:at].copy(), piece=head, parent=node.parent, used=node.used)
         siblings[int(upper.ids[0])] = upper
         node.ids, node.parent = node.ids[at:].copy(), upper
         node.piece = tuple(part[:, :, at:].clone() for part in node.piece)
@@ -106,8 +108,8 @@ class PrefixCache:
         self.tokens = 0
 
     def _root_of(self, node: _Node) -> dict[int, _Node]:
-        first = int(node.ids[0])
-        return next(root for root in self._roots.values() if root.get(first) is node)
+        first_token = int(node.ids[0])
+        return next(root for root in self._roots.values() if root.get(first_token) is node)
 
     def _leaves(self) -> list[_Node]:
         stack = [node for root in self._roots.values() for node in root.values()]

@@ -52,7 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **{key: () for key in ("stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "custom_params")},
     **{key: () for key in ("beam_width", "choice")},
 }
-"""Known keys that this server does not implement, with the values that ask for nothing (None always does)."""
+"""Known keys that this server does not implement, with the values that have no effect (None always has none)."""
 
 DEFAULT_NEW_TOKENS = 128
 GREEDY_BELOW = 1e-6
@@ -69,25 +69,25 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the served model can take: ids in [0, vocab_size), fewer than `context_length` tokens per request."""
+    """The limits of the served model: ids in [0, vocab_size), fewer than `context_length` tokens per request."""
 
     vocab_size: int
     context_length: int
-    experts: bool = False  # whether it is a mixture whose routers tell what they chose
+    experts: bool = False  # whether it is a mixture whose routers report their choices
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens that a prompt may have: SGLang keeps six places of the context for itself."""
+        """The longest prompt, in tokens: SGLang reserves six places of the context."""
         return self.context_length - 6
 
-    def most_new(self, prompt: int, asked: int) -> int:
-        """Tokens that a completion of `prompt` tokens may have. Two places of the context stay empty, as in SGLang."""
-        return max(0, min(asked, self.context_length - prompt - 2))
+    def most_new(self, prompt: int, requested: int) -> int:
+        """The longest completion of a prompt of `prompt` tokens. Two places of the context stay empty, as in SGLang."""
+        return max(0, min(requested, self.context_length - prompt - 2))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one completion is sampled. `temperature` > 0 always; `greedy` says to take the likeliest token."""
+    """How one completion is sampled. `temperature` > 0 always; with `greedy`, the likeliest token is taken."""
 
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     min_new_tokens: int = 0
@@ -110,10 +110,10 @@ class Sampling:
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One completion to make. `logprob_start` None: no prompt logprobs; else from that position of the prompt on. `return_routes`: the
-    experts of all tokens from position `routes_start` on that are fed, which the last sampled one is not."""
+    """One completion to make. `logprob_start` None: no prompt logprobs; otherwise from that position of the prompt on. `return_routes`: return the
+    experts of all fed tokens from position `routes_start` on. The last sampled token is never fed."""
 
     rid: str
     ids: tuple[int, ...]
@@ -132,7 +132,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One POST: its completions in order, and whether the answer is a list (a batch, or n > 1)."""
+    """One POST: its completions in order, and whether the reply is a list (a batch, or n > 1)."""
 
     requests: tuple[GenerateRequest, ...]
     many: bool
@@ -167,10 +167,10 @@ def _flag(params: Mapping[str, Any], key: str, default: bool = False) -> bool:
 
 
 def _ids(value: Any, name: str, vocab_size: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(type(one) is not int for one in value):
+    if not isinstance(value, list) or any(type(token) is not int for token in value):
         raise Refusal(f"{name} must be a list of integers.")
     if value and (min(value) < 0 or max(value) >= vocab_size):
-        at, bad = next((i, one) for i, one in enumerate(value) if not 0 <= one < vocab_size)
+        at, bad = next((i, token) for i, token in enumerate(value) if not 0 <= token < vocab_size)
         raise Refusal(f"{name}[{at}] = {bad} is outside the vocabulary (0 … {vocab_size - 1}).")
     return tuple(value)
 
@@ -202,8 +202,8 @@ def parse_sampling(params: Any, limits: Limits) -> tuple[Sampling, int]:
     temperature = _number(params, "temperature", 1.0)
     top_p, top_k = _number(params, "top_p", 1.0), _integer(params, "top_k", -1)
     min_p = _number(params, "min_p", 0.0)
-    most = _integer(params, "max_new_tokens", DEFAULT_NEW_TOKENS)
-    least, count = _integer(params, "min_new_tokens", 0), _integer(params, "n", 1)
+    maximum = _integer(params, "max_new_tokens", DEFAULT_NEW_TOKENS)
+    minimum, count = _integer(params, "min_new_tokens", 0), _integer(params, "n", 1)
     if temperature < 0:
         raise Refusal(f"temperature must be non-negative, got {temperature}.")
     if not 0 < top_p <= 1:
@@ -212,21 +212,21 @@ def parse_sampling(params: Any, limits: Limits) -> tuple[Sampling, int]:
         raise Refusal(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
     if not 0 <= min_p <= 1:
         raise Refusal(f"min_p must be in [0, 1], got {min_p}.")
-    if most < 0:
-        raise Refusal(f"max_new_tokens must be at least 0, got {most}.")
-    if not 0 <= least <= most:
-        raise Refusal(f"min_new_tokens must be in [0, max_new_tokens({most})], got {least}.")
+    if maximum < 0:
+        raise Refusal(f"max_new_tokens must be at least 0, got {maximum}.")
+    if not 0 <= minimum <= maximum:
+        raise Refusal(f"min_new_tokens must be in [0, max_new_tokens({maximum})], got {minimum}.")
     if not 1 <= count <= MAX_SAMPLES:
         raise Refusal(f"n must be in [1, {MAX_SAMPLES}], got {count}.")
     stop = params.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or any(not isinstance(one, str) or not one for one in stop):
+    if not isinstance(stop, list) or any(not isinstance(string, str) or not string for string in stop):
         raise Refusal("stop must be a string or a list of non-empty strings.")
     greedy = temperature < GREEDY_BELOW
     seed = params.get("sampling_seed")
     return Sampling(
-        max_new_tokens=most,
-        min_new_tokens=least,
+        max_new_tokens=maximum,
+        min_new_tokens=minimum,
         temperature=1.0 if greedy else temperature,
         greedy=greedy or top_k == 1,
         top_p=top_p,
@@ -249,12 +249,12 @@ def _check_length(prompt: int, params: Any, limits: Limits) -> None:
         raise Refusal(
             f"The input ({prompt} tokens) is longer than the model's context length ({limits.context_length} tokens)."
         )
-    asked = params.get("max_new_tokens") if isinstance(params, dict) else None
-    if asked is not None and prompt + asked > limits.context_length:
+    requested = params.get("max_new_tokens") if isinstance(params, dict) else None
+    if requested is not None and prompt + requested > limits.context_length:
         raise Refusal(
             f"Requested token count exceeds the model's maximum context length of {limits.context_length} tokens. "
-            f"You requested a total of {prompt + asked} tokens: {prompt} tokens from the input messages and "
-            f"{asked} tokens for the completion. Please reduce the number of tokens in the input messages or the "
+            f"You requested a total of {prompt + requested} tokens: {prompt} tokens from the input messages and "
+            f"{requested} tokens for the completion. Please reduce the number of tokens in the input messages or the "
             "completion to fit within the limit."
         )
     if prompt > limits.longest_prompt:
@@ -274,21 +274,19 @@ def _prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]]) -> tup
     if text is not None:
         if isinstance(text, str):
             return [encode(text)], False
-        if not isinstance(text, list) or not text or any(not isinstance(one, str) for one in text):
+        if not isinstance(text, list) or not text or any(not isinstance(prompt, str) for prompt in text):
             raise Refusal("text must be a string or a non-empty list of strings.")
-        return [encode(one) for one in text], True
+        return [encode(prompt) for prompt in text], True
     if not isinstance(ids, list) or not ids:
         raise Refusal("input_ids must be a non-empty list.")
     return (ids, True) if isinstance(ids[0], list) else ([ids], False)
 
 
 def _routes(body: Mapping[str, Any], prompt: int, limits: Limits) -> tuple[bool, int]:
-    """Whether routes are asked for, and from which position on."""
+    """Whether routes are requested, and from which position on."""
     wants, start = _flag(body, "return_routed_experts"), _integer(body, "routed_experts_start_len", 0)
     if wants and not limits.experts:
-        raise Refusal(
-            "return_routed_experts: the model of this server has no experts, or they cannot be told."
-        )
+        raise Refusal("return_routed_experts: the model of this server has no experts, or they are unknown.")
     if not 0 <= start <= prompt:
         raise Refusal(
             f"routed_experts_start_len must be in [0, {prompt}], the tokens of the prompt, got {start}."
@@ -304,7 +302,7 @@ def _sample_of(sampling: Sampling, sample: int) -> Sampling:
 
 
 def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]) -> GenerateCall:
-    """Check one `/generate` body completely; nothing is queued unless every completion in it is sound.
+    """Check one `/generate` body completely; nothing is queued unless every completion in it is valid.
 
     `encode` turns text into ids without special tokens added. Raises Refusal."""
     if not isinstance(body, dict):
@@ -316,7 +314,7 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
     for at, prompt in enumerate(prompts):
 
         def pick(key: str, at: int = at) -> Any:
-            """The at-th entry where a batch gives one per prompt."""
+            """The at-th entry if a batch has one per prompt."""
             value = body.get(key)
             return value[at] if isinstance(value, list) and batch and at < len(value) else value
 
@@ -326,12 +324,12 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
         params = pick("sampling_params")
         sampling, count = parse_sampling(params, limits)
         _check_length(len(ids), params, limits)
-        one = {key: pick(key) for key in ("logprob_start_len", "top_logprobs_num", "return_logprob")}
-        wants = _flag(one, "return_logprob")
-        start = _integer(one, "logprob_start_len", -1)
+        fields = {key: pick(key) for key in ("logprob_start_len", "top_logprobs_num", "return_logprob")}
+        wants = _flag(fields, "return_logprob")
+        start = _integer(fields, "logprob_start_len", -1)
         if start >= len(ids):
             raise Refusal(f"logprob_start_len ({start}) must be smaller than the prompt ({len(ids)} tokens).")
-        top = _integer(one, "top_logprobs_num", 0)
+        top = _integer(fields, "top_logprobs_num", 0)
         if not 0 <= top <= limits.vocab_size:
             raise Refusal(f"top_logprobs_num must be in [0, {limits.vocab_size}], got {top}.")
         routes, routes_start = _routes(body, len(ids), limits)
@@ -357,9 +355,9 @@ def parse_generate(body: Any, limits: Limits, encode: Callable[[str], list[int]]
                     namespace=namespace,
                 )
             )
-    many = batch or len(requests) > 1
-    if stream and many:
+    multiple = batch or len(requests) > 1
+    if stream and multiple:
         raise Refusal("this server streams single completions only: send one prompt with n = 1.")
     if len({request.rid for request in requests}) < len(requests):
         raise Refusal("rid must name each completion of a batch differently.")
-    return GenerateCall(tuple(requests), many, stream)
+    return GenerateCall(tuple(requests), multiple, stream)

@@ -1,7 +1,7 @@
 """Weights that a sender broadcasts to this server (SGLang's `update_weights_from_distributed`), instead of a directory that it reads.
 
-Within a session (`begin_weight_update` … `end_weight_update`) requests that name no version only gather tensors; the one that does makes
-weights of all that were gathered, whole or not at all. SGLang, which takes every request over at once, is told the same requests.
+Within a session (`begin_weight_update` … `end_weight_update`) requests without a version only gather tensors. The request with a version
+serves all gathered tensors as the new weights, or none. SGLang gets the same requests and applies each one at once.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trainer.serving.protocol import Refusal
 
-JOIN_S = 60.0  # for a sender that was announced
-SILENT_S = 600.0  # for one that stops in the middle; one that dies is noticed at once
+JOIN_S = 60.0  # to wait for an announced sender
+SILENT_S = 600.0  # for a sender that hangs; a dead sender is noticed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Transfers:
         self._session = False
 
     def open_session(self) -> None:
-        """Open the session. Raises Refusal where one is open."""
+        """Open the session. Raises Refusal if one is open."""
         if self._session:
             raise Refusal("a weight-update session is already open; call end_weight_update() first")
         self._session = True
 
     def close_session(self) -> None:
-        """Close it; what was gathered and not served is dropped. Raises Refusal where none is open."""
+        """Close the session; gathered tensors that are not served are dropped. Raises Refusal if none is open."""
         if not self._session:
             raise Refusal("no weight-update session is open; call begin_weight_update() first")
         self._session = False
@@ -72,39 +72,39 @@ class Transfers:
     async def receive(
         self, name: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
     ) -> None:
-        """Wait for the sender's next tensors. Raises Refusal, after which nothing of the transfer is left."""
+        """Wait for the sender's next tensors. Raises Refusal; a failed transfer is dropped."""
         if not self._session:
             raise Refusal(
                 "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
             )
         transfer = self._open.get(name)
         if transfer is None:
-            raise Refusal(f"there is no group {name!r}: call /init_weights_update_group first.")
+            raise Refusal(f"group {name!r} does not exist: call /init_weights_update_group first.")
         if not len(names) == len(dtypes) == len(shapes):
             raise Refusal("names, dtypes and shapes must be of one length.")
 
         def received() -> None:
-            for one, dtype, shape in zip(names, dtypes, shapes, strict=True):
+            for parameter, dtype, shape in zip(names, dtypes, shapes, strict=True):
                 kind = getattr(torch, dtype, None)
                 if not isinstance(kind, torch.dtype):
-                    raise Refusal(f"{one} is said to be of dtype {dtype!r}, which torch does not have.")
+                    raise Refusal(f"{parameter} has dtype {dtype!r}, which torch does not have.")
                 tensor = torch.empty(list(shape), dtype=kind)
                 transfer.group.broadcast(tensor)
-                transfer.tensors[one] = tensor
+                transfer.tensors[parameter] = tensor
 
         try:
             await asyncio.to_thread(received)
         except (
             RuntimeError,
             Refusal,
-        ) as error:  # what the sender sends next would be taken for something else
+        ) as error:  # drop the group: the sender's next tensors would be taken for others
             self._open.pop(name, None)
             if isinstance(error, Refusal):
                 raise
             raise Refusal(f"the weights did not arrive: {str(error).partition(chr(10))[0]}.") from error
 
     async def written(self, name: str, config: Mapping[str, Any], place: Path) -> None:
-        """What has been gathered as a model directory with `config`, whose weights may be any: who loads it checks. Raises OSError."""
+        """Write the gathered tensors as a model directory with `config`. The weights are not checked here; the loader checks them. Raises OSError."""
         transfer = self._open[name]
 
         def write() -> None:
@@ -115,10 +115,10 @@ class Transfers:
         await asyncio.to_thread(write)
 
     def leave(self, name: str) -> bool:
-        """Whether there was such a group."""
+        """Leave the group; returns whether it existed."""
         return self._open.pop(name, None) is not None
 
 
 def place() -> "tempfile.TemporaryDirectory[str]":
-    """A directory for weights on their way, gone with the context."""
+    """A temporary directory for received weights, removed at the end of the context."""
     return tempfile.TemporaryDirectory(prefix="penstock-received-")

@@ -1,6 +1,6 @@
 """The JSON of `/generate`: one object per completion, with the keys and shapes of SGLang 0.5.23.
 
-Per-token versions, routes and the closing times are there on finished completions only, as in SGLang.
+Only finished completions have per-token versions, routes and the closing times, as in SGLang.
 """
 
 import base64

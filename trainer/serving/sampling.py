@@ -54,9 +54,9 @@ def gumbel(keys: Many[int], vocab_size: int) -> Tensor:
     return u.neg_().log1p_().neg_().log_().neg_()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What one row of logits is to become. `key`: see noise_key; `forbidden`: ids not to be drawn (min_new_tokens)."""
+    """How to draw from one row of logits. `key`: see noise_key; `forbidden`: ids that must not be drawn (min_new_tokens)."""
 
     sampling: Sampling
     key: int
@@ -65,10 +65,10 @@ class Draw:
     mask: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """The token, its logprob; the `top` likeliest (logprob, id); for a truncated draw with `mask` the ids that could be
-    drawn (in no promised order) and the token's logprob among them."""
+    drawn (in no guaranteed order) and the token's logprob among them."""
 
     token: int
     logprob: float
@@ -80,15 +80,15 @@ class Drawn:
 def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
     """The ids [K] that top-k, then top-p, then min-p leave of one distribution [V], likeliest first."""
     sorted_p, ids = probabilities.sort(descending=True, stable=True)
-    keep = torch.ones_like(sorted_p, dtype=torch.bool)
+    mask = torch.ones_like(sorted_p, dtype=torch.bool)
     if sampling.top_k > 0:
-        keep[sampling.top_k :] = False
+        mask[sampling.top_k :] = False
     if sampling.top_p < 1.0:
-        keep &= sorted_p.cumsum(0) - sorted_p <= sampling.top_p
+        mask &= sorted_p.cumsum(0) - sorted_p <= sampling.top_p
     if sampling.min_p > 0.0:
-        keep &= sorted_p >= sorted_p[0] * sampling.min_p
-    keep[0] = True
-    return ids[keep]
+        mask &= sorted_p >= sorted_p[0] * sampling.min_p
+    mask[0] = True
+    return ids[mask]
 
 
 def likeliest(logprobs: Tensor, count: int) -> list[tuple[float, int]]:
@@ -98,41 +98,41 @@ def likeliest(logprobs: Tensor, count: int) -> list[tuple[float, int]]:
 
 def draw(logits: Tensor, draws: Many[Draw]) -> list[Drawn]:
     """One token per row of `logits` (fp32 [M, V], changed in place)."""
-    for row, one in enumerate(draws):
-        for token, bias in one.sampling.logit_bias:
+    for row, request in enumerate(draws):
+        for token, bias in request.sampling.logit_bias:
             logits[row, token] += bias
-        if one.forbidden:
-            logits[row, list(one.forbidden)] = float("-inf")
-    if any(one.sampling.temperature != 1.0 for one in draws):
-        logits /= torch.tensor([one.sampling.temperature for one in draws])[:, None]
+        if request.forbidden:
+            logits[row, list(request.forbidden)] = float("-inf")
+    if any(request.sampling.temperature != 1.0 for request in draws):
+        logits /= torch.tensor([request.sampling.temperature for request in draws])[:, None]
     logprobs = torch.log_softmax(logits, -1)
-    kept: dict[int, tuple[list[int], float]] = {}
-    if all(one.sampling.greedy for one in draws):
+    truncated: dict[int, tuple[list[int], float]] = {}
+    if all(request.sampling.greedy for request in draws):
         tokens = logprobs.argmax(-1)
     else:
-        scores = gumbel([one.key for one in draws], logits.shape[1]).add_(logprobs)
-        among: dict[int, Tensor] = {}
-        for row, one in enumerate(draws):
-            if one.sampling.greedy:
+        scores = gumbel([request.key for request in draws], logits.shape[1]).add_(logprobs)
+        candidates: dict[int, Tensor] = {}
+        for row, request in enumerate(draws):
+            if request.sampling.greedy:
                 scores[row] = logprobs[row]
-            elif one.sampling.truncates:
-                among[row] = _kept(logprobs[row].exp(), one.sampling)
-                allowed = scores[row, among[row]]
+            elif request.sampling.truncates:
+                candidates[row] = _kept(logprobs[row].exp(), request.sampling)
+                allowed = scores[row, candidates[row]]
                 scores[row] = float("-inf")
-                scores[row, among[row]] = allowed
+                scores[row, candidates[row]] = allowed
         tokens = scores.argmax(-1)
-        for row, ids in among.items():
+        for row, ids in candidates.items():
             total = float(logprobs[row, ids].to(torch.float64).logsumexp(-1))
-            own = float(logprobs[row, int(tokens[row])]) - total
-            kept[row] = (ids.tolist() if draws[row].mask else [], own)
+            logprob = float(logprobs[row, int(tokens[row])]) - total
+            truncated[row] = (ids.tolist() if draws[row].mask else [], logprob)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     return [
         Drawn(
             token=token,
             logprob=chosen[row],
             top=likeliest(logprobs[row], draws[row].top) if draws[row].top else [],
-            kept=kept[row][0] if row in kept else None,
-            kept_logprob=kept[row][1] if row in kept else chosen[row],
+            kept=truncated[row][0] if row in truncated else None,
+            kept_logprob=truncated[row][1] if row in truncated else chosen[row],
         )
         for row, token in enumerate(tokens.tolist())
     ]

@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences run, what each adds to the next pass, what happens to the tokens drawn.
+"""Continuous batching: selects the running sequences, the tokens that each feeds in the next pass, and records the drawn tokens.
 
 One `step` is one forward pass. Every running sequence has `len(ids) − computed` ≥ 1 tokens without keys and values:
 one when it decodes, many when it was just admitted; so prefill, chunked prefill, decoding and recomputation after a
@@ -9,7 +9,7 @@ retraction are the same case. Single-threaded: the engine's thread owns it, comm
 | waiting | `submit`, retraction (front of the queue) | admission when a slot and room for its tokens are free; abort |
 | running | admission | finish; abort; retraction (pause, or no room for an older sequence to grow) |
 
-While paused nothing is admitted or fed, and submissions wait. The weights change between two steps only, so each token
+While paused, nothing is admitted or fed, and submissions wait. The weights change only between two steps, so each token
 was drawn from the logits of exactly one version. The prefix cache holds keys and values of the current weights only.
 """
 
@@ -32,13 +32,13 @@ from trainer.serving.sampling import Draw, Drawn, draw, likeliest, noise_key
 from trainer.serving.sequence import Sequence, aborted
 
 PREFILL_TOKENS = 1024
-"""Prompt tokens per pass: bounds how long a long prompt holds up the sequences that decode beside it."""
+"""Prompt tokens per pass: bounds how long a long prompt delays the decoding sequences."""
 
 SHARED = 32
 """A waiting sequence that shares at least this many uncached tokens with one being prefilled waits for its cache."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counters:
     """Totals since the start; read by other threads, written by the engine's."""
 
@@ -101,12 +101,16 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.prompt_tokens
 
     def draw_seed(self) -> int:
-        """A seed for a request that brought none."""
+        """A seed for a request without one."""
         return self._random.getrandbits(63)
 
     def abort(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
-        """End matching sequences where they are, partial output kept. Returns those that ended."""
-        ended = [one for one in (*self.running, *self.waiting) if wanted(one) and not one.internal]
+        """End matching sequences at once; their partial output is kept. Returns those that ended."""
+        ended = [
+            candidate
+            for candidate in (*self.running, *self.waiting)
+            if wanted(candidate) and not candidate.internal
+        ]
         for sequence in ended:
             if sequence.row is None:
                 self.waiting.remove(sequence)
@@ -140,7 +144,7 @@ class Scheduler:
         return True
 
     def swap(self, model: Model, version: str | None, done: Callable[[], None]) -> None:
-        """Exchange the weights: at once when nothing runs or all is paused, else once the running ones ended.
+        """Exchange the weights: at once if nothing runs or the scheduler is paused, otherwise once the running sequences ended.
 
         `version` None keeps the label. `done` is called in the engine's thread, after the exchange."""
         self._swaps.append(_Swap(model, version, done))
@@ -186,12 +190,12 @@ class Scheduler:
             return
         leaders: dict[bytes, list[Ids]] = {}
 
-        def lead(ids: Ids) -> None:
+        def add_leader(ids: Ids) -> None:
             leaders.setdefault(ids[:SHARED].tobytes(), []).append(ids)
 
         for sequence in self.running:
             if len(sequence.ids) - sequence.computed > 1:
-                lead(np.array(sequence.ids, dtype=np.int32))
+                add_leader(np.array(sequence.ids, dtype=np.int32))
         later: list[Sequence] = []
         while self.waiting:
             sequence = self.waiting[0]
@@ -200,7 +204,7 @@ class Scheduler:
             ids = np.array(sequence.ids, dtype=np.int32)
             found, pieces = self.cache.match(ids[: self._cacheable(sequence)], sequence.request.namespace)
             if any(
-                _shared(ids, other) >= found + SHARED for other in leaders.get(ids[:SHARED].tobytes(), ())
+                _shared(ids, leader) >= found + SHARED for leader in leaders.get(ids[:SHARED].tobytes(), ())
             ):
                 later.append(self.waiting.popleft())
                 continue
@@ -222,14 +226,14 @@ class Scheduler:
                 if not sequence.internal:
                     self.counters.cached_tokens += found
             self.running.append(sequence)
-            lead(ids)
+            add_leader(ids)
         self.waiting.extendleft(reversed(later))
 
     def _cacheable(self, sequence: Sequence) -> int:
-        """Tokens whose logits nobody needs: all but the last, and none that a prompt logprob comes from."""
-        most = len(sequence.ids) - 1
+        """The number of leading tokens whose logits are not needed: those before the last token and before the next prompt logprob's position."""
+        maximum = len(sequence.ids) - 1
         start = self._next_prompt_logits(sequence)
-        return most if start is None else min(most, start)
+        return maximum if start is None else min(maximum, start)
 
     def _next_prompt_logits(self, sequence: Sequence) -> int | None:
         """The first position whose logits a prompt logprob still needs."""
@@ -240,14 +244,14 @@ class Scheduler:
         return position if position < sequence.prompt_tokens - 1 else None
 
     def _make_room(self, tokens: int) -> bool:
-        """Evict from the prefix cache until `tokens` more may be held; False when that is not enough."""
-        room = self.max_total_tokens - self.pool.held - tokens
-        if room >= 0 and self.cache.tokens > room:
-            self.cache.evict(room)
-        return room >= 0
+        """Evict from the prefix cache until `tokens` more may be held; False if that is not enough."""
+        available = self.max_total_tokens - self.pool.held - tokens
+        if available >= 0 and self.cache.tokens > available:
+            self.cache.evict(available)
+        return available >= 0
 
     def _make_rows_fit(self) -> None:
-        """Give every running sequence a row for its tokens; the youngest are retracted when room ends.
+        """Give every running sequence a row for its tokens; if they do not fit, retract the youngest.
 
         The oldest always fits: no sequence is longer than the context, and the budget holds at least that."""
         for sequence in list(self.running):
@@ -281,17 +285,17 @@ class Scheduler:
             fed.append(sequence)
             feeds.append(
                 Feed(
-                    sequence.row.arena,
-                    sequence.row.index,
-                    sequence.computed,
-                    sequence.ids[sequence.computed : end],
-                    wanted,
+                    arena=sequence.row.arena,
+                    row=sequence.row.index,
+                    start=sequence.computed,
+                    tokens=sequence.ids[sequence.computed : end],
+                    wanted=wanted,
                 )
             )
         return fed, feeds
 
     def _take_logits(self, fed: list[tuple[Sequence, Feed]], logits: torch.Tensor) -> list[Sequence]:
-        """Move `computed` on, record prompt logprobs, draw one token for each sequence that is up to date."""
+        """Advance `computed`, record prompt logprobs, draw one token for each sequence that is up to date."""
         at = 0
         last_rows: list[int] = []
         ready: list[Sequence] = []
@@ -310,7 +314,9 @@ class Scheduler:
             return []
         rows = logits if len(last_rows) == len(logits) else logits[last_rows]
         now = time.time()
-        for sequence, drawn in zip(ready, draw(rows, [self._draw(one) for one in ready]), strict=True):
+        for sequence, drawn in zip(
+            ready, draw(rows, [self._draw(candidate) for candidate in ready]), strict=True
+        ):
             self._take_token(sequence, drawn, now)
         self._measure(len(ready))
         return ready
@@ -353,7 +359,7 @@ class Scheduler:
     # ---- leaving ----
 
     def _cache_row(self, sequence: Sequence) -> None:
-        """Own a copy of what this sequence's row adds to the prefix cache."""
+        """Copy the new part of this sequence's row into the prefix cache."""
         row = sequence.row
         if row is None or sequence.internal or sequence.weights_epoch != self._epoch:
             return

@@ -1,8 +1,8 @@
-"""One completion in the engine: its tokens, what was recorded about each, and when things happened to it.
+"""One completion in the engine: its tokens, their records and its timestamps.
 
-Written by the engine's thread only. The event loop reads finished sequences, and of unfinished ones only prefixes:
+Only the engine's thread writes it. The event loop reads finished sequences, and only prefixes of unfinished ones:
 every list below is append-only, and `ids` grows last, so a reader that takes n = `completion_tokens` first sees n
-complete entries everywhere.
+complete entries in every list.
 """
 
 import time
@@ -24,7 +24,7 @@ def aborted(message: str = "Aborted") -> Finish:
     return {"type": "abort", "message": message, "status_code": None, "err_type": None}
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """`computed` tokens of `ids` have their keys and values in `row`; a finished sequence has no row.
 
@@ -33,11 +33,11 @@ class Sequence:
 
     request: GenerateRequest
     limit: int
-    """Completion tokens at most: max_new_tokens, or what the context leaves."""
+    """Most completion tokens: max_new_tokens, or the rest of the context if that is less."""
     seed: int
     stop_ids: frozenset[int]
     internal: bool = False
-    """A health probe: goes first, is not counted and leaves nothing in the prefix cache."""
+    """A health probe: it goes first, is not counted and leaves nothing in the prefix cache."""
 
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Sequence:
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_tops: list[TopLogprobs] = field(default_factory=list)
     routes: Tensor | None = None
-    """int16 [tokens, layers, top_k] of a finished sequence that was asked for them: from `routes_start` on, all but the last token, which
-    was never fed. None when it was aborted without keys and values of its own."""
+    """int16 [tokens, layers, top_k] of a finished sequence whose request wants them: from `routes_start` on, all but the last token, which
+    was never fed. None if it was aborted without its own keys and values."""
     finish: Finish | None = None
     final_version: str = ""
 

@@ -1,4 +1,4 @@
-"""What the HTTP routes call: completions, pauses and weight updates over one engine, for the event loop's thread."""
+"""The service behind the HTTP routes: completions, pauses and weight updates over one engine, for the event loop's thread."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 from tokenizers import Tokenizer
 
-from orchestrator.failpoints import boundary
+from orchestrator.runtime.failpoints import boundary
 from trainer.serving.engine import Engine, EngineStopped
-from trainer.serving.metrics import Metrics
+from trainer.serving.metrics import ServerMetrics
 from trainer.serving.model import Model, load_successor
 from trainer.serving.protocol import GenerateRequest, Limits, Refusal, Sampling
 from trainer.serving.received import Transfers, place
@@ -60,7 +60,7 @@ class Service:
         )
         self.limits = Limits(model.vocab_size, context_length, experts=model.kv_shape.top_k > 0)
         self.model_path = model_path
-        self.metrics = Metrics(self.scheduler, model_path)
+        self.metrics = ServerMetrics(self.scheduler, model_path)
         self.crashed = asyncio.Event()
         self.tokenizer = tokenizer
         self._eos_ids = eos_ids
@@ -80,7 +80,7 @@ class Service:
     # ---- called by the engine's thread ----
 
     def _from_engine(self, touched: list[Sequence]) -> None:
-        wake = [one for one in touched if one.finish is not None or one.request.stream]
+        wake = [sequence for sequence in touched if sequence.finish is not None or sequence.request.stream]
         if wake:
             self._post(lambda: self._notice(wake))
 
@@ -128,7 +128,7 @@ class Service:
         self._live.pop(sequence.request.rid, None)
         if sequence.finish is None:
             with suppress(EngineStopped):
-                self._engine.abort(lambda one: one is sequence)
+                self._engine.abort(lambda candidate: candidate is sequence)
         elif not sequence.internal:
             self.metrics.completed(sequence)
 
@@ -140,7 +140,7 @@ class Service:
             raise Crashed("the engine failed")
 
     async def generate(self, requests: tuple[GenerateRequest, ...], received: float) -> list[dict[str, Any]]:
-        """Run completions to their end. A caller that is cancelled takes its completions with it."""
+        """Run completions to their end. If the caller is cancelled, its completions end too."""
         self._refuse_live(requests)
         opened: list[Sequence] = []
         try:
@@ -149,13 +149,13 @@ class Service:
             for sequence in opened:
                 while sequence.finish is None:
                     await self._step(sequence)
-            return [self._replies.reply(one, self.scheduler.version) for one in opened]
+            return [self._replies.reply(entry, self.scheduler.version) for entry in opened]
         finally:
             for sequence in opened:
                 self._close(sequence)
 
     async def stream(self, request: GenerateRequest, received: float) -> AsyncGenerator[dict[str, Any], None]:
-        """The reply after every token (or several, for a slow reader), each whole; the last one is finished."""
+        """The whole reply so far after every token (or after several, for a slow reader); the last one is finished."""
         self._refuse_live((request,))
         sequence = self._open(request, received)
         try:
@@ -171,8 +171,10 @@ class Service:
                 raise Refusal(f"Duplicate request ID detected: {request.rid}")
 
     async def healthy(self, timeout: float) -> bool:
-        """Whether one token can be generated within `timeout` seconds; so it is False while paused, as in SGLang."""
-        request = GenerateRequest(f"health-{uuid.uuid4().hex}", (0,), Sampling(max_new_tokens=1, greedy=True))
+        """Whether one token can be generated within `timeout` seconds. False while paused, as in SGLang."""
+        request = GenerateRequest(
+            rid=f"health-{uuid.uuid4().hex}", ids=(0,), sampling=Sampling(max_new_tokens=1, greedy=True)
+        )
         sequence = self._open(request, time.time(), internal=True)
         try:
             async with asyncio.timeout(timeout):
@@ -185,11 +187,11 @@ class Service:
         return True
 
     async def abort(self, rid: str | None) -> None:
-        """End one request, or every sample of it, or all (None). Unknown ids are no error."""
+        """End one request, or every sample of it, or all (None). Unknown ids are not an error."""
 
         def wanted(sequence: Sequence) -> bool:
-            own = sequence.request.rid
-            return rid is None or own == rid or own.startswith(f"{rid}_")
+            sequence_rid = sequence.request.rid
+            return rid is None or sequence_rid == rid or sequence_rid.startswith(f"{rid}_")
 
         await asyncio.wrap_future(self._engine.abort(wanted))
 
@@ -203,7 +205,7 @@ class Service:
         return await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.flush()))
 
     async def relabel(self, version: str) -> None:
-        """Give the served weights another label, for the tokens sampled from now on."""
+        """Give the served weights another label, for all tokens sampled later."""
 
         def change(scheduler: Scheduler) -> None:
             scheduler.version = version
@@ -211,16 +213,16 @@ class Service:
         await asyncio.wrap_future(self._engine.call(change))
 
     async def update(self, path: str, version: str | None, *, flush: bool, abort_all: bool) -> None:
-        """Serve the weights in `path`. Loaded and checked beside the served ones, exchanged between two steps.
+        """Serve the weights in `path`. They are loaded and checked while the old ones are served, and exchanged between two steps.
 
-        Paused: at once. Otherwise once the running requests ended, as in SGLang. Raises ValueError (nothing changed)
-        for weights that do not fit, and when `flush` is asked for while requests keep their KV in a pause in place."""
+        While paused: at once. Otherwise once the running requests ended, as in SGLang. Raises ValueError (nothing changed)
+        for weights that do not fit, and for `flush` while requests keep their KV in a pause in place."""
         async with self._update:
             await self._exchange(path, version, flush=flush, abort_all=abort_all)
             self.model_path = path
 
     async def update_received(self, group: str, version: str, *, flush: bool, abort_all: bool) -> None:
-        """As `update`, of the weights that `group` has gathered. Raises ValueError and OSError; nothing changed then."""
+        """Like `update`, with the weights that `group` has gathered. Raises ValueError and OSError; then nothing has changed."""
         async with self._update:
             with place() as directory:
                 await self.transfers.written(group, self.scheduler.model.config, Path(directory))

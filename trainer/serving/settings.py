@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What one server process was asked to do; token limits of None are derived from the model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The settings of one server process; token limits of None are derived from the model."""
 
     model_path: Path
     host: str
@@ -21,7 +21,7 @@ class Settings:
     health_timeout: float
 
 
-def parse_arguments(argv: Sequence[str]) -> Settings:
+def parse_arguments(argv: Sequence[str]) -> ServerSettings:
     """Parse `argv` (without the program's name). argparse itself exits with 2 on unknown options.
 
     Raises ValueError, one sentence, for a value that is out of range."""
@@ -38,21 +38,21 @@ def parse_arguments(argv: Sequence[str]) -> Settings:
     parser.add_argument("--context-length", type=int, default=None, help="default: the model's own")
     parser.add_argument("--seed", type=int, default=0, help="seeds requests that bring no sampling_seed")
     parser.add_argument("--health-timeout", type=float, default=20.0, help="seconds until /health says 503")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     for option in ("max_running_requests", "max_total_tokens", "context_length", "health_timeout"):
-        value = getattr(given, option)
+        value = getattr(arguments, option)
         if value is not None and value <= 0:
             raise ValueError(f"--{option.replace('_', '-')} must be positive, not {value}")
-    if not 0 <= given.port <= 65535:
-        raise ValueError(f"--port must lie in 0 … 65535, not {given.port}")
-    return Settings(
-        model_path=given.model_path,
-        host=given.host,
-        port=given.port,
-        weight_version=given.weight_version,
-        max_running_requests=given.max_running_requests,
-        max_total_tokens=given.max_total_tokens,
-        context_length=given.context_length,
-        seed=given.seed,
-        health_timeout=given.health_timeout,
+    if not 0 <= arguments.port <= 65535:
+        raise ValueError(f"--port must lie in 0 … 65535, not {arguments.port}")
+    return ServerSettings(
+        model_path=arguments.model_path,
+        host=arguments.host,
+        port=arguments.port,
+        weight_version=arguments.weight_version,
+        max_running_requests=arguments.max_running_requests,
+        max_total_tokens=arguments.max_total_tokens,
+        context_length=arguments.context_length,
+        seed=arguments.seed,
+        health_timeout=arguments.health_timeout,
     )

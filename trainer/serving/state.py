@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.serving.metrics import hit_rate
 from trainer.serving.service import Service
-from trainer.serving.settings import Settings
+from trainer.serving.settings import ServerSettings
 
 PROTOCOL = "0.5.23"
 """The SGLang version whose protocol this server speaks a subset of; reported where SGLang reports its own."""
@@ -16,19 +16,19 @@ PROTOCOL = "0.5.23"
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What never changes while the server runs."""
+    """The constant facts about a running server."""
 
-    settings: Settings
+    settings: ServerSettings
     config: Mapping[str, Any]
     started: float
 
 
 def model_info(service: Service, described: Described) -> dict[str, Any]:
-    first = str(described.settings.model_path)
+    path = str(described.settings.model_path)
     return {
         "model_path": service.model_path,
-        "served_model_name": first,
-        "tokenizer_path": first,
+        "served_model_name": path,
+        "tokenizer_path": path,
         "is_generation": True,
         "preferred_sampling_params": None,
         "weight_version": service.scheduler.version,
@@ -97,10 +97,10 @@ def loads(service: Service) -> dict[str, Any]:
                 "dp_rank": 0,
                 "num_running_reqs": len(running),
                 "num_waiting_reqs": len(waiting),
-                "num_waiting_uncached_tokens": sum(len(one.ids) for one in waiting),
+                "num_waiting_uncached_tokens": sum(len(sequence.ids) for sequence in waiting),
                 "num_used_tokens": used,
-                "num_total_tokens": sum(len(one.ids) for one in running),
-                "num_active_tokens": sum(len(one.ids) for one in running),
+                "num_total_tokens": sum(len(sequence.ids) for sequence in running),
+                "num_active_tokens": sum(len(sequence.ids) for sequence in running),
                 "max_total_num_tokens": s.max_total_tokens,
                 "max_running_requests": s.max_running,
                 "token_usage": used / s.max_total_tokens,
@@ -113,7 +113,7 @@ def loads(service: Service) -> dict[str, Any]:
                     "waiting": len(waiting),
                     "grammar": 0,
                     "paused": len(running) if s.paused else 0,
-                    "retracted": sum(one.retractions > 0 for one in waiting),
+                    "retracted": sum(sequence.retractions > 0 for sequence in waiting),
                 },
             }
         ],

@@ -1,4 +1,4 @@
-"""When a completion ends, and which part of it is text. SGLang's order: length, then stop tokens, then stop strings."""
+"""The end of a completion, and its text. SGLang's order: length, then stop tokens, then stop strings."""
 
 from tokenizers import Tokenizer
 
@@ -6,13 +6,13 @@ from trainer.serving.sequence import Finish, Sequence
 
 
 def check(sequence: Sequence, tokenizer: Tokenizer) -> Finish | None:
-    """The finish reason after the token just appended, or None to go on."""
+    """The finish reason after the token just appended, or None to continue."""
     sampling = sequence.request.sampling
     if sequence.completion_tokens >= sequence.limit:
         return {"type": "length", "length": sequence.limit}
-    last = sequence.ids[-1]
-    if not sampling.ignore_eos and last in sequence.stop_ids:
-        return {"type": "stop", "matched": last}
+    token = sequence.ids[-1]
+    if not sampling.ignore_eos and token in sequence.stop_ids:
+        return {"type": "stop", "matched": token}
     if sampling.stop:
         # Every token adds at least one byte, so a stop string of n bytes ends within the last n tokens.
         window = max(len(stop.encode()) for stop in sampling.stop) + 1
@@ -25,8 +25,8 @@ def check(sequence: Sequence, tokenizer: Tokenizer) -> Finish | None:
 
 
 def text_of(sequence: Sequence, tokens: int, tokenizer: Tokenizer, *, final: bool) -> str:
-    """The text of the first `tokens` completion tokens. A finished text ends before what stopped it; an unfinished
-    one holds back the bytes of a character that is not complete yet."""
+    """The text of the first `tokens` completion tokens. A finished text ends before its stop token or string, unless `no_stop_trim`
+    is set. An unfinished text holds back the bytes of an incomplete character."""
     sampling = sequence.request.sampling
     ids = sequence.ids[sequence.prompt_tokens : sequence.prompt_tokens + tokens]
     matched = (sequence.finish or {}).get("matched") if final else None

@@ -9,8 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from orchestrator.runtime.streams import guard
+
 
 def main() -> int:
+    guard()
     parser = argparse.ArgumentParser(prog="python -m trainer.sft", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="file of demonstrations")
     parser.add_argument("--model", type=Path, required=True, help="model directory to start from")
@@ -23,12 +26,12 @@ def main() -> int:
 
     import torch
 
-    from trainer.sft.train import Settings, train
+    from trainer.sft.train import SftSettings, train
 
     torch.set_num_threads(1)  # small matrices: a second thread only spins
-    given = {name: getattr(options, name) for name in ("steps", "learning_rate", "rows")}
+    chosen = {name: getattr(options, name) for name in ("steps", "learning_rate", "rows")}
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = SftSettings(**{name: value for name, value in chosen.items() if value is not None})
         result = train(
             options.corpus,
             options.model,

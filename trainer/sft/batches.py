@@ -1,8 +1,8 @@
 """Batches for supervised training: demonstrations by length, with loss weights.
 
-Loss weights per *target* token. Action tokens count 1, letters and digits in them that also stand in the state before
-count 2 (they are copies: the name of a file, a number to add; the rest is a handful of habits), state tokens 0.1 (what the
-world answers is worth knowing, not worth spending the model on), padding 0.
+Loss weights per *target* token. Action tokens count 1. Action tokens of letters and digits that also occur in the state before
+count 2 (they are copies: the name of a file, a number to add; the rest is a handful of patterns). State tokens count 0.1 (observations
+are worth predicting, but not worth much capacity), padding 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATE_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class PaddedBatch:
     """B rows padded on the right to T tokens; `weight[b, t]` is the loss weight of predicting `ids[b, t]` from the tokens before.
 
     `weight[:, 0]` is 0. `action` marks the action tokens, for metrics.
@@ -40,13 +40,13 @@ class Batch:
 def loss_weights(
     ids: Tokens, action: npt.NDArray[np.uint8], words: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """float32[T], the loss weights of one demonstration; `words[id]` says that a token is made of letters and digits."""
+    """float32[T], the loss weights of one demonstration; `words[id]`: whether the token is made of letters and digits."""
     weight = np.where(action, ACTION_WEIGHT, STATE_WEIGHT).astype(np.float32)
-    given = np.zeros(len(words), np.bool_)
+    marked = np.zeros(len(words), np.bool_)
     for position, (token, produced) in enumerate(zip(ids, action, strict=True)):
         if not produced:
-            given[token] = True
-        elif words[token] and given[token]:
+            marked[token] = True
+        elif words[token] and marked[token]:
             weight[position] = COPY_WEIGHT
     weight[0] = 0.0
     return weight
@@ -54,7 +54,7 @@ def loss_weights(
 
 def demonstration_batches(
     demonstrations: Demonstrations, words: npt.NDArray[np.bool_], *, rows: int, random: np.random.Generator
-) -> Iterator[Batch]:
+) -> Iterator[PaddedBatch]:
     """Endless shuffled epochs. Rows of a batch have similar lengths, so that little is padding."""
     samples = [demonstrations[index] for index in range(len(demonstrations))]
     weights = [loss_weights(ids, action, words) for ids, action in samples]
@@ -73,9 +73,9 @@ def demonstration_batches(
 
 def _padded(
     samples: list[tuple[Tokens, npt.NDArray[np.uint8], npt.NDArray[np.float32]]],
-) -> Batch:
+) -> PaddedBatch:
     longest = max(len(ids) for ids, _, _ in samples)
-    batch = Batch(
+    batch = PaddedBatch(
         np.zeros((len(samples), longest), np.int64),
         np.zeros((len(samples), longest), np.float32),
         np.zeros((len(samples), longest), np.bool_),

@@ -1,11 +1,11 @@
 """Demonstrations, and the file that holds them.
 
 A demonstration is one conversation as the policy saw it: the ids of the last state and action of a recorded rollout, and for
-every token whether the policy has to produce it (an *action* token) or is given it (a *state* token).
+every token whether the policy must produce it (an *action* token) or receives it (a *state* token).
 
 The file is safetensors (no pickle, readable from any language):
 
-    ids      uint16[N]    all demonstrations, one after the other; uint32 where the vocabulary is larger
+    ids      uint16[N]    all demonstrations, one after the other; uint32 if the vocabulary is larger
     action   uint8[N]     1 = action token, 0 = state token
     offsets  int64[D+1]   demonstration d is ids[offsets[d]:offsets[d+1]]
 
@@ -30,11 +30,11 @@ FORMAT: Final = "penstock-demonstrations-1"
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Demonstrations:
     """D demonstrations with N tokens in all; arrays as in the file. `tokenizer` is the sha256 of its tokenizer.json.
 
-    Raises ValueError when the arrays do not fit together.
+    Raises ValueError if the arrays do not fit together.
     """
 
     ids: Tokens
@@ -75,9 +75,9 @@ class Demonstrations:
             raise ValueError("token ids must lie between 0 and 2**32 - 1")
         width = np.uint16 if max(ids, default=0) < 1 << 16 else np.uint32
         return cls(
-            np.array(ids, width),
-            np.array(action, np.uint8),
-            np.array(offsets, np.int64),
+            ids=np.array(ids, width),
+            action=np.array(action, np.uint8),
+            offsets=np.array(offsets, np.int64),
             tokenizer=tokenizer,
         )
 
@@ -91,7 +91,7 @@ class Demonstrations:
 
     @classmethod
     def load(cls, path: Path, *, tokenizer: str) -> Demonstrations:
-        """Read a file whose ids were made by `tokenizer`; ValueError when it is not one, or made by another."""
+        """Read a file whose ids were made by `tokenizer`. Raises ValueError if it is not such a file, or another tokenizer made the ids."""
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -106,7 +106,7 @@ class Demonstrations:
             raise ValueError(
                 f"{path} was made with another tokenizer than the model's: record the demonstrations again"
             )
-        return cls(arrays["ids"], arrays["action"], arrays["offsets"], tokenizer=tokenizer)
+        return cls(ids=arrays["ids"], action=arrays["action"], offsets=arrays["offsets"], tokenizer=tokenizer)
 
 
 def tokenizer_digest(model: Path) -> str:

@@ -19,15 +19,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.states import Purpose
 from orchestrator.pool.engine import Role, check_revision, open_engine
-from orchestrator.pool.recorded import Selection, recorded
 from orchestrator.pool.runs import get_run
+from orchestrator.queries.recorded import Selection, recorded
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What the file holds. `success` is the mean performance of the rollouts, `scaffolds` counts them."""
+    """The content of the file. `success` is the mean performance of the rollouts, `scaffolds` counts them by scaffold."""
 
     rollouts: int
     demonstrations: int
@@ -40,7 +40,7 @@ class Exported:
 
 
 async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, out: Path) -> Exported:
-    """Write `out` whole or not at all. ValueError when nothing matches; ConfigurationError for an unknown run."""
+    """Write `out` whole or not at all. Raises ValueError if nothing matches, ConfigurationError for an unknown run."""
     tokenizer = tokenizer_digest(model)
     samples: list[tuple[list[int], list[bool]]] = []
     scaffolds: dict[str, int] = {}
@@ -73,7 +73,7 @@ async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, 
 
 
 def main() -> int:
-    """Parse, export, and say what is wrong in one sentence."""
+    """Parse and export; report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m trainer.sft.export", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
     parser.add_argument(
@@ -92,11 +92,11 @@ def main() -> int:
     if not url:
         parser.error("DATABASE_URL is not set")
     wanted = Selection(
-        options.label,
-        Purpose(options.purpose) if options.purpose else None,
-        options.domain,
-        options.scaffold,
-        options.min_performance,
+        label=options.label,
+        purpose=Purpose(options.purpose) if options.purpose else None,
+        domain=options.domain,
+        scaffold=options.scaffold,
+        min_performance=options.min_performance,
     )
 
     async def work() -> Exported:

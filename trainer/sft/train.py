@@ -1,4 +1,4 @@
-"""The supervised loop: AdamW with a fixed number of train steps, so that the result depends on the seed and not on the clock."""
+"""The supervised loop: AdamW with a fixed number of train steps, so the result depends on the seed and not on the clock."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch.nn import functional
 
 from trainer.model import load_model, own_weights, stored_weights
 from trainer.policy.tokenizer import load_tokenizer
-from trainer.sft.batches import Batch, demonstration_batches
+from trainer.sft.batches import PaddedBatch, demonstration_batches
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftSettings:
     """How to train. The defaults make a policy from a random one in about 70 CPU-seconds."""
 
     steps: int = 1_000  # train steps
@@ -45,13 +45,13 @@ class Settings:
         """Learning rate of train step `step`, counted from 0."""
         if step < self.warm_up:
             return self.learning_rate * (step + 1) / self.warm_up
-        fall = max(0.0, (step / self.steps - self.constant) / (1 - self.constant))
-        return self.learning_rate * (1 - (1 - self.last_rate) * fall)
+        decay = max(0.0, (step / self.steps - self.constant) / (1 - self.constant))
+        return self.learning_rate * (1 - (1 - self.last_rate) * decay)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came out. Losses are means over the last tenth of the steps; `nll` is per action token, in nats."""
+    """The result of a training. Losses are means over the last tenth of the steps; `nll` is per action token, in nats."""
 
     steps: int
     demonstrations: int
@@ -70,15 +70,15 @@ def train(
     out: Path,
     *,
     seed: int,
-    settings: Settings | None = None,
+    settings: SftSettings | None = None,
     progress: Callable[[str], None] = print,
 ) -> Result:
     """Train the model directory `model` on a file of demonstrations and write a new model directory `out`.
 
-    The same inputs, seed and number of threads give the same weights. Raises ValueError when the demonstrations were made
-    with another tokenizer, do not fit into the context, the weights of `model` are not whole, or the loss stops being finite.
+    The same inputs, seed and number of threads give the same weights. Raises ValueError if the demonstrations were made
+    with another tokenizer or do not fit into the context, the weights of `model` are not whole, or the loss is not finite.
     """
-    settings = settings or Settings()
+    settings = settings or SftSettings()
     corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
     network: Any = load_model(model, backend=None)
     if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
@@ -101,8 +101,8 @@ def word_mask(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
 
 def _loop(
     network: Any,
-    batches: Iterator[Batch],
-    settings: Settings,
+    batches: Iterator[PaddedBatch],
+    settings: SftSettings,
     demonstrations: int,
     progress: Callable[[str], None],
 ) -> Result:
@@ -143,7 +143,7 @@ def _loop(
     )
 
 
-def _losses(network: Any, batch: Batch) -> tuple[torch.Tensor, float, float]:
+def _losses(network: Any, batch: PaddedBatch) -> tuple[torch.Tensor, float, float]:
     """(weighted loss, mean negative log-likelihood of the action tokens, share of them that is the argmax)."""
     ids = torch.from_numpy(batch.ids)
     weight = torch.from_numpy(batch.weight)[:, 1:].flatten()
@@ -151,29 +151,29 @@ def _losses(network: Any, batch: Batch) -> tuple[torch.Tensor, float, float]:
     # Padding is on the right and attention is causal, so no token of a demonstration sees it: no mask is needed.
     logits = network(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten()
-    each = functional.cross_entropy(logits, targets, reduction="none")
-    loss = (each * weight).sum() / weight.sum()
+    token_losses = functional.cross_entropy(logits, targets, reduction="none")
+    loss = (token_losses * weight).sum() / weight.sum()
     with torch.no_grad():
-        right = (logits[action].argmax(-1) == targets[action]).float().mean()
-        return loss, each[action].mean().item(), right.item()
+        accuracy = (logits[action].argmax(-1) == targets[action]).float().mean()
+        return loss, token_losses[action].mean().item(), accuracy.item()
 
 
 def _save(network: Any, model: Path, out: Path) -> None:
-    """Every file of the model directory but weights is copied; of the weights that `out` had, none stays beside the new ones.
+    """Write the weights to `out` and copy all other files of the model directory. Old weights in `out` are removed.
 
-    What is killed on the way leaves the old weights, none, or the new ones, and never a mixture.
+    A process that is killed here leaves the old weights, none, or the new ones, never a mixture.
     """
     out.mkdir(parents=True, exist_ok=True)
     old = own_weights(model)
     for file in sorted(model.iterdir()):
-        other = file.suffix != ".safetensors" and file not in old
-        if file.is_file() and other and out.resolve() != model.resolve():
+        copied = file.suffix != ".safetensors" and file not in old
+        if file.is_file() and copied and out.resolve() != model.resolve():
             shutil.copy(file, out / file.name)
     (tensors,) = stored_weights(network)  # all of them train
     scratch = out / f".weights.{os.getpid()}"
     try:
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(whole, scratch, metadata={"format": "pt"})
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, scratch, metadata={"format": "pt"})
         scratch.chmod(0o644)  # the library makes it 0600
         for file in own_weights(out):
             file.unlink()

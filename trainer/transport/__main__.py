@@ -1,7 +1,7 @@
 """python -m trainer.transport --path CHECKPOINT --name GROUP --receivers N: send one checkpoint's weights to one rollout server.
 
-Its first line on stdout is JSON: the port at which receivers join, and what is sent, in parts of at most --part-bytes and in order. It then
-waits for the receivers and sends. Exit status 0: all was sent; 1: one sentence on stderr. Who started it ends it by closing its stdin.
+Its first line on stdout is JSON: the port at which receivers join, and the tensors in order, in parts of at most --part-bytes. It then
+waits for the receivers and sends. Exit status 0: all was sent; 1: one sentence on stderr. The parent process ends it by closing its stdin.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def described(path: Path) -> Iterator[tuple[str, str, list[int], int]]:
     """Name, dtype as torch calls it, shape and bytes of every tensor, in the order of sending. Raises ValueError."""
     from safetensors import safe_open
 
-    from trainer.serving.directory import inspect_directory
+    from trainer.model_directory import inspect_directory
 
     for file in inspect_directory(path).weight_files:
         try:
@@ -48,17 +48,17 @@ def described(path: Path) -> Iterator[tuple[str, str, list[int], int]]:
 
 
 def parts(tensors: Iterator[tuple[str, str, list[int], int]], most: int) -> list[dict[str, list[Any]]]:
-    """In order, each of at most `most` bytes unless one tensor has more."""
-    made: list[dict[str, list[Any]]] = []
+    """The tensors in order, in parts of at most `most` bytes, unless one tensor has more."""
+    groups: list[dict[str, list[Any]]] = []
     size = most + 1
     for name, dtype, shape, nbytes in tensors:
         if size + nbytes > most:
-            made.append({"names": [], "dtypes": [], "shapes": []})
+            groups.append({"names": [], "dtypes": [], "shapes": []})
             size = 0
         size += nbytes
         for key, value in zip(("names", "dtypes", "shapes"), (name, dtype, shape), strict=True):
-            made[-1][key].append(value)
-    return made
+            groups[-1][key].append(value)
+    return groups
 
 
 def send(given: argparse.Namespace) -> None:
@@ -66,16 +66,16 @@ def send(given: argparse.Namespace) -> None:
     import torch
     from safetensors import safe_open
 
-    from trainer.serving.directory import inspect_directory
+    from trainer.model_directory import inspect_directory
     from trainer.transport.group import Group, listen
 
     if given.backend == "nccl" and not torch.cuda.is_available():
         raise ValueError(
             "NCCL sends from a GPU and this machine has none: let the servers read the directory"
         )
-    made = parts(described(given.path), given.part_bytes)
+    groups = parts(described(given.path), given.part_bytes)
     store = listen(given.address, given.timeout)
-    print(json.dumps({"port": store.port, "parts": made}), flush=True)
+    print(json.dumps({"port": store.port, "parts": groups}), flush=True)
     group = Group(
         store,
         given.name,
@@ -93,13 +93,13 @@ def send(given: argparse.Namespace) -> None:
 
 def main() -> int:
     """Exit status 0 or 1."""
-    given = options().parse_args()
+    arguments = options().parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sent = threading.Event()
     ending = threading.Thread(target=_end_with_stdin, args=(sent,), daemon=True)
     ending.start()
     try:
-        send(given)
+        send(arguments)
     except (ValueError, RuntimeError, OSError) as error:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 1
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def _end_with_stdin(sent: threading.Event) -> None:
-    """Whoever started this process is gone, or has no more use for it."""
+    """End this process when its stdin closes: the parent process is gone, or does not need it any more."""
     os.read(0, 1)
     os._exit(0 if sent.is_set() else 1)
 

@@ -1,7 +1,7 @@
 """The process group of one transfer. Rank 0 sends; the ranks of a rollout server are the others.
 
-Both sides must look for each other under the same keys of the store. Those are what `torch.distributed` makes of a named group, as
-SGLang does: NAME, then NAME/, then the device's kind.
+Both sides must use the same keys of the store. They are the keys that `torch.distributed` uses for a named group, as in
+SGLang: NAME, then NAME/, then the device's kind.
 """
 
 import ipaddress
@@ -19,16 +19,16 @@ from torch.distributed import (  # type: ignore[attr-defined]  # it exports them
 )
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
-"""What carries tensors, and the kind of device that they lie on."""
+"""The backend, and the kind of device that holds its tensors."""
 
 
 def listen(address: str, timeout_s: float) -> TCPStore:
-    """The store at which ranks meet, on a free port of `address` (its `port`). Raises RuntimeError where it cannot listen."""
+    """The store at which ranks meet, on a free port of `address` (its `port`). Raises RuntimeError if it cannot listen."""
     return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def connect(address: str, port: int, timeout_s: float) -> TCPStore:
-    """The store of somebody else. Raises RuntimeError when nobody listens there within `timeout_s`."""
+    """Another process's store. Raises RuntimeError if no process listens there within `timeout_s`."""
     return TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
@@ -40,23 +40,23 @@ class Group:
     ) -> None:
         self._store = store  # it lives as long as the group
         self.device = torch.device(BACKENDS[backend])
-        place = PrefixStore(f"{BACKENDS[backend]}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+        prefixed = PrefixStore(f"{BACKENDS[backend]}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
         timeout = timedelta(seconds=timeout_s)
         self._group = (
-            _gloo(place, rank, size, address, timeout)
+            _gloo(prefixed, rank, size, address, timeout)
             if backend == "gloo"
-            else _nccl(place, rank, size, timeout)
+            else _nccl(prefixed, rank, size, timeout)
         )
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's `tensor` to all, in place. Raises RuntimeError when another member is gone, or silent for the group's `timeout_s`."""
+        """Send rank 0's `tensor` to all, in place. Raises RuntimeError if another member is gone, or silent for the group's `timeout_s`."""
         options = BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([tensor], options).wait()
 
 
 def _gloo(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Any:
-    """On loopback where the store is, else on the interface that gloo finds ($GLOO_SOCKET_IFNAME)."""
+    """A gloo group: on loopback if the store is there, otherwise on the interface that gloo finds ($GLOO_SOCKET_IFNAME)."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     device = (

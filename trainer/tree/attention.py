@@ -1,6 +1,6 @@
 """Attention over a tree plan: one interface, `attend(q, k, v, plan, scale, backend, past)`, and its backends.
 
-| backend | what it is |
+| backend | implementation |
 |---|---|
 | dense | softmax under the T² mask. The reference for tests; any device, differentiable by autograd. |
 | rectangles | torch's flash CPU kernel per block, merged by log-sum-exp. CPU; bfloat16 and float16 in float32. |
@@ -9,7 +9,7 @@
 The rectangle backward runs the flash backward per block with the *global* output and log-sum-exp: then the block's
 probabilities are exp(s − lse) of the whole softmax, so dq, dk and dv are plain sums over blocks. Grouped-query attention
 is native to the kernel: keys and values are never copied to the number of query heads. The path above a pass is one more
-full block, read where it lies.
+full block, read in place.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def attend(
 
     `past` holds the keys and values [1, H_kv, plan.past, D] of the path above, which every query sees.
 
-    Raises ValueError when the shapes do not fit the plan, or the backend does not know the device or dtype.
+    Raises ValueError if the shapes do not fit the plan, or the backend does not support the device or dtype.
     """
     if q.shape[0] != 1 or q.shape[2] != plan.tokens or k.shape[2] != plan.tokens:
         raise ValueError(
@@ -67,9 +67,9 @@ def attend(
         )
     wide = torch.promote_types(q.dtype, torch.float32)  # blocks are merged in float32 at least
     inputs = [x.to(wide) for x in (q, k, v)]
-    above = [x.to(wide) for x in past or ()]
-    out: Tensor = _Rectangles.apply(*inputs, plan, scale, *above)  # type: ignore[no-untyped-call]
-    return out.to(q.dtype)
+    past_wide = [x.to(wide) for x in past or ()]
+    output: Tensor = _Rectangles.apply(*inputs, plan, scale, *past_wide)  # type: ignore[no-untyped-call]
+    return output.to(q.dtype)
 
 
 def _dense(
@@ -81,8 +81,8 @@ def _dense(
     groups = q.shape[1] // k.shape[1]
     keys, values = (x.to(wide).repeat_interleave(groups, 1) for x in (k, v))
     scores = (q.to(wide) @ keys.transpose(-1, -2)) * scale
-    above = np.ones((plan.tokens, plan.past), np.bool_)
-    visible = torch.from_numpy(np.concatenate([above, plan.mask()], 1)).to(q.device)
+    past_mask = np.ones((plan.tokens, plan.past), np.bool_)
+    visible = torch.from_numpy(np.concatenate([past_mask, plan.mask()], 1)).to(q.device)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     return (weights @ values).to(q.dtype).transpose(1, 2)
 
@@ -103,10 +103,10 @@ class _Rectangles(torch.autograd.Function):
             )
         for rows, block_k, block_v in _full_blocks(plan, k, v, past):
             block, block_lse = _flash(q[:, :, rows], block_k, block_v, 0.0, False, scale=scale)
-            seen = lse[:, :, rows]
+            rows_lse = lse[:, :, rows]
             # softmax over both key sets: out ← out + (block − out) · e^block_lse / (e^lse + e^block_lse)
-            out[:, :, rows].lerp_(block, torch.sigmoid(block_lse - seen).unsqueeze(-1))
-            torch.logaddexp(seen, block_lse, out=seen)
+            out[:, :, rows].lerp_(block, torch.sigmoid(block_lse - rows_lse).unsqueeze(-1))
+            torch.logaddexp(rows_lse, block_lse, out=rows_lse)
         ctx.save_for_backward(q, k, v, out, lse, *past)
         ctx.plan, ctx.scale = plan, scale
         return out.transpose(1, 2)

@@ -4,9 +4,10 @@
     leaf                     forward, loss, backward; gradients for the path's keys and values add up in path.py
     trunk, on the way up     forward again, now with its graph; autograd.backward([logprobs, keys, values], [their gradients])
 
-A pack within the budget is one leaf: one forward, one backward. The loss is asked for whole samples: once the last loss edge of a sample has
+A pack within the budget is one leaf: one forward, one backward. The loss is called with whole samples: once the last loss edge of a sample has
 its logprob, the gradients at all its edges are known, also for edges in trunks whose backward pass is still to come. So a loss may couple the
-tokens of a sample in any way, but not tokens of different samples. Depth-first over a list: a path of any number of trunks does not recurse.
+tokens of a sample in any way, but not tokens of different samples. The walk is depth-first over a list: it does not recurse, however many trunks
+a path has.
 """
 
 import math
@@ -18,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestrator.progress import current
-from orchestrator.spent import spending
-from trainer.computing import computing
+from orchestrator.runtime.liveness import current
+from orchestrator.runtime.phase_timer import phase
 from trainer.logprobs import CHUNK
-from trainer.routing import Routing
+from trainer.mixed_precision import computing
 from trainer.tree.forward import pass_of
 from trainer.tree.pack import Pack
 from trainer.tree.passes import Pass
 from trainer.tree.path import Path
 from trainer.tree.plan import Longs
+from trainer.tree.routing import Routing
 
 Objective = Callable[[Longs, Tensor], Tensor]
 """(rows int64[n], logprobs [n] with gradient) → scalar loss. The rows are those of LossEdges, in order; every sample among them is whole.
@@ -45,7 +46,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One forward pass of a walk. `learn`: with its graph, the loss and a backward pass; else it lengthens the path."""
+    """One forward pass of a walk. `learn`: with its graph, the loss and a backward pass; otherwise it lengthens the path."""
 
     number: int  # of the pass
     learn: bool
@@ -63,9 +64,9 @@ def backward(
     head_chunk: int = CHUNK,
     routing: Routing | None = None,
 ) -> Scores:
-    """Add the gradients of the pack's loss to the parameters'. A loss that is not finite ends it at once, with gradients half done.
+    """Add the gradients of the pack's loss to the parameters'. A loss that is not finite ends it at once, with incomplete gradients.
 
-    `routing` counts every token, and adds the gradients of its balance loss where it has a coefficient.
+    `routing` counts every token, and adds the gradients of its balance loss if its coefficient is not 0.
     """
     return computing(model, lambda: _backward(model, pack, objective, head_chunk, routing))
 
@@ -98,30 +99,30 @@ class Walk:
         self._model, self._pack, self._chunk, self._routing = model, pack, head_chunk, routing
         self._tree_pass = pass_of(model)
         self._device = parameter.device
-        nothing = torch.full((len(pack.edges),), math.nan, dtype=dtype, device=self._device)
-        self.logp, self.entropy, self._d_logp = nothing, nothing.clone(), nothing.clone()
+        unset = torch.full((len(pack.edges),), math.nan, dtype=dtype, device=self._device)
+        self.logp, self.entropy, self._d_logp = unset, unset.clone(), unset.clone()
         self._loss = 0.0
-        self.path = Path(max((one.past for one in pack.passes), default=0))
+        self.path = Path(max((pass_.past for pass_ in pack.passes), default=0))
         self._pass_of, self._last_pass = _places(pack)
         self.edges_of = _grouped(self._pass_of, len(pack.passes))
         self._ended_by = _grouped(self._last_pass, len(pack.passes))
 
     def scores(self) -> Scores:
-        """Of the passes so far."""
+        """The scores of the passes so far."""
         return Scores(self.logp, self.entropy, self._loss)
 
     def visits(self) -> list[Visit]:
-        """All visits that make the gradients of the pack, in their order."""
+        """All visits that compute the gradients of the pack, in order."""
         found: list[Visit] = []
         open_trunks: list[int] = []
-        for number, one in enumerate(self._pack.passes):
-            while open_trunks and open_trunks[-1] != one.parent:
+        for number, pass_ in enumerate(self._pack.passes):
+            while open_trunks and open_trunks[-1] != pass_.parent:
                 found.append(Visit(open_trunks.pop(), True))
-            if one.trunk:
+            if pass_.trunk:
                 found.append(Visit(number, False))
                 open_trunks.append(number)
             elif len(self.edges_of[number]) or self._routing is not None:
-                found.append(Visit(number, True))  # else last tokens of samples, which predict nothing
+                found.append(Visit(number, True))  # other leaves have no predictors, only last tokens
         return found + [Visit(number, True) for number in reversed(open_trunks)]
 
     def go(self, visit: Visit, objective: Objective) -> bool:
@@ -134,20 +135,20 @@ class Walk:
 
     def look(self, number: int) -> None:
         """Forward a pass without a graph."""
-        one = self._pack.passes[number]
+        pass_ = self._pack.passes[number]
         with torch.no_grad():
-            self.forward(one, self.edges_of[number])
-            self.path.keep(one.trunk)
+            self.forward(pass_, self.edges_of[number])
+            self.path.extend(pass_.trunk)
             if self._routing is not None:
                 self._routing.count()
 
     def forward(self, one: Pass, rows: Longs) -> Tensor:
-        """Forward one pass, or with `one.ranges` cut short its chain alone; fill in the edges `rows` of it and return their logprobs."""
-        current().moved()
+        """Forward one pass (or only its chain, if `one.ranges` is cut to it), store the logprobs of the edges `rows` and return them."""
+        current().progressed()
         self.path.begin(one.past)
-        with spending("forward"):
-            whole = one.past == 0 and one.tokens == self._pack.plan.tokens
-            plan = self._pack.plan if whole else self._pack.plan.part(one.ranges, one.past)
+        with phase("forward"):
+            all_tokens = one.past == 0 and one.tokens == self._pack.plan.tokens
+            plan = self._pack.plan if all_tokens else self._pack.plan.part(one.ranges, one.past)
             edges = self._pack.edges
             starts = np.cumsum([0, *(end - begin for begin, end in one.ranges)])
             position = edges.position[rows]
@@ -167,21 +168,21 @@ class Walk:
         return logp
 
     def descend(self, number: int) -> None:
-        """Forward a trunk's chain for what hangs on it: its keys, its values, and the logprobs of samples that end further down."""
-        one = self._pack.passes[number]
+        """Forward a trunk's chain for the passes below it: store its keys and values, and the logprobs of samples that end further down."""
+        pass_ = self._pack.passes[number]
         rows = self.edges_of[number]
-        chain = Pass(one.ranges[:1], one.past, one.trunk, one.parent)
+        chain = Pass(ranges=pass_.ranges[:1], past=pass_.past, trunk=pass_.trunk, parent=pass_.parent)
         self.forward(chain, rows[self._last_pass[rows] != number])
-        self.path.keep(one.trunk)
+        self.path.extend(pass_.trunk)
 
     def learn(self, number: int, objective: Objective) -> bool:
-        """Forward a pass with its graph, ask for the loss of the samples that end in it, and go backward. False: not finite."""
-        one, rows, ended = self._pack.passes[number], self.edges_of[number], self._ended_by[number]
-        logp = self.forward(one, rows)
+        """Forward a pass with its graph, compute the loss of the samples that end in it, and run backward. False: the loss is not finite."""
+        pass_, rows, ended = self._pack.passes[number], self.edges_of[number], self._ended_by[number]
+        logp = self.forward(pass_, rows)
         if len(ended):
             places = self._tensor(ended)
             leaf = self.logp[places].requires_grad_()
-            with spending("loss"):
+            with phase("loss"):
                 with torch.enable_grad():
                     loss = objective(ended, leaf)
                 self._loss += float(loss.detach())
@@ -189,9 +190,9 @@ class Walk:
                     return False
                 torch.autograd.backward(loss)
             self._d_logp[places] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        outputs, gradients = self.path.arrived(one.trunk) if one.trunk else ([], [])
+        outputs, gradients = self.path.arrived(pass_.trunk) if pass_.trunk else ([], [])
         balance = self._balance()
-        with spending("backward"):
+        with phase("backward"):
             torch.autograd.backward(
                 [logp, *outputs, *balance],
                 [self._d_logp[self._tensor(rows)], *gradients, *map(torch.ones_like, balance)],
@@ -211,9 +212,9 @@ class Walk:
 
 
 def _places(pack: Pack) -> tuple[Longs, Longs]:
-    """int64[E] twice: the pass that an edge's predictor is forwarded in, and the pass of the last edge of its sample."""
-    starts = np.array([begin for one in pack.passes for begin, _ in one.ranges], np.int64)
-    owner = np.array([i for i, one in enumerate(pack.passes) for _ in one.ranges], np.int64)
+    """int64[E] twice: the pass in which an edge's predictor is forwarded, and the pass of the last edge of its sample."""
+    starts = np.array([begin for pass_ in pack.passes for begin, _ in pass_.ranges], np.int64)
+    owner = np.array([i for i, pass_ in enumerate(pack.passes) for _ in pass_.ranges], np.int64)
     order = np.argsort(starts)
     edges = pack.edges
     pass_of = owner[order][np.searchsorted(starts[order], edges.position, "right") - 1]
@@ -222,6 +223,6 @@ def _places(pack: Pack) -> tuple[Longs, Longs]:
 
 
 def _grouped(number_of: Longs, count: int) -> list[Longs]:
-    """For each of `count` numbers the edges that have it, in order."""
+    """For each of `count` numbers, the edges with that number, in order."""
     order = np.argsort(number_of, kind="stable")
     return np.split(order, np.searchsorted(number_of[order], np.arange(1, count))) if count else []

@@ -1,7 +1,7 @@
 """The tree plan on a GPU: FlexAttention, compiled once with gradients and once without, with a block mask made from two integers per key.
 
 The keys are those of the path above (P), then the plan's own (T). Queries are padded to Q, a multiple of 128 and at least 256, and keys
-to a multiple of 128 that holds a key of its own for every padding query: padding sees only itself. Then for all of them
+to a multiple of 128 with a separate key for every padding query: padding sees only itself. Then for all of them
 
     key k is visible to query q  ⇔  first[k] ≤ q < end[k]
 
@@ -9,9 +9,9 @@ to a multiple of 128 that holds a key of its own for every padding query: paddin
     first     0       i                     i                     Q
     end       T       subtree_end[i]        i + 1                 0
 
-The kernel wants to know which blocks of 128 queries × 128 keys are empty and which are full. `first` never falls, so that follows from
-`end`'s running maximum and minimum within each block of keys, in O(T + blocks²), without looking at any pair. It is not an estimate: it
-equals what torch's `create_block_mask` finds by trying every pair (a test).
+The kernel needs to know which blocks of 128 queries × 128 keys are empty and which are full. `first` never falls, so both follow from
+`end`'s running maximum and minimum within each block of keys, in O(T + blocks²), without evaluating any pair. The result is exact: it
+equals the result of torch's `create_block_mask`, which tries every pair (a test).
 """
 
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from trainer.tree.plan import Longs, TreePlan
 
 BLOCK = 128
+SMALLEST_HEAD = 16  # the compiled kernel refuses smaller heads
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -41,8 +42,8 @@ def attend_flex(
 ) -> Tensor:
     """Attention output [1, T, H, D] for q [1, H, T, D], k and v [1, H_kv, T, D] and the path's keys and values [1, H_kv, P, D].
 
-    Raises ValueError for a device or dtype that the compiled kernel does not know. `kernel` is for tests: torch's own `flex_attention`, not
-    compiled, runs anywhere with T² memory, on CPU without gradients unless a test lifts torch's check.
+    Raises ValueError for a device or dtype that the compiled kernel does not support. `kernel` is for tests: torch's own `flex_attention`, not
+    compiled, runs anywhere with T² memory, on CPU without gradients unless a test disables torch's check.
     """
     if kernel is None and (q.device.type != "cuda" or q.dtype not in DTYPES):
         raise ValueError(
@@ -61,24 +62,24 @@ def attend_flex(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    result: Tensor = out[:, :, : plan.tokens].transpose(1, 2)
+    result: Tensor = out[:, :, : plan.tokens, : v.shape[3]].transpose(1, 2)
     return result
 
 
-@lru_cache(maxsize=8)  # the layers of one pass ask one after another; a plan is equal to itself alone
+@lru_cache(maxsize=8)  # the layers of one pass call it in turn; a plan equals only itself
 def block_mask(plan: TreePlan, device: torch.device) -> BlockMask:
     """The plan's block mask on `device`: which blocks are partial, which full, and the rule for the partial ones."""
     first, end, queries = key_ranges(plan)
-    some, every = _blocks(first, end, queries)
-    seen_from = torch.from_numpy(first.astype(np.int32)).to(device)
-    seen_to = torch.from_numpy(end.astype(np.int32)).to(device)
+    partly_visible, fully_visible = _blocks(first, end, queries)
+    visible_from = torch.from_numpy(first.astype(np.int32)).to(device)
+    visible_until = torch.from_numpy(end.astype(np.int32)).to(device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (seen_from[key] <= query) & (query < seen_to[key])
+        return (visible_from[key] <= query) & (query < visible_until[key])
 
     return BlockMask.from_kv_blocks(
-        *_ordered(some & ~every, device),
-        *_ordered(every, device),
+        *_ordered(partly_visible & ~fully_visible, device),
+        *_ordered(fully_visible, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible,
         seq_lengths=(queries, len(first)),
@@ -98,32 +99,38 @@ def key_ranges(plan: TreePlan) -> tuple[Longs, Longs, int]:
 
 
 def _blocks(first: Longs, end: Longs, queries: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """bool[Q/128, keys/128] twice: is some pair of the block visible, is every one. `first` must not fall."""
+    """bool[Q/128, keys/128] twice: whether some pair of the block is visible, and whether every pair is. `first` must not fall."""
     low = np.arange(0, queries, BLOCK)[:, None]  # the first and the last query of each block
     high = low + BLOCK - 1
     ends = end.reshape(-1, BLOCK)
-    every = (first.reshape(-1, BLOCK)[:, -1] <= low) & (ends.min(1) > high)
-    # Of a block's keys those before `begun` have begun by the last query; the one that ends last of them decides.
+    fully_visible = (first.reshape(-1, BLOCK)[:, -1] <= low) & (ends.min(1) > high)
+    # Only the first `started` keys of a block have `first` ≤ its last query. The one of them that ends last decides.
     starts = np.arange(0, len(first), BLOCK)
-    begun = np.clip(np.searchsorted(first, high, "right") - starts, 0, BLOCK)
+    started = np.clip(np.searchsorted(first, high, "right") - starts, 0, BLOCK)
     latest = np.maximum.accumulate(ends, axis=1)
-    some = (begun > 0) & (latest[np.arange(len(starts)), np.maximum(begun - 1, 0)] > low)
-    return some, every
+    partly_visible = (started > 0) & (latest[np.arange(len(starts)), np.maximum(started - 1, 0)] > low)
+    return partly_visible, fully_visible
 
 
 def _ordered(blocks: np.ndarray[Any, Any], device: torch.device) -> tuple[Tensor, Tensor]:
-    """How FlexAttention wants them: int32[1, 1, rows] their number, int32[1, 1, rows, columns] their columns, the others behind them."""
+    """The blocks in FlexAttention's form: int32[1, 1, rows] counts, int32[1, 1, rows, columns] their columns first, then the other columns."""
     count = torch.from_numpy(blocks.sum(1, dtype=np.int32))
     columns = torch.from_numpy(np.argsort(~blocks, axis=1, kind="stable").astype(np.int32))
     return count[None, None].to(device), columns[None, None].to(device)
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
-    return x if x.shape[2] == length else nn.functional.pad(x, (0, 0, 0, length - x.shape[2]))
+    """`x` with zeros up to `length` tokens and the smallest head size: they change no product of a query and a key, and add empty outputs."""
+    missing = max(0, SMALLEST_HEAD - x.shape[3])
+    return (
+        x
+        if x.shape[2] == length and not missing
+        else nn.functional.pad(x, (0, missing, 0, length - x.shape[2]))
+    )
 
 
 def _round_up(n: int) -> int:
-    return max(2, -(-n // BLOCK)) * BLOCK  # a dimension of 1 block would be compiled apart
+    return max(2, -(-n // BLOCK)) * BLOCK  # a dimension of 1 block would be compiled separately
 
 
 @cache
@@ -132,13 +139,13 @@ def compiled_kernel(backend: str | Callable[..., Any] = "inductor") -> Callable[
 
     All sizes are symbols, the mask's integers inputs.
 
-    Without `use_duck_shape` two sizes that are equal in the first call, such as heads and blocks, are not taken for one symbol.
+    Without `use_duck_shape`, two sizes that are equal in the first call, such as heads and blocks, do not become one symbol.
     """
     kernel = torch.compile(flex_attention, dynamic=True, backend=backend)
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-            out: Tensor = kernel(*args, **kwargs)
-            return out
+            output: Tensor = kernel(*args, **kwargs)
+            return output
 
     return call

@@ -1,8 +1,8 @@
 """One pass of an unmodified Hugging Face causal LM over a tree plan.
 
-`attach_tree_attention` makes our function the model's attention implementation, for good: activation checkpointing runs
-layers again in the backward pass, so it must not be switched off in between. The plan travels as the keyword `tree` down
-to every attention layer. No mask function is registered: transformers then builds no T² mask and looks for no packed rows.
+`attach_tree_attention` permanently makes our function the model's attention implementation: activation checkpointing runs
+layers again in the backward pass, so it must not be switched off in between. The plan is passed as the keyword `tree`
+to every attention layer. No mask function is registered, so transformers builds no T² mask and looks for no packed rows.
 """
 
 import warnings
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 from trainer.logprobs import token_logprobs
-from trainer.replay import routes_of
 from trainer.samples import Ids
 from trainer.tree.attention import Backend, attend
 from trainer.tree.path import Path
 from trainer.tree.plan import FlatTree, TreePlan
+from trainer.tree.replay import routes_of
 from trainer.tree.support import refuse_unsupported
 
 _NAMES: dict[Backend, str] = {
@@ -30,15 +30,15 @@ _NAMES: dict[Backend, str] = {
     "flex": "penstock_tree_flex",
 }
 _PROBE_TOLERANCE = 1e-3  # logprobs; a wrong mask or position shows as ≥ 1e-2 even in random models
-_PROBE_ROUNDINGS = 16  # of the largest logit: what a 16-bit model's own layers add
+_PROBE_ROUNDINGS = 16  # of the largest logit: the error that a 16-bit model's own layers add
 
 
 def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, probe: bool = True) -> None:
     """Make tree attention the model's attention. From then on its forward needs `tree=plan`; see `hidden_states`.
 
-    Raises ValueError naming the feature when the model cannot be merged exactly: first by its configuration, then by a
+    Raises ValueError naming the feature if the model cannot be merged exactly: first by its configuration, then by a
     probe (short branching rows, alone with transformers' eager attention and merged, must agree; in training mode nothing may be random).
-    Without `probe`, which a model without values cannot take, somebody else's shows it.
+    A model without values cannot be probed: pass `probe=False` and probe the model elsewhere.
     """
     refuse_unsupported(model)
     hf: Any = model
@@ -75,12 +75,14 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
         (alone, merged, "merged and plain logprobs of a probe differ"),
         (*twice, "two forward passes of a probe in training mode, which should do the same, differ"),
     ]
-    for one, other, what in checks:
-        worst = max(float((_logprobs(a) - _logprobs(b)).abs().max()) for a, b in zip(one, other, strict=True))
-        if not worst <= allowed:
+    for expected, actual, problem in checks:
+        largest_error = max(
+            float((_logprobs(a) - _logprobs(b)).abs().max()) for a, b in zip(expected, actual, strict=True)
+        )
+        if not largest_error <= allowed:
             hf.set_attn_implementation("eager")
             raise ValueError(
-                f"prefix-tree merging is not exact for {hf.config.model_type}: {what} by {worst:.3g}"
+                f"prefix-tree merging is not exact for {hf.config.model_type}: {problem} by {largest_error:.3g}"
             )
 
 
@@ -111,15 +113,15 @@ def tree_pass(
     temperature: Tensor,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropies [E] of `target` int64[E] behind the flat positions `rows` int64[E], of one forward pass (logprobs.py)."""
+    """Logprobs and entropies [E] of `target` int64[E] after the flat positions `rows` int64[E], from one forward pass (logprobs.py)."""
     hidden = hidden_states(model, plan, path).index_select(0, rows)
     return token_logprobs(hidden, model.get_output_embeddings(), target, temperature, chunk)  # type: ignore[operator]
 
 
 def pass_of(model: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`tree_pass` of this model; of one whose parameters are spread over ranks, the one that gathers them (ranks/shard.py)."""
-    own: Callable[..., tuple[Tensor, Tensor]] = getattr(model, "tree_pass", partial(tree_pass, model))
-    return own
+    """`tree_pass` of this model. For a model that is spread over ranks, it gathers the parameters (ranks/fsdp.py)."""
+    method: Callable[..., tuple[Tensor, Tensor]] = getattr(model, "tree_pass", partial(tree_pass, model))
+    return method
 
 
 def _logprobs(logits: Tensor) -> Tensor:
@@ -127,16 +129,16 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _merged_logits(model: nn.Module, rows: list[Ids]) -> list[Tensor]:
-    branches = [Branch(row) for row in rows]
+    branches = [Branch(own=row) for row in rows]
     tree = FlatTree(branches)
     hidden = hidden_states(model, tree.plan)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     places = [torch.from_numpy(tree.locate(row, 0, len(row))).to(hidden.device) for row in branches]
-    return [head(hidden[place]) for place in places]
+    return [head(hidden[positions]) for positions in places]
 
 
 class _Unplanned(ValueError):
-    """Attention was called without what it needs, or with more. `feature`: what a model has whose own layers do that."""
+    """Attention was called without the plan, or with a mask. `feature`: the feature of models whose layers do that."""
 
     def __init__(self, message: str, feature: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""A pack: all samples of a train step as one tree, where their loss sits in it, and the passes that it is forwarded in.
+"""A pack: all samples of a train step as one tree, the positions of their loss in it, and the passes in which it is forwarded.
 
-Whatever samples share is shared: within a rollout, a group, across groups. Samples that share nothing cost what ordinary sequence packing
-costs. The order of the samples and all that is theirs (weights, advantages, logprobs) is kept beside the tree, per loss edge.
+All common prefixes are shared: within a rollout, within a group and across groups. Samples that share nothing cost as much as with ordinary
+sequence packing. The order of the samples and their data (weights, advantages, logprobs) are kept apart from the tree, per loss edge.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.samples import Floats, Ids, Sample
-from trainer.tree.passes import Budget, Pass, cut_into_passes
+from trainer.tree.passes import Pass, PassBudget, cut_into_passes
 from trainer.tree.plan import FlatTree, Longs, TreePlan
 
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LossEdges:
     """One row per action token, in order of sample and token. E rows.
 
-    `position` is the flat place of the predictor, the token before the target *in the sample*: at a branch the last
+    `position` is the flat position of the predictor, the token before the target *in the sample*: at a branch the last
     token of the shared part, never the flat neighbour. Several edges may share a predictor.
     """
 
@@ -44,7 +44,7 @@ class LossEdges:
         return picked
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pack:
     """Samples that are forwarded as one tree. `indices` are their places in the sequence given to `pack_samples`."""
 
@@ -57,8 +57,8 @@ class Pack:
     route_conflicts: int = 0  # equal tokens that are not merged because other experts computed them
 
     def by_sample(self, samples: Sequence[Sample], values: npt.ArrayLike) -> Floats:
-        """float32: `values` [E] along the loss edges as an array of every action token of `samples`, which the pack was made of, one sample after
-        the other. NaN for tokens that have no edge."""
+        """`values` [E] along the loss edges as float32 of every action token of `samples`, one sample after the other. `samples` are those that
+        the pack was made of. NaN for tokens without an edge."""
         starts = np.cumsum([0, *(sample.action_len for sample in samples)])
         found = np.full(starts[-1], np.nan, np.float32)
         found[starts[np.array(self.indices, np.int64)[self.edges.sample]] + self.edges.offset] = values
@@ -70,11 +70,11 @@ class Pack:
         return sum(len(sample.tokens) for sample in self.samples)
 
 
-def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: bool = True) -> Pack:
+def pack_samples(samples: Sequence[Sample], budget: PassBudget, *, trained_only: bool = True) -> Pack:
     """The tree of the samples, cut into passes within the budget; without samples a pack without passes.
 
-    With `trained_only`, samples without a token of weight > 0 are left out, and so are edges of weight 0.
-    Raises ValueError when the budget is too small for the longest sample.
+    With `trained_only`, samples without a token of weight > 0 and edges of weight 0 are left out.
+    Raises ValueError if the budget is too small for the longest sample.
     """
     indices = tuple(i for i, sample in enumerate(samples) if sample.trained_tokens or not trained_only)
     chosen = tuple(samples[i] for i in indices)
@@ -90,17 +90,25 @@ def pack_samples(samples: Sequence[Sample], budget: Budget, *, trained_only: boo
         temperature=np.repeat(np.array([s.temperature for s in chosen], np.float64), lengths),
     )
     if trained_only:
-        kept = _joined([s.weight for s in chosen], np.float32) > 0
+        weighted = _joined([s.weight for s in chosen], np.float32) > 0
         edges = LossEdges(
-            edges.position[kept],
-            edges.target[kept],
-            edges.sample[kept],
-            edges.offset[kept],
-            edges.temperature[kept],
+            position=edges.position[weighted],
+            target=edges.target[weighted],
+            sample=edges.sample[weighted],
+            offset=edges.offset[weighted],
+            temperature=edges.temperature[weighted],
         )
-    last = _joined([tree.locate(s.tokens, len(s.tokens) - 1, len(s.tokens)) for s in chosen], np.int64)
+    last_tokens = _joined([tree.locate(s.tokens, len(s.tokens) - 1, len(s.tokens)) for s in chosen], np.int64)
     passes = cut_into_passes(tree, budget)
-    return Pack(chosen, indices, tree.plan, edges, passes, last, tree.route_conflicts)
+    return Pack(
+        samples=chosen,
+        indices=indices,
+        plan=tree.plan,
+        edges=edges,
+        passes=passes,
+        last=last_tokens,
+        route_conflicts=tree.route_conflicts,
+    )
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

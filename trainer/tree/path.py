@@ -1,8 +1,8 @@
 """Keys and values of the path above a pass, and the gradients that arrive there from below.
 
-One buffer per layer for each of keys, values, and their gradients, as long as the deepest path on which a pass hangs. A trunk writes its
-stretch when it is forwarded, everything that hangs on it reads it and adds its gradients, and the trunk's own backward pass takes them.
-What lies behind the open trunks is free again, so the memory is that of one path whatever the tree's size.
+One buffer per layer for each of keys, values, and their gradients, as long as the deepest path above a pass. A trunk writes its
+part when it is forwarded. All passes below it read that part and add their gradients. The trunk's own backward pass takes the gradients.
+Space beyond the open trunks is reused, so the memory is that of one path for trees of any size.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Layer:
-    """[capacity, H_kv, D] each, so that a path is one piece of memory; gradients in float32 at least, however many passes add to them."""
+    """[capacity, H_kv, D] each, so that a path is contiguous memory. Gradients are at least float32, because many passes may add to them."""
 
     keys: Tensor
     values: Tensor
     d_keys: Tensor
     d_values: Tensor
     above: tuple[Tensor, Tensor] | None = (
-        None  # the present path, [1, H_kv, past, D]; its backward ends in d_keys and d_values
+        None  # the current path, [1, H_kv, past, D]; its backward ends in d_keys and d_values
     )
-    own: tuple[Tensor, Tensor] | None = None  # of the present pass, with their graph
+    own: tuple[Tensor, Tensor] | None = None  # of the current pass, with their graph
 
 
 class Path:
-    """The path of the pass that is forwarded. Attention layers ask it for the `past` and leave their own keys and values."""
+    """The path of the current pass. Attention layers pass it their own keys and values and get those of the past."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: tokens of the deepest path."""
@@ -38,7 +38,7 @@ class Path:
         self._with_graph = False
 
     def begin(self, past: int) -> None:
-        """From now on a pass is forwarded that hangs below the first `past` tokens."""
+        """Start a pass that hangs below the first `past` tokens."""
         self._past, self._with_graph = past, torch.is_grad_enabled()
         for layer in self._layers.values():
             layer.above = layer.own = None
@@ -46,8 +46,8 @@ class Path:
     def attended(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         """Take a layer's own keys and values [1, H_kv, T, D]; return those of the path [1, H_kv, past, D], None if it is empty.
 
-        Activation checkpointing calls it a second time in the backward pass and gets the same. Raises ValueError when it is of the
-        reentrant kind, which would cut the gradients between passes.
+        Activation checkpointing calls it a second time in the backward pass and gets the same. Raises ValueError for reentrant
+        checkpointing, which would cut the gradients between passes.
         """
         if not self._capacity:
             return None
@@ -77,43 +77,43 @@ class Path:
         return like.new_zeros((self._capacity, like.shape[1], like.shape[3]), dtype=dtype)
 
     def _above(self, buffer: Tensor, gradient: Tensor, own: Tensor) -> Tensor:
-        """The path of the pass whose `own` keys or values these are. Where frozen weights alone made them, no gradient goes on behind them."""
+        """The path above the `own` keys or values. If only frozen weights made them, no gradient flows to the path."""
         rows = buffer[: self._past].transpose(0, 1)[None]
         if not own.requires_grad:
             return rows
         anchor = buffer.new_empty(
             0, requires_grad=True
-        )  # without an input that needs a gradient there is no backward
-        above: Tensor = _Above.apply(anchor, rows, gradient[: self._past].transpose(0, 1)[None])  # type: ignore[no-untyped-call]
-        return above
+        )  # autograd runs no backward unless an input needs a gradient
+        anchored: Tensor = _Above.apply(anchor, rows, gradient[: self._past].transpose(0, 1)[None])  # type: ignore[no-untyped-call]
+        return anchored
 
-    def keep(self, trunk: int) -> None:
-        """The first `trunk` tokens of the pass just forwarded lengthen the path; no gradient has arrived at them yet."""
+    def extend(self, trunk: int) -> None:
+        """Lengthen the path by the first `trunk` tokens of the pass just forwarded; their gradients start at 0."""
         rows = slice(self._past, self._past + trunk)
         for layer in self._layers.values():
             assert layer.own is not None
-            for buffer, own in zip((layer.keys, layer.values), layer.own, strict=True):
-                buffer[rows] = own.detach()[0, :, :trunk].transpose(0, 1)
+            for buffer, part in zip((layer.keys, layer.values), layer.own, strict=True):
+                buffer[rows] = part.detach()[0, :, :trunk].transpose(0, 1)
             for gradient in (layer.d_keys, layer.d_values):
                 gradient[rows] = 0
 
     def arrived(self, trunk: int) -> tuple[list[Tensor], list[Tensor]]:
         """The keys and values of the first `trunk` tokens of the pass just forwarded, with their graph, and the gradients that
-        everything below has left for them."""
+        all passes below have added for them."""
         rows = slice(self._past, self._past + trunk)
         outputs: list[Tensor] = []
         gradients: list[Tensor] = []
         for layer in self._layers.values():
             assert layer.own is not None
-            for own, gradient in zip(layer.own, (layer.d_keys, layer.d_values), strict=True):
-                if own.requires_grad:
-                    outputs.append(own[0, :, :trunk].transpose(0, 1))
-                    gradients.append(gradient[rows].to(own.dtype))
+            for part, gradient in zip(layer.own, (layer.d_keys, layer.d_values), strict=True):
+                if part.requires_grad:
+                    outputs.append(part[0, :, :trunk].transpose(0, 1))
+                    gradients.append(gradient[rows].to(part.dtype))
         return outputs, gradients
 
 
 class _Above(torch.autograd.Function):
-    """Keys or values of the path as they are; what comes back for them is added where they wait for it."""
+    """The identity on keys or values of the path; its backward adds their gradient to the path's buffer."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, rows: Tensor, gradient: Tensor) -> Tensor:

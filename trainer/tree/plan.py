@@ -1,20 +1,20 @@
 """The flat order of a trie and the attention plan over it.
 
-The trie is laid out in depth-first order, deepest child first (of equally deep ones the one with the smallest first token). Then a
-whole chain of first children is one contiguous run, and a single integer per token says what it is visible to:
+The trie is laid out in depth-first order, deepest child first (among equally deep children the smallest first token first). Then a
+whole chain of first children is one contiguous run, and a single integer per token defines which queries see it:
 
     key k is visible to query q  ⇔  k ≤ q < subtree_end[k]
 
 The plan covers exactly these pairs, each once, with few large blocks: one causal *square* per chain, and per branching
-node one full *rectangle*: all its subtree outside its chain (queries) against the chain from its head to the end of
-that node (keys). A branch therefore meets each chain above it in one block, however many nodes that chain has.
+node one full *rectangle*: its subtree outside its chain (queries) against the chain from its head to the end of
+that node (keys). A branch therefore meets each chain above it in one block, independent of the chain's number of nodes.
 
 Example, the samples [1 2 3 4] and [1 2 5]: flat ids 1 2 3 4 5, positions 0 1 2 3 2, subtree_end 5 5 4 4 5,
 squares (0, 4) and (4, 5), rectangle queries [4, 5) × keys [0, 2).
 
-Where routes were recorded, tokens are merged only with tokens of the same routes (trie.py), and the plan carries them.
+If routes were recorded, tokens are merged only with tokens of the same routes (trie.py), and the plan carries the routes.
 
-The plan is a function of the set of sequences alone: neither their order nor how they are stored changes it.
+The plan is a function of the set of sequences alone: their order and their storage do not change it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.routes import Routes
-from orchestrator.contracts.trie import Node, Trie
+from orchestrator.trajectory.branch import Branch
+from orchestrator.trajectory.routes import Routes
+from orchestrator.trajectory.trie import Node, Trie
 from trainer.samples import Ids
 
 Longs = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TreePlan:
-    """T flat tokens as the model sees them: a tree, or a part of one below a path of `past` tokens that all of them see.
+    """T flat tokens as the model sees them: a tree, or a part of a tree below a path of `past` tokens that all of them see.
 
     The squares partition the tokens. The path is not among them: its keys and values come from elsewhere (path.py).
     """
@@ -54,7 +54,7 @@ class TreePlan:
 
     @property
     def pairs(self) -> int:
-        """Visible (query, key) pairs: the attention's share of the cost. A token sees itself and all that are above it."""
+        """Visible (query, key) pairs: the attention's share of the cost. A token sees itself and all tokens above it."""
         return int(self.position_ids.sum()) + self.tokens
 
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -65,7 +65,7 @@ class TreePlan:
     def part(self, ranges: Sequence[tuple[int, int]], past: int) -> TreePlan:
         """The plan of some of the tokens: ascending flat ranges whose tokens all hang below the same path of `past` tokens.
 
-        What lies between two ranges takes blocks of the whole plan along, but never a pair of two tokens that are left.
+        Dropping the tokens between two ranges removes blocks of the whole plan, but never a pair of two remaining tokens.
         """
         rows = np.concatenate([np.arange(begin, end) for begin, end in ranges])
         squares, rectangles = (np.searchsorted(rows, blocks) for blocks in (self.squares, self.rectangles))
@@ -97,9 +97,9 @@ class FlatTree:
             self.begin[node.index] = flat
             flat += len(node.ids)
         for node in reversed(order):
-            below = self.children[node.index]
-            own = self.begin[node.index] + len(node.ids)
-            self.end[node.index] = self.end[below[-1].index] if below else own
+            children = self.children[node.index]
+            own_end = self.begin[node.index] + len(node.ids)
+            self.end[node.index] = self.end[children[-1].index] if children else own_end
         squares, rectangles = self._blocks(order)
         lengths = [len(node.ids) for node in order]
         starts = np.repeat([node.start for node in order], lengths) - np.repeat(
@@ -116,7 +116,7 @@ class FlatTree:
 
     @property
     def route_conflicts(self) -> int:
-        """How often equal tokens behind one prefix are not merged because other experts computed them."""
+        """How often equal tokens after one prefix are not merged because other experts computed them."""
         return self._trie.route_conflicts
 
     def locate(self, branch: Branch, begin: int, end: int) -> Longs:
@@ -131,17 +131,17 @@ class FlatTree:
         squares: list[tuple[int, int]] = []
         rectangles: list[tuple[int, int, int, int]] = []
         begin, end = self.begin.tolist(), self.end.tolist()
-        inside = {below[0].index for below in self.children[1:] if below}  # continues its parent's chain
+        inside = {nodes[0].index for nodes in self.children[1:] if nodes}  # continues its parent's chain
         for head in order[1:]:
             if head.index in inside:
                 continue
             start, node = begin[head.index], head
-            while below := self.children[node.index]:
-                branches = end[below[0].index]
+            while nodes := self.children[node.index]:
+                branches = end[nodes[0].index]
                 if branches < end[node.index]:
                     keys_end = begin[node.index] + len(node.ids)
                     rectangles.append((branches, end[node.index], start, keys_end))
-                node = below[0]
+                node = nodes[0]
             squares.append((start, end[node.index]))
         return squares, rectangles
 

@@ -1,4 +1,4 @@
-"""Which models tree merging is exact for. Everything else is refused by the name of the feature that breaks it.
+"""The models for which tree merging is exact. All others are refused; the error names the feature that breaks exactness.
 
 Merging is exact when a token's hidden state depends only on the ids and positions of the tokens that it sees under
 full causal attention. Windows, recurrences, randomness and anything that depends on the row's length break that.
@@ -32,7 +32,7 @@ _OF_OTHER_HEADS = (
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Raise ValueError naming the first feature of a Hugging Face causal LM that prefix-tree merging cannot keep exact."""
+    """Raise ValueError naming the first feature of a Hugging Face causal LM for which prefix-tree merging is not exact."""
     config: Any = model.config
     feature = _unsupported_feature(model, config)
     if feature is not None:

@@ -1,7 +1,7 @@
 """`python -m trainer.verify --run NAME --batch N`: compute a stored batch again, merged and one row per sample, and compare.
 
 Reads the data pool at $DATABASE_URL and the checkpoint that the batch was trained from; changes nothing. The last line printed is the result as
-JSON. Exit status 1: one sentence on stderr says why there is none. That a bound is missed stands in the result (`ok`).
+JSON. Exit status 1: one sentence on stderr says why there is none. A missed bound sets `ok` to false.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from orchestrator.contracts.errors import PenstockError
 
 
 def main() -> int:
-    """Parse, verify, and say what is wrong in one sentence."""
+    """Parse and verify; report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m trainer.verify", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
     parser.add_argument("--batch", required=True, type=int, help="the batch's number")
@@ -32,20 +32,20 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
     from orchestrator.pool.engine import Role, open_engine
     from trainer.verify.compare import verify
-    from trainer.verify.stored import Recorded, read_batch
+    from trainer.verify.stored import RecordedBatch, read_batch
 
-    async def read() -> Recorded:
+    async def read() -> RecordedBatch:
         async with open_engine(url, Role.READER, size=1, name="penstock-verify") as engine:
             return await read_batch(engine, options.run, options.batch, options.groups)
 
     try:
-        began = time.perf_counter()
+        started = time.perf_counter()
         recorded = anyio.run(read)
         checks = verify(recorded, options.dtype, bfloat16=options.bf16)
     except (PenstockError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    said = {
+    result = {
         "run": options.run,
         "batch": options.batch,
         "version": recorded.version,
@@ -64,9 +64,9 @@ def main() -> int:
             for check in checks
         ],
         "ok": not any(check.missed for check in checks),
-        "seconds": round(time.perf_counter() - began, 2),
+        "seconds": round(time.perf_counter() - started, 2),
     }
-    print(json.dumps(said))
+    print(json.dumps(result))
     return 0
 
 

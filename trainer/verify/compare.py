@@ -1,13 +1,14 @@
-"""The checks: merged against vanilla, both against what is stored.
+"""The checks: merged against vanilla, both against the stored values.
 
-A gradient's difference is ‖Δ‖₂ ÷ ‖vanilla‖₂ over all parameters taken as one vector, and beside it max |Δ| ÷ max |vanilla|, which a single
-wrong element shows in. A loss, being a sum that may cancel, is compared absolutely below 1 and relatively above.
+A gradient's difference is ‖Δ‖₂ ÷ ‖vanilla‖₂ over all parameters taken as one vector. A second check, max |Δ| ÷ max |vanilla|, shows a single
+wrong element. A loss is a sum that may cancel, and is therefore compared absolutely below 1 and relatively above.
 """
 
 import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +19,16 @@ from torch import Tensor, nn
 from trainer.learner import update_settings
 from trainer.loss.metrics import TrainStepMetrics
 from trainer.model import load_model
-from trainer.replay import attach_replay
 from trainer.samples import Sample
 from trainer.tree.execute import score
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import Pack, pack_samples
+from trainer.tree.replay import attach_replay
 from trainer.update import UpdateSettings, anchored
 from trainer.verify.merged import Gradients, step_gradients
 from trainer.verify.precision import Float64Throughout
 from trainer.verify.rounding import bfloat16_errors
-from trainer.verify.stored import Recorded
+from trainer.verify.stored import RecordedBatch
 from trainer.verify.vanilla import Vanilla, detach_tree_attention, vanilla_gradients
 
 Dtype = Literal["float64", "float32"]
@@ -35,9 +36,9 @@ BOUNDS: dict[Dtype, float] = {"float64": 1e-10, "float32": 1e-5}  # of loss and 
 LOGPROB_BOUNDS: dict[Dtype, float] = {"float64": 1e-10, "float32": 1e-4}  # nats, the worst token
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the table. `ours` and `theirs` are what was compared; without a bound the difference is only told."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedFigure:
+    """One line of the table. `ours` and `theirs` are the compared values; without a bound the difference is only reported."""
 
     name: str
     ours: float
@@ -47,12 +48,12 @@ class Check:
 
     @property
     def missed(self) -> bool:
-        """True for a difference that is not a number, too."""
+        """Whether the bound is missed; also true for a difference that is not a number."""
         return self.bound is not None and not self.difference <= self.bound
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ComparedStep:
     """One train step, computed twice. `logprobs` are the merged ones along the pack's loss edges, on CPU."""
 
     pack: Pack
@@ -62,11 +63,11 @@ class Step:
     vanilla: Vanilla
 
 
-def verify(recorded: Recorded, dtype: Dtype, *, bfloat16: bool = False) -> list[Check]:
-    """Compute every train step of the batch at the weights that the batch began with, merged and alone, and compare; with `bfloat16` once more
-    in that, for what it rounds (rounding.py).
+def verify(recorded: RecordedBatch, dtype: Dtype, *, bfloat16: bool = False) -> list[ComparedFigure]:
+    """Compute every train step of the batch at the weights from which the batch was trained, merged and alone, and compare. With `bfloat16`, also
+    measure its rounding errors (rounding.py).
 
-    Raises ValueError when the model cannot be loaded or merged.
+    Raises ValueError if the model cannot be loaded or merged.
     """
     settings = update_settings(recorded.config.trainer)
     wide = Float64Throughout() if dtype == "float64" else contextlib.nullcontext()
@@ -79,8 +80,14 @@ def verify(recorded: Recorded, dtype: Dtype, *, bfloat16: bool = False) -> list[
         merged = [_merged(model, part, settings, recorded.version) for part in samples]
         detach_tree_attention(model)
         steps = [
-            Step(*ours, vanilla_gradients(model, part, settings))
-            for ours, part in zip(merged, samples, strict=True)
+            ComparedStep(
+                pack=pack,
+                metrics=metrics,
+                gradients=gradients,
+                logprobs=logprobs,
+                vanilla=vanilla_gradients(model, part, settings),
+            )
+            for (pack, metrics, gradients, logprobs), part in zip(merged, samples, strict=True)
         ]
     tolerance = recorded.config.gateway.canary_tolerance
     return [
@@ -92,18 +99,26 @@ def verify(recorded: Recorded, dtype: Dtype, *, bfloat16: bool = False) -> list[
 
 
 def _rounding(
-    recorded: Recorded, samples: Sequence[Sequence[Sample]], settings: UpdateSettings
-) -> list[Check]:
+    recorded: RecordedBatch, samples: Sequence[Sequence[Sample]], settings: UpdateSettings
+) -> list[ComparedFigure]:
     replay = recorded.config.trainer.routing_replay
     merged, alone = bfloat16_errors(recorded.checkpoint, samples, settings, replay=replay)
-    return [Check("bfloat16 gradient, from float32", merged, alone, merged - alone, None)]
+    return [
+        ComparedFigure(
+            name="bfloat16 gradient, from float32",
+            ours=merged,
+            theirs=alone,
+            difference=merged - alone,
+            bound=None,
+        )
+    ]
 
 
 def _load(checkpoint: Path, dtype: Dtype) -> nn.Module:
     model = load_model(checkpoint, dtype=getattr(torch, dtype), backend=None)
     hf: Any = model
     if dtype == "float64" and getattr(hf.config, "_experts_implementation", None) == "grouped_mm":
-        hf.set_experts_implementation("eager")  # that kernel knows no float64
+        hf.set_experts_implementation("eager")  # that kernel does not support float64
     attach_tree_attention(model)
     return model
 
@@ -116,32 +131,51 @@ def _merged(
     return pack, metrics, gradients, score(model, pack, settings.head_chunk).logprobs.cpu()
 
 
-def _exactness(steps: Sequence[Step], bound: float, logprob_bound: float) -> list[Check]:
-    """Of several train steps the one with the largest difference stands for all, line by line."""
+def _exactness(steps: Sequence[ComparedStep], bound: float, logprob_bound: float) -> list[ComparedFigure]:
+    """One check per quantity, from the train step with the largest difference."""
     losses, vectors, elements, logprobs = [], [], [], []
     for step in steps:
         ours, theirs = step.metrics.loss, step.vanilla.loss
-        losses.append(Check("loss", ours, theirs, abs(ours - theirs) / max(1.0, abs(theirs)), bound))
+        losses.append(
+            ComparedFigure(
+                name="loss",
+                ours=ours,
+                theirs=theirs,
+                difference=abs(ours - theirs) / max(1.0, abs(theirs)),
+                bound=bound,
+            )
+        )
         vectors.append(_gradient(step, "gradient", 2.0, bound))
         elements.append(_gradient(step, "gradient, worst element", math.inf, bound))
-        mean = (float(step.logprobs.mean()), float(step.vanilla.logprobs.mean()))
-        apart = float((step.logprobs - step.vanilla.logprobs).abs().max())
-        logprobs.append(Check("logprob, worst token", *mean, apart, logprob_bound))
+        largest = ComparedFigure(
+            name="logprob, worst token",
+            ours=float(step.logprobs.mean()),
+            theirs=float(step.vanilla.logprobs.mean()),
+            difference=float((step.logprobs - step.vanilla.logprobs).abs().max()),
+            bound=logprob_bound,
+        )
+        logprobs.append(largest)
     return [max(lines, key=_badness) for lines in (losses, vectors, elements, logprobs)]
 
 
-def _badness(check: Check) -> float:
+def _badness(check: ComparedFigure) -> float:
     return math.inf if math.isnan(check.difference) else check.difference
 
 
-def _gradient(step: Step, name: str, order: float, bound: float) -> Check:
+def _gradient(step: ComparedStep, name: str, order: float, bound: float) -> ComparedFigure:
     ours, theirs = step.gradients, step.vanilla.gradients
-    if ours.keys() != theirs.keys():  # a step that was skipped has none
-        return Check(name, _norm(ours, order), _norm(theirs, order), math.nan, bound)
-    apart = _norm({key: ours[key] - theirs[key] for key in theirs}, order)
+    if ours.keys() != theirs.keys():  # a skipped step has none
+        return ComparedFigure(
+            name=name, ours=_norm(ours, order), theirs=_norm(theirs, order), difference=math.nan, bound=bound
+        )
+    distance = _norm({key: ours[key] - theirs[key] for key in theirs}, order)
     size = _norm(theirs, order)
-    return Check(
-        name, _norm(ours, order), size, apart / size if size else (math.nan if apart else 0.0), bound
+    return ComparedFigure(
+        name=name,
+        ours=_norm(ours, order),
+        theirs=size,
+        difference=distance / size if size else (math.nan if distance else 0.0),
+        bound=bound,
     )
 
 
@@ -150,29 +184,31 @@ def _norm(gradients: Gradients, order: float) -> float:
     return float(torch.linalg.vector_norm(torch.stack(parts), order)) if parts else 0.0
 
 
-def _behavior(steps: Sequence[Step], version: int, tolerance: float) -> list[Check]:
-    """Trainer against rollout server. Only tokens of the very version must agree: others were made by other weights."""
+def _behavior(steps: Sequence[ComparedStep], version: int, tolerance: float) -> list[ComparedFigure]:
+    """Trainer against rollout server. Only tokens of the same version must agree: other weights made the others."""
     trainer = np.concatenate([step.logprobs.double().numpy() for step in steps])
     behavior = np.concatenate(
         [step.pack.edges.gather(step.pack.samples, lambda s: s.behavior_logprobs) for step in steps]
     )
-    made_by = np.concatenate(
+    versions = np.concatenate(
         [step.pack.edges.gather(step.pack.samples, lambda s: s.versions) for step in steps]
     )
     checks = []
     for name, chosen, bound in (
-        (f"behavior logprob, version {version}", made_by == version, tolerance),
-        ("behavior logprob, other versions", made_by != version, None),
+        (f"behavior logprob, version {version}", versions == version, tolerance),
+        ("behavior logprob, other versions", versions != version, None),
     ):
         if chosen.any():
-            apart = np.abs(trainer[chosen] - behavior[chosen])
-            means = (float(trainer[chosen].mean()), float(behavior[chosen].mean()))
-            checks.append(Check(f"{name}: mean", *means, float(apart.mean()), bound))
-            checks.append(Check(f"{name}: worst", *means, float(apart.max()), None))
+            differences = np.abs(trainer[chosen] - behavior[chosen])
+            check = partial(
+                ComparedFigure, ours=float(trainer[chosen].mean()), theirs=float(behavior[chosen].mean())
+            )
+            checks.append(check(name=f"{name}: mean", difference=float(differences.mean()), bound=bound))
+            checks.append(check(name=f"{name}: worst", difference=float(differences.max()), bound=None))
     return checks
 
 
-def _counts(steps: Sequence[Step], stored: Sequence[Any]) -> list[Check]:
+def _counts(steps: Sequence[ComparedStep], stored: Sequence[Any]) -> list[ComparedFigure]:
     actions = sum(step.metrics.action_tokens for step in steps)
     naive = sum(step.metrics.naive_tokens for step in steps)
     forwarded = sum(step.vanilla.forwarded for step in steps)
@@ -180,7 +216,13 @@ def _counts(steps: Sequence[Step], stored: Sequence[Any]) -> list[Check]:
     checks = [
         _count("action tokens", actions, sum(len(step.vanilla.logprobs) for step in steps)),
         _count("tokens of rows", naive, forwarded),
-        Check("tokens forwarded", merged, forwarded, float(merged - forwarded), None),
+        ComparedFigure(
+            name="tokens forwarded",
+            ours=merged,
+            theirs=forwarded,
+            difference=float(merged - forwarded),
+            bound=None,
+        ),
     ]
     for name, key, ours in (
         ("action tokens, as stored", "action_tokens", actions),
@@ -191,5 +233,7 @@ def _counts(steps: Sequence[Step], stored: Sequence[Any]) -> list[Check]:
     return checks
 
 
-def _count(name: str, ours: int, theirs: int) -> Check:
-    return Check(name, ours, theirs, float(abs(ours - theirs)), 0.0)
+def _count(name: str, ours: int, theirs: int) -> ComparedFigure:
+    return ComparedFigure(
+        name=name, ours=ours, theirs=theirs, difference=float(abs(ours - theirs)), bound=0.0
+    )

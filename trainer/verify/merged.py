@@ -20,15 +20,15 @@ def step_gradients(
 ) -> tuple[TrainStepMetrics, Gradients]:
     """The metrics of one train step and the gradient that its optimizer would get, before clipping. The model stays as it is.
 
-    The model must be attached to tree attention. A step that is skipped for any reason has no gradients: an empty mapping.
+    The model must be attached to tree attention. A skipped step has no gradients: an empty mapping.
     """
-    taken: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
 
     def take(*_: Any) -> None:
-        taken.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        gradients.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     optimizer.register_step_pre_hook(take)
     unclipped = replace(settings, max_grad_norm=math.inf, spike_grad_norm=math.inf, bias_rate=0.0)
     metrics = train_step(model, optimizer, samples, unclipped, trainer_version=trainer_version)
-    return metrics, taken
+    return metrics, gradients

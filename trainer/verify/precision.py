@@ -1,4 +1,4 @@
-"""float64 throughout: Hugging Face computes norms, softmaxes and routers in float32 whatever the model's dtype is."""
+"""float64 throughout: Hugging Face computes norms, softmaxes and routers in float32 for every model dtype."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ _SOFTMAX = (torch.nn.functional.softmax, torch.nn.functional.log_softmax, torch.
 
 
 class Float64Throughout(TorchFunctionMode):
-    """While it is entered, nothing rounds a float64 tensor to float32: such a cast returns the tensor, such a softmax stays float64.
+    """A mode in which nothing rounds a float64 tensor to float32: such a cast returns the tensor, such a softmax stays float64.
 
-    Casts of other dtypes are as ever. What is no torch function (an extension's own kernel) is not seen.
+    Casts of other dtypes are unchanged. Kernels that are not torch functions (an extension's own) are not intercepted.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""A batch as the data pool keeps it, made into train steps again, and the checkpoint that it was trained from."""
+"""Rebuilds the train steps of a stored batch from the data pool, and finds the checkpoint from which it was trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,44 +7,50 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.config import Config
 from orchestrator.pool.engine import check_revision
-from orchestrator.pool.policies import PolicyVersion
-from orchestrator.pool.runs import Run, get_run
+from orchestrator.pool.policy_versions import PolicyVersion
+from orchestrator.pool.runs import StoredRun, get_run
 from orchestrator.pool.trained import StoredBatch, stored_batch
-from trainer.batch import BadBatch, Part
+from orchestrator.settings.config import Config
+from trainer.batch import BadBatch, BatchPart
 from trainer.checkpoint import open_checkpoint
 from trainer.phases import Trainer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
-    """One stored batch, ready to be computed again. `metrics`: what its train steps reported; none of a part of the batch."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedBatch:
+    """One stored batch, ready to be computed again. `metrics`: the reports of its train steps; empty for a part of the batch."""
 
     config: Config
     version: int
     checkpoint: Path
-    parts: Sequence[Part]
+    parts: Sequence[BatchPart]
     metrics: Sequence[Mapping[str, Any]]
 
 
-async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int = 0) -> Recorded:
-    """Read batch `batch_no` as the trainer reads it; with `groups` only the first so many groups of each train step.
+async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int = 0) -> RecordedBatch:
+    """Read batch `batch_no` as the trainer reads it; with `groups` only the first `groups` groups of each train step.
 
-    Raises what `read_train_steps` raises, and ValueError when the batch's checkpoint is gone or not the published one.
+    Raises the errors of `read_train_steps`, and ValueError if the batch's checkpoint is gone or not the published one.
     """
     config, stored, parts = await read_train_steps(engine, run, batch_no, groups)
     path = _published(stored.trained_from, batch_no, config.trainer.keep_checkpoints)
-    return Recorded(config, stored.trained_from.version, path, parts, () if groups else stored.metrics)
+    return RecordedBatch(
+        config=config,
+        version=stored.trained_from.version,
+        checkpoint=path,
+        parts=parts,
+        metrics=() if groups else stored.metrics,
+    )
 
 
 async def read_train_steps(
     engine: AsyncEngine, run: str, batch_no: int, groups: int = 0
-) -> tuple[Config, StoredBatch, Sequence[Part]]:
-    """A batch and its train steps, without the weights; with `groups` only the first so many groups of each train step.
+) -> tuple[Config, StoredBatch, Sequence[BatchPart]]:
+    """A batch and its train steps, without the weights; with `groups` only the first `groups` groups of each train step.
 
-    ConfigurationError for an unknown run. ValueError, one sentence: no such batch, nothing in it to train, its steps are pruned or do not
-    make samples.
+    Raises ConfigurationError for an unknown run. Raises ValueError, one sentence, if the batch is missing, if nothing in it is trained, or if
+    its steps are pruned or do not make samples.
     """
     async with engine.connect() as connection:
         await check_revision(connection)
@@ -52,26 +58,29 @@ async def read_train_steps(
         stored = await stored_batch(connection, found.run_id, batch_no)
     if found.pruned is not None:
         raise ValueError(f"the steps of run {run!r} are pruned, so its batches cannot be computed again")
-    parts = await _parts(engine, found, stored)
+    config = Config.from_json(found.config)
+    parts = await _parts(engine, found, config, stored)
     if groups:
         parts = [_first(part, groups) for part in parts]
     if not any(sample.trained_tokens for part in parts for sample in part.samples):
         raise ValueError(
             f"batch {batch_no} trains no token: every step of it is marked or has train weight 0"
         )
-    return Config.from_json(found.config), stored, parts
+    return config, stored, parts
 
 
-async def _parts(engine: AsyncEngine, run: Run, stored: StoredBatch) -> Sequence[Part]:
+async def _parts(
+    engine: AsyncEngine, run: StoredRun, config: Config, stored: StoredBatch
+) -> Sequence[BatchPart]:
     root = Path(stored.trained_from.path).parent
     try:
-        return await Trainer(engine, run, root, subject="").read(stored.batch)
+        return await Trainer(engine, run, config, root, subject="").read(stored.batch)
     except BadBatch as error:
         raise ValueError(f"batch {stored.batch.batch_no} cannot be trained: {error}") from error
 
 
 def _published(version: PolicyVersion, batch_no: int, kept: int) -> Path:
-    """The directory of a version, whose manifest is the published one. ValueError otherwise."""
+    """The directory of a version. Raises ValueError if it is missing or its manifest is not the published one."""
     path = Path(version.path)
     if not path.is_dir():
         raise ValueError(
@@ -87,6 +96,6 @@ def _published(version: PolicyVersion, batch_no: int, kept: int) -> Path:
     return path
 
 
-def _first(part: Part, groups: int) -> Part:
+def _first(part: BatchPart, groups: int) -> BatchPart:
     chosen = set(sorted({sample.seq for sample in part.samples})[:groups])
     return replace(part, samples=[sample for sample in part.samples if sample.seq in chosen])

@@ -1,6 +1,6 @@
 """The same step by plain Hugging Face: one causal row per sample, its own attention, its own logits, nothing shared, nothing packed.
 
-Only the formulas are the trainer's own (trainer.update.PackLoss, trainer.routing): what is held against each other is merging, not the loss.
+Only the formulas are the trainer's own (trainer.update.PackLoss, trainer.tree.routing): the comparison tests merging, not the loss.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestrator.progress import current
+from orchestrator.runtime.liveness import current
 from trainer.loss.aggregation import normalisers
-from trainer.replay import routes_of
-from trainer.routing import Routing, routers_of
 from trainer.samples import Sample
 from trainer.tree.pack import pack_samples
+from trainer.tree.replay import routes_of
+from trainer.tree.routing import Routing, routers_of
 from trainer.update import PackLoss, UpdateSettings
 from trainer.verify.merged import Gradients
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Vanilla:
-    """What one train step is without merging; `forwarded` counts every token of every row, `logprobs` is [E] along the loss edges."""
+    """The results of one train step without merging. `forwarded` counts every token of every row; `logprobs` is [E] along the loss edges."""
 
     loss: float
     gradients: Gradients
@@ -34,13 +34,13 @@ class Vanilla:
 
 
 def detach_tree_attention(model: nn.Module) -> None:
-    """Give the model Hugging Face's own attention back."""
+    """Restore Hugging Face's own attention."""
     hf: Any = model
     hf.set_attn_implementation("sdpa")
 
 
 def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
-    """log π of every action token of one sample at its temperature, [A], with gradients, in the model's dtype or float32, whichever is wider.
+    """log π of every action token of one sample at its temperature, [A], with gradients, in the wider of the model's dtype and float32.
 
     Recorded routes are replayed; the model is then attached to replay (replay.attach_replay)."""
     hf: Any = model
@@ -50,7 +50,7 @@ def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
     if hf.dtype == wide:
         output = hf(input_ids=ids[None], use_cache=False, logits_to_keep=sample.action_len + 1, **routes)
         logits = output.logits[0, :-1]
-    else:  # 16 bits: the head in float32, as the trainer's is
+    else:  # 16 bits: the head in float32, like the trainer's
         hidden = hf.base_model(input_ids=ids[None], use_cache=False, **routes).last_hidden_state
         head = hf.get_output_embeddings()
         bias = None if head.bias is None else head.bias.to(wide)
@@ -65,7 +65,7 @@ def vanilla_gradients(
     model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, trainer_version: int = 0
 ) -> Vanilla:
     """One train step's loss and gradient, before clipping. The model must be detached, and is left without gradients."""
-    pack = pack_samples(samples, settings.budget)  # for the order of its loss edges alone
+    pack = pack_samples(samples, settings.budget)  # only for the order of its loss edges
     factors = normalisers(samples, settings.aggregation)
     objective = PackLoss(pack, np.array([factors[i] for i in pack.indices]), settings)
     loss, logprobs = 0.0, [torch.empty(0)]
@@ -80,7 +80,7 @@ def vanilla_gradients(
             routing.count()
     model.zero_grad(set_to_none=True)
     for number, sample in enumerate(pack.samples):
-        current().moved()
+        current().progressed()
         rows = np.flatnonzero(pack.edges.sample == number)
         with nullcontext() if routing is None else routing.watching(ranges[number]):
             logp = vanilla_logprobs(model, sample)[torch.from_numpy(pack.edges.offset[rows])]
@@ -88,6 +88,6 @@ def vanilla_gradients(
         loss += part.item()
         torch.autograd.backward(part if routing is None else part + routing.loss())
         logprobs.append(logp.detach())
-    taken = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return Vanilla(loss, taken, torch.cat(logprobs), ends[-1])
+    return Vanilla(loss=loss, gradients=gradients, logprobs=torch.cat(logprobs), forwarded=ends[-1])

@@ -1,4 +1,4 @@
-"""Starts aider's own command line. A file of its own: Python searches modules beside it and not in the work directory, which the policy fills."""
+"""Starts aider's own command line. A separate file: Python searches modules next to it, not in the work directory, which the policy fills."""
 
 import sys
 

@@ -1,4 +1,8 @@
-"""What a context policy is given before each completion, and what it answers."""
+"""The input and the output of a context policy, before each completion.
+
+A policy is a dataclass or a pydantic model, registered as an entry point of the group `penstock.context_policies`. Its fields are the keys of
+its table in the configuration. Pydantic checks their types, and a ValueError of `__post_init__` is shown with the table's name.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -7,35 +11,42 @@ from typing import Protocol
 from scaffolds.base import Completion, Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """An agent's history before a completion, `[*head, *rest]`.
+    """An agent's history before a completion, `[*head, *rest]`: the state that is sent unless the policy shortens it.
 
-    `head` is the task: everything before the first reply; no policy touches it. `used` is the length in tokens of the agent's last
-    state + action (0 before the first), of `context` that there are at most. `ask` makes a completion of another history: a recorded
-    step of this agent, trained as any other, and one turn of its budget.
+    `head` is the task: everything before the first reply. No policy changes it. `context`: tokens that a state and its action may have.
+    `length` counts the tokens of a history as the gateway would send it, tools included. Above `context` it may return any larger number.
+    `ask` requests a completion of another history: a recorded step of this agent, trained like any other, and one turn of its budget.
     """
 
     head: Sequence[Message]
     rest: Sequence[Message]
-    used: int
     context: int
+    length: Callable[[Sequence[Message]], Awaitable[int]]
     ask: Callable[[Sequence[Message]], Awaitable[Completion]]
 
 
 class ContextPolicy(Protocol):
-    """Decides about one agent's history. `name` is what its rewrites are recorded with."""
+    """Decides about one agent's history. `name` is recorded with its rewrites.
+
+    One object serves all agents of an attempt, so it keeps no state between calls. The same past must give the same answer: a resumed attempt
+    calls it again.
+    """
 
     @property
     def name(self) -> str: ...
 
     async def fit(self, past: Past) -> list[Message] | None:
-        """What stands for `past.rest` from now on; None: nothing changes. Raises PolicyFault where the policy failed at it."""
+        """The replacement of `past.rest` from now on; None: no change. Raises PolicyFault if the policy failed at it.
+
+        A tool result stays only with the reply that called the tool: `turns_of` and `newest` keep whole turns.
+        """
         ...
 
 
 def turns_of(rest: Sequence[Message]) -> list[list[Message]]:
-    """`rest` by turns: a reply and what came back for it. What stands before the first reply belongs to no turn and is left out.
+    """`rest` by turns: a reply and the messages that answer it. Messages before the first reply belong to no turn and are left out.
 
     >>> turns_of([{"role": "user"}, {"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}])
     [[{'role': 'assistant'}, {'role': 'tool'}], [{'role': 'assistant'}]]
@@ -52,3 +63,28 @@ def turns_of(rest: Sequence[Message]) -> list[list[Message]]:
 def newest(turns: Sequence[Sequence[Message]], count: int) -> list[Message]:
     """The messages of the last `count` turns."""
     return [message for turn in turns[max(0, len(turns) - count) :] for message in turn]
+
+
+def orphans(messages: Sequence[Message]) -> list[int]:
+    """The positions of tool results without the reply that called the tool, which chat templates refuse.
+
+    >>> call = {"role": "assistant", "tool_calls": [{"id": "a"}]}
+    >>> orphans([{"role": "tool"}, call, {"role": "tool", "tool_call_id": "a"}, {"role": "tool", "tool_call_id": "b"}])
+    [0, 3]
+    """
+    found, has_reply, known = [], False, set[object]()
+    for i, message in enumerate(messages):
+        if message.get("role") == "assistant":
+            has_reply = True
+            known.update(call.get("id") for call in message.get("tool_calls") or [])
+        elif message.get("role") == "tool":
+            identifier = message.get("tool_call_id")
+            if not has_reply or (identifier is not None and identifier not in known):
+                found.append(i)
+    return found
+
+
+def check_turns(most: int, keep: int) -> None:
+    """Raise ValueError if a history that is cut at `most` turns would not become shorter."""
+    if keep >= most:
+        raise ValueError(f"keep_turns ({keep}) must be less than max_turns ({most})")

@@ -1,10 +1,12 @@
-"""Periodic summary: the policy sums up what it has done, and its words stand for it."""
+"""Periodic summary: the policy summarizes its work, and the summary replaces the history."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field
 
 from scaffolds.base import Message, PolicyFault
-from scaffolds.context.base import Past, newest, turns_of
+from scaffolds.context.base import Past, check_turns, newest, turns_of
 
 REQUEST: Final = (
     "Sum up the work so far: what you found out, what you changed, what is left to do. "
@@ -15,14 +17,17 @@ HEADING: Final = "Your summary of the work so far:\n"
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSummary:
-    """Once the history holds `max_turns` turns, a summary stands for all of it, followed by the newest `keep_turns`, 0 ≤ keep_turns < max_turns.
+    """When the history holds `max_turns` turns, a summary replaces all of it, followed by the newest `keep_turns`, 0 ≤ keep_turns < max_turns.
 
-    An older summary is part of what the new one sums up. Asking for it is a completion that continues the history, and trains.
+    A new summary covers the older one. The request for it is a completion that continues the history, and trains.
     """
 
-    max_turns: int
-    keep_turns: int
-    name: Final = "periodic_summary"
+    max_turns: Annotated[int, Field(ge=1)] = 8
+    keep_turns: Annotated[int, Field(ge=0)] = 1
+    name: ClassVar[str] = "periodic_summary"
+
+    def __post_init__(self) -> None:
+        check_turns(self.max_turns, self.keep_turns)
 
     async def fit(self, past: Past) -> list[Message] | None:
         turns = turns_of(past.rest)
@@ -31,5 +36,5 @@ class PeriodicSummary:
         reply = await past.ask([*past.head, *past.rest, {"role": "user", "content": REQUEST}])
         summary = reply.content.strip()
         if not summary:
-            raise PolicyFault("summary: asked to sum up its work, the policy wrote nothing")
+            raise PolicyFault("summary: the policy wrote nothing when it had to summarise its work")
         return [{"role": "user", "content": HEADING + summary}, *newest(turns, self.keep_turns)]

@@ -1,1 +1,1 @@
-"""The examples of the guide, each a scaffold that works; `penstock scaffold new` copies them."""
+"""The examples of the guide, each a working scaffold. `penstock scaffold new` copies them."""

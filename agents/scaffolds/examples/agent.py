@@ -1,6 +1,6 @@
-"""An agent program: Chat Completions by the standard library, one tool, its answer in a file. It knows nothing of Penstock.
+"""An agent program: Chat Completions by the standard library, one tool, its answer in a file. It does not depend on Penstock.
 
-python3 agent.py INSTRUCTION        OPENAI_BASE_URL and OPENAI_API_KEY say where the policy is
+python3 agent.py INSTRUCTION        OPENAI_BASE_URL and OPENAI_API_KEY give the address of the policy
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 BASH = {
@@ -25,10 +26,11 @@ BASH = {
     },
 }
 TRIES = 30
+AT_ONCE = 8  # tool calls of one message that run at the same time
 
 
 def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The next assistant message. A busy or lost connection is tried again with the same body; any other error ends the program."""
+    """The next assistant message. A busy or lost connection is retried with the same body; any other error ends the program."""
     body = json.dumps({"model": "policy", "messages": messages, "tools": [BASH]}).encode()
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
     for number in range(TRIES):
@@ -51,15 +53,15 @@ def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(call: dict[str, Any]) -> str:
-    """What the policy sees of one tool call."""
+    """The policy's view of one tool call."""
     try:
         command = json.loads(call["function"]["arguments"])["command"]
-        ended = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, errors="replace", timeout=60
         )
     except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
         return f"error: {error}"
-    return (ended.stdout + ended.stderr)[-8000:] or f"exit {ended.returncode}"
+    return (result.stdout + result.stderr)[-8000:] or f"exit {result.returncode}"
 
 
 def main() -> None:
@@ -69,8 +71,9 @@ def main() -> None:
         messages.append(reply)
         if not reply.get("tool_calls"):
             break
-        for call in reply["tool_calls"]:
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": run(call)})
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # results in the order of the calls
+            for call, content in zip(reply["tool_calls"], pool.map(run, reply["tool_calls"]), strict=True):
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
     with open("/logs/answer.txt", "w") as file:
         file.write(reply.get("content") or "")
 

@@ -27,11 +27,11 @@ class Agent(BlackBoxDefaults):
             f"{task.instruction}\nYou have {limits.turns} turns.",
         ]
         env = {"OPENAI_BASE_URL": self._tcp.base_url(gateway), "OPENAI_API_KEY": gateway.token}
-        return Launch(self._tcp.argv(gateway, argv), env)
+        return Launch(argv=self._tcp.argv(gateway, argv), env=env)
 
-    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
+    async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         try:
-            return (await box.get(ANSWER)).decode(errors="replace")
+            return (await sandbox.get(ANSWER)).decode(errors="replace")
         except (FileNotFoundError, PathRefused):
             return None
 

@@ -1,7 +1,10 @@
-"""A white box: Python beside the runner. Completions go through `llm`, commands through `box`; both are recorded, timed and limited."""
+"""A white box: Python next to the runner. Completions go through `llm`, commands through `sandbox`; both are recorded, timed and limited."""
+
+from functools import partial
 
 from sandboxes.base import Sandbox
-from scaffolds.base import Context, Llm, Message, PolicyFault, TaskView, Tool
+from scaffolds.at_once import at_once
+from scaffolds.base import Completion, Context, Llm, Message, PolicyFault, TaskView, Tool
 from scaffolds.declare import scaffold
 
 BASH: Tool = {
@@ -20,7 +23,7 @@ BASH: Tool = {
 
 @scaffold(name="example-agent", version="1")
 class Agent:
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         for _ in range(ctx.limits.turns):
             reply = await llm.complete(messages, [BASH])
@@ -29,11 +32,19 @@ class Agent:
             if not reply.tool_calls:
                 return reply.content
             messages.append(reply.message())
-            for number, call in enumerate(reply.tool_calls):
-                with ctx.tool_call(reply, number, call.name) as timer:
-                    command = str(call.arguments.get("command", ""))
-                    ended = await box.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
-                    timer.ended(ended.exit_code, len(ended.stdout))
-                seen = (ended.stdout + ended.stderr).decode(errors="replace") or f"exit {ended.exit_code}"
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": seen})
+            calls = range(len(reply.tool_calls))
+            observations = await at_once(
+                [partial(self.run_call, sandbox, ctx, reply, number) for number in calls]
+            )
+            for call, content in zip(reply.tool_calls, observations, strict=True):
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
         raise PolicyFault("turns")
+
+    async def run_call(self, sandbox: Sandbox, ctx: Context, reply: Completion, number: int) -> str:
+        """The policy's view of one tool call. The calls of a reply run at the same time."""
+        call = reply.tool_calls[number]
+        with ctx.tool_call(reply, number, call.name) as timer:
+            command = str(call.arguments.get("command", ""))
+            result = await sandbox.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
+            timer.ended(result.exit_code, len(result.stdout))
+        return (result.stdout + result.stderr).decode(errors="replace") or f"exit {result.exit_code}"

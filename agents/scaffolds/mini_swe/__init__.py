@@ -1,8 +1,8 @@
 """mini-swe-agent, the program of that name from PyPI, with its own loop, inside the sandbox.
 
     host                                   inside, without network
-    requirements.lock, installed    ─bind→ /opt/mini                       the program and what it needs, byte-compiled
-    inside/*                        ─copy→ /home/agent/.mini               the three places where it may be extended:
+    requirements.lock, installed    ─bind→ /opt/mini                       the program and its dependencies, byte-compiled
+    inside/*                        ─copy→ /home/agent/.mini               its three extension points:
                                              start.py                        its command line
                                              penstock_model.py               --model-class: the gateway's socket
                                              penstock_bash.py                --environment-class: commands as in `shell`
@@ -13,7 +13,7 @@ The policy ends an attempt, and answers, with the program's own marker::
 
     echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 'the answer'
 
-What the command prints after the marker is the final message; `done` where a task wants no answer. Anything but a call of `bash` is a fault
+The command's output after the marker is the final message; `done` if a task needs no answer. Anything but a call of `bash` is a fault
 of the policy.
 """
 
@@ -36,7 +36,9 @@ TRAJECTORY: Final = f"{PLACE}/trajectory.json"
 SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "
 
 _INSIDE: Final = Path(__file__).with_name("inside")
-_PROGRAM: Final = Program("mini-swe-agent", "python", Path(__file__).with_name("requirements.lock"), PROGRAM)
+_PROGRAM: Final = Program(
+    name="mini-swe-agent", kind="python", lock=Path(__file__).with_name("requirements.lock"), inside=PROGRAM
+)
 _LONGEST_TRAJECTORY: Final = 64 << 20
 
 
@@ -76,21 +78,21 @@ class MiniSweAgent(BlackBoxDefaults):
             "penstock_bash.Bash",
         )
         command = ("--yolo", "--exit-immediately", "--model", "policy", *classes, *settings)
-        return Launch((PYTHON, "-S", f"{PLACE}/start.py", *command), environment(gateway))
+        return Launch(argv=(PYTHON, "-S", f"{PLACE}/start.py", *command), env=environment(gateway))
 
-    async def harvest(self, box: Sandbox, ended: ExecResult) -> str | None:
-        """The submission; None without one."""
+    async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
+        """The submission, or None."""
         try:
-            trajectory = json.loads(await box.get(TRAJECTORY, max_bytes=_LONGEST_TRAJECTORY))
+            trajectory = json.loads(await sandbox.get(TRAJECTORY, max_bytes=_LONGEST_TRAJECTORY))
             info, last = trajectory["info"], trajectory["messages"][-1]
             self._status, submission = str(info["exit_status"]), str(info["submission"])
             self._detail = str(last["content"])[:200] if last["role"] == "exit" else ""
         except (OSError, PathRefused, ValueError, KeyError, IndexError, TypeError, RecursionError):
-            return None  # the program did not come so far, or the policy wrote there: `classify` decides
+            return None  # the program did not get that far, or the policy wrote there: `classify` decides
         return submission.removesuffix("\n") if self._status == "Submitted" else None
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
-        """By the exit status in the trajectory."""
+        """Classify by the exit status in the trajectory."""
         if answer is not None:
             return None
         match ended.killed_by:
@@ -111,12 +113,12 @@ class MiniSweAgent(BlackBoxDefaults):
 
 
 def submission(answer: str) -> str:
-    """The command by which a policy ends with `answer`, which holds no single quote."""
+    """The command by which a policy ends with `answer`, which contains no single quote."""
     return f"{SUBMIT}'{answer}'"
 
 
 def environment(gateway: Endpoint) -> dict[str, str]:
-    """The variables that the program needs. `penstock_bash` keeps them from its commands."""
+    """The variables that the program needs. `penstock_bash` hides them from its commands."""
     return {
         "PYTHONPATH": PROGRAM,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -133,7 +135,7 @@ def environment(gateway: Endpoint) -> dict[str, str]:
 
 
 def as_yaml(value: Any) -> str:
-    """JSON that every YAML reader takes for the same value: what YAML does not allow in a text, or breaks lines at, is escaped."""
+    """JSON that every YAML reader parses to the same value: characters that YAML forbids in a text or treats as line breaks are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(
         "[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda m: f"\\u{ord(m[0]):04x}", text
@@ -142,4 +144,4 @@ def as_yaml(value: Any) -> str:
 
 def _last_line(ended: ExecResult) -> str:
     lines = ended.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "it printed nothing"

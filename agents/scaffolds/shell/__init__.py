@@ -1,17 +1,22 @@
-"""The smallest white box: one tool, `bash`, and a conversation that only ever grows.
+"""The smallest white box: one tool, `bash`, and a conversation that only grows.
 
     user: the instruction                                  (no system prompt)
     assistant: reasoning, bash{"command": …}               reasoning stays in the history
-    tool: what `observe` makes of the command's result
+    tool: the command's result, shortened by `observe`
     …
     assistant: reasoning, final answer                     the first message without tool calls
 
-Every command is a process of its own in the task's work directory; only files carry over.
+Every command is a separate process in the task's work directory. Files persist, and so do background processes (`server &`).
+Variables and the current directory do not.
+The commands of one reply run at the same time (`scaffolds.at_once`). Their results are in the history in the order of the reply's
+calls.
 """
 
+from functools import partial
 from typing import Final
 
 from sandboxes.base import Sandbox
+from scaffolds.at_once import at_once
 from scaffolds.base import Completion, Context, Llm, Message, PolicyFault, TaskView, Tool
 from scaffolds.declare import scaffold
 from scaffolds.observation import observe
@@ -34,7 +39,7 @@ BASH: Final[Tool] = {
 class Shell:
     """See the module."""
 
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         for _ in range(ctx.limits.turns):
             reply = await llm.complete(messages, [BASH])
@@ -42,17 +47,23 @@ class Shell:
             if not commands:
                 return reply.content
             messages.append(reply.message())
-            for i, command in enumerate(commands):
-                with ctx.tool_call(reply, i, "bash") as timer:
-                    ended = await box.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
-                    timer.ended(ended.exit_code, len(ended.stdout) + len(ended.stderr))
-                seen = observe(ended.stdout, ended.stderr, ended.exit_code)
-                messages.append({"role": "tool", "tool_call_id": reply.tool_calls[i].id, "content": seen})
+            run = partial(result_of, sandbox, ctx, reply)
+            observations = await at_once([partial(run, i, command) for i, command in enumerate(commands)])
+            for call, content in zip(reply.tool_calls, observations, strict=True):
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
         raise PolicyFault("turns")
 
 
+async def result_of(sandbox: Sandbox, ctx: Context, reply: Completion, call: int, command: str) -> str:
+    """Run the command of one call of `reply`; returns the policy's view of it."""
+    with ctx.tool_call(reply, call, "bash") as timer:
+        result = await sandbox.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
+        timer.ended(result.exit_code, len(result.stdout) + len(result.stderr))
+    return observe(result.stdout, result.stderr, result.exit_code)
+
+
 def commands_of(reply: Completion) -> list[str]:
-    """The commands that a reply asks for; none: it is the final answer. PolicyFault for what cannot be run."""
+    """The commands that a reply requests; none: it is the final answer. PolicyFault for calls that cannot be run."""
     if reply.parse != "ok":
         raise PolicyFault("ill_formed: the output cannot be parsed")
     if reply.finish == "length":

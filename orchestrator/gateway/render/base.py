@@ -1,16 +1,16 @@
-"""The port: what the gateway asks of a policy's chat format. Ids are plain lists of int."""
+"""The port: the gateway's interface to a policy's chat format. Ids are plain lists of int."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from orchestrator.gateway.messages import Turn
+from orchestrator.gateway.messages.turns import Turn
 
 Tool = Mapping[str, Any]
-CallSyntax = Literal["json", "invoke", "function", "none"]  # how calls are written, see `grammar.py`
+CallSyntax = Literal["json", "invoke", "function", "none"]  # the notation of calls, see `grammar.py`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
     """Token ids that structure an action; None where the format has no such token."""
 
@@ -23,29 +23,33 @@ class Markers:
 class Renderer(Protocol):
     """One policy's chat format.
 
-    `opening`, `between` and `said` are pieces of a state; with `asking` a piece ends in the generation prompt, after which the policy
-    samples. Every piece begins at a special token or is encoded with what stands before it, so that pieces may be joined as ids.
+    `opening`, `between` and `given` return pieces of a state. With `asking` a piece ends in the generation prompt, after which the policy
+    samples. Every piece begins at a special token or is encoded together with the text before it, so pieces can be joined as ids.
     """
 
     stop_ids: frozenset[int]
     markers: Markers
     call_syntax: CallSyntax
     context: int  # tokens that the model can attend to
+    longest: int  # bytes of the longest token as JSON writes it
     tools_in_prompt: bool
     starts_in_thinking: bool  # whether the generation prompt ends inside the reasoning
     extends: bool  # False: a longer conversation does not begin with the ids of a shorter one, and `whole` is used instead of pieces
 
     def opening(self, turns: Sequence[Turn], tools: Sequence[Tool], *, asking: bool) -> list[int]:
-        """A conversation's first turns, none of the assistant."""
+        """The ids of a conversation's first turns, none of them by the assistant."""
 
-    def between(self, action: Sequence[int], turns: Sequence[Turn], *, asking: bool) -> list[int]:
-        """What follows `action`: its close where it was cut off, the boundary, `turns` (none of the assistant)."""
+    def between(
+        self, action: Sequence[int], turns: Sequence[Turn], *, asking: bool, caller: Turn | None = None
+    ) -> list[int]:
+        """The ids after `action`: its close if it was cut off, the boundary, `turns` (none of the assistant). `caller`: the assistant turn of
+        `action`. The results among `turns` answer its calls; some templates print their names or ids."""
 
-    def said(self, turn: Turn) -> list[int]:
+    def given(self, turn: Turn) -> list[int]:
         """An assistant turn that this policy did not sample, from its header to its end token, reasoning kept."""
 
     def action(self, turn: Turn) -> list[int]:
-        """The ids that the policy would sample, after the generation prompt, to say `turn`; with the end token."""
+        """The ids that the policy would sample after the generation prompt to produce `turn`, with the end token."""
 
     def whole(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> list[int]:
         """A whole conversation with the generation prompt, rendered at once."""
@@ -53,11 +57,14 @@ class Renderer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
 
+    def measured(self, texts: Iterable[str], most: int) -> int:
+        """The approximate number of tokens of `texts`, without rendering them; it stops counting above `most`."""
+
 
 def close(
     action: Sequence[int], end: int, stop_ids: frozenset[int], markers: Markers, opened: bool
 ) -> list[int]:
-    """What an action lacks that was cut off: the end of its reasoning, if that is still open, and the end of its turn.
+    """The missing end of an action that was cut off: the end of its reasoning, if that is still open, and the end of its turn.
 
     `opened`: whether the generation prompt opens the reasoning.
     """
@@ -75,10 +82,11 @@ def close(
 def incremental(
     renderer: Renderer, turns: Sequence[Turn], tools: Sequence[Tool], *, sampled: bool
 ) -> list[int]:
-    """The ids of a conversation with the generation prompt, put together from pieces. `sampled`: every assistant turn counts as sampled by
-    the policy after a generation prompt, otherwise as somebody else's."""
+    """The ids of a conversation with the generation prompt, composed of pieces. `sampled`: every assistant turn counts as sampled by
+    the policy after a generation prompt, otherwise as written by another author."""
     ids: list[int] = []
     action: list[int] | None = None
+    caller: Turn | None = None
     run: list[Turn] = []
     for turn in [*turns, None]:
         if turn is not None and turn.role != "assistant":
@@ -88,8 +96,9 @@ def incremental(
         if action is None:
             ids += renderer.opening(run, tools, asking=asking)
         else:
-            ids += renderer.between(action, run, asking=asking)
+            ids += renderer.between(action, run, asking=asking, caller=caller)
         if turn is not None:
-            action = renderer.action(turn) if sampled else renderer.said(turn)
+            caller = turn
+            action = renderer.action(turn) if sampled else renderer.given(turn)
             ids, run = ids + action, []
     return ids

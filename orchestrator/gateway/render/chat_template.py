@@ -1,4 +1,4 @@
-"""A model's own chat template: Jinja, rendered in a sandbox, with what Hugging Face's libraries put into its context."""
+"""A model's own chat template: Jinja, rendered in a sandbox, with the same context as in Hugging Face's libraries."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.contracts.errors import ConfigurationError
 
-# Switches by which templates are told to keep the reasoning of earlier turns; one that does not know a name ignores it.
+# Switches that make templates keep the reasoning of earlier turns. A template ignores names that it does not use.
 KEEP_REASONING: dict[str, Any] = {
     "clear_thinking": False,
     "preserve_thinking": True,
@@ -23,11 +23,11 @@ KEEP_REASONING: dict[str, Any] = {
 
 
 class TemplateRefused(ValueError):
-    """The template raises on a conversation; the message is its own."""
+    """The template raises an error on a conversation. The message is the template's."""
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what is trained on; for a rendering it is its body."""
+    """`{% generation %}…{% endgeneration %}` marks trained text. A rendering contains just its body."""
 
     tags = {"generation"}  # noqa: RUF012  (the attribute is jinja2's)
 
@@ -66,12 +66,12 @@ class ChatTemplate:
             found = file.read_text(encoding="utf-8")
         if not found:
             return None
-        named: dict[str, str] = {"default": found} if isinstance(found, str) else {}
+        by_name: dict[str, str] = {"default": found} if isinstance(found, str) else {}
         if isinstance(found, list):
-            named = {str(one["name"]): str(one["template"]) for one in found}
-        if "default" not in named:
+            by_name = {str(template["name"]): str(template["template"]) for template in found}
+        if "default" not in by_name:
             raise ConfigurationError(
-                f"{directory}: none of its chat templates is named default: {', '.join(sorted(named))}"
+                f"{directory}: none of its chat templates is named default: {', '.join(sorted(by_name))}"
             )
         special = {**_object(directory / "special_tokens_map.json"), **config}
         tokens = {
@@ -79,7 +79,7 @@ class ChatTemplate:
             for key, value in special.items()
             if key.endswith("_token") and isinstance(value, str | dict)
         }
-        return cls(named["default"], tokens, arguments, with_tools=named.get("tool_use", ""))
+        return cls(by_name["default"], tokens, arguments, with_tools=by_name.get("tool_use", ""))
 
     def render(
         self,
@@ -106,7 +106,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without jinja2's escapes for HTML, as every chat template means it."""
+    """Write JSON without jinja2's escapes for HTML, as all chat templates expect."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 

@@ -1,8 +1,8 @@
-"""Which renderer speaks for a model directory.
+"""Choose the renderer of a model directory.
 
 1. `renderer` of its render.json: qwen3, minimax-m2, or template (the model's own chat template);
-2. else the family that its model_type names, if the model's own chat template, where there is one, agrees with it;
-3. else its own chat template.
+2. else the family that its model_type names; a chat template in the directory must agree with it, or the model is refused;
+3. without such a family, its own chat template.
 """
 
 import json
@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.routes import Experts, check_replay
+from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.render.base import Renderer
-from orchestrator.gateway.render.bridged import BridgedRenderer
 from orchestrator.gateway.render.chat_template import ChatTemplate
 from orchestrator.gateway.render.proof import prove
+from orchestrator.gateway.render.renderers_package import BridgedRenderer
 from orchestrator.gateway.render.templated import TemplateRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
-from orchestrator.log import get
+from orchestrator.runtime.log import get
+from orchestrator.trajectory.routes import Experts, check_replay
 
 log = get(__name__)
 
@@ -30,23 +31,23 @@ Unproven = Literal["refuse", "per_request"]
 
 
 def vocabulary(directory: Path) -> int | None:
-    """How many ids the model in `directory` has; None when its config.json does not say."""
+    """Size of the vocabulary of the model in `directory`; None when its config.json does not give it."""
     config = _read_json(directory / "config.json")
     size = {**config, **config.get("text_config", {})}.get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def experts(directory: Path) -> Experts | None:
-    """How the model in `directory` routes. ConfigurationError when that cannot be replayed."""
+    """The experts of the model in `directory`. Raises ConfigurationError when their routes cannot be replayed."""
     config = _read_json(directory / "config.json")
     check_replay(config, directory)
     return Experts.of(config)
 
 
 def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:
-    """The renderer of a model directory. `unproven`: what to do with a chat template under which a conversation does not extend.
+    """The renderer of a model directory. `unproven`: the treatment of a chat template that does not extend conversations.
 
-    ConfigurationError when a file is missing, vocabularies differ, nobody speaks the format, or the proof fails and `unproven` is refuse.
+    Raises ConfigurationError if a file is missing, vocabularies differ, no renderer supports the format, or the proof fails and `unproven` is refuse.
     """
     tokenizer = TokenizerAdapter(directory)
     config = _read_json(directory / "config.json")
@@ -58,24 +59,24 @@ def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer
             f"{directory}: the tokenizer makes {tokenizer.size} ids and the model knows {vocabulary}: they do not belong together"
         )
     template = ChatTemplate.find(directory, settings.get("template_arguments", {}))
-    named = settings.get("renderer")
-    family = named or MODEL_TYPES.get(str(config.get("model_type")), TEMPLATE)
+    configured = settings.get("renderer")
+    family = configured or MODEL_TYPES.get(str(config.get("model_type")), TEMPLATE)
     context = int(text.get("max_position_embeddings", 32768))
     shown = bool(settings.get("tools_in_prompt", True))
     if family in FAMILIES:
-        spoken: BridgedRenderer = _family(str(family))(
+        bridged: BridgedRenderer = _family(str(family))(
             tokenizer, settings, context=context, tools_in_prompt=shown
         )
-        if named is None and template is not None:
-            _agree(directory, str(family), spoken, tokenizer, template)
-        return spoken
+        if configured is None and template is not None:
+            _agree(directory, str(family), bridged, tokenizer, template)
+        return bridged
     if family != TEMPLATE:
         raise ConfigurationError(
-            f"{directory}: no renderer for the chat format {family!r}; known: {', '.join(sorted([*FAMILIES, TEMPLATE]))}"
+            f"{directory}: no renderer for the chat format {quoted(family)}; known: {', '.join(sorted([*FAMILIES, TEMPLATE]))}"
         )
     if template is None:
         raise ConfigurationError(
-            f"{directory}: model_type {config.get('model_type')!r} is no known family and there is no chat template "
+            f"{directory}: model_type {quoted(config.get('model_type'))} is not a known family, and a chat template is missing "
             "(chat_template.jinja, or chat_template in tokenizer_config.json)"
         )
     renderer = TemplateRenderer(
@@ -91,7 +92,7 @@ def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer
 
 
 def _family(name: str) -> Callable[..., BridgedRenderer]:
-    """A family's class, imported when a model needs it: what they stand on takes as long to import as the rest of the gateway."""
+    """A family's class, imported when a model needs it: its dependencies take as long to import as the rest of the gateway."""
     module, _, renderer = FAMILIES[name].partition(":")
     found: Callable[..., BridgedRenderer] = getattr(
         import_module(f"orchestrator.gateway.render.{module}"), renderer
@@ -108,7 +109,7 @@ def _check(directory: Path, renderer: TemplateRenderer, unproven: Unproven) -> N
     if unproven == "refuse":
         raise ConfigurationError(
             f"{directory}: its chat template does not extend conversations: {failure}. Name a renderer in render.json, give the template "
-            "arguments that make it keep what was said (template_arguments), or set gateway.unproven_template to per_request"
+            "arguments that make it keep earlier turns (template_arguments), or set gateway.unproven_template to per_request"
         )
     log.error(
         "template.per_request",
@@ -126,16 +127,16 @@ def _agree(
     tokenizer: TokenizerAdapter,
     template: ChatTemplate,
 ) -> None:
-    """A family's name is a guess from model_type: variants share it and write differently."""
-    own = TemplateRenderer(
+    """Check the family that model_type suggests against the model's own chat template: variants of a type may use another format."""
+    from_template = TemplateRenderer(
         tokenizer,
         template,
         eos=_end_tokens(directory),
         context=renderer.context,
         tools_in_prompt=renderer.tools_in_prompt,
     )
-    # Reasoning apart: many templates drop it from earlier turns, which a family's renderer keeps on purpose.
-    failure = prove(renderer, own.whole, sampled=False, thinking=False)
+    # Without reasoning: many templates drop it from earlier turns, and a family's renderer keeps it on purpose.
+    failure = prove(renderer, from_template.whole, sampled=False, thinking=False)
     if failure is not None:
         raise ConfigurationError(
             f"{directory}: model_type says {family}, but its chat template writes otherwise: {failure}. "

@@ -1,14 +1,14 @@
 r"""MiniMax-M2: calls as `<invoke>` elements, reasoning kept in every turn, a generation prompt that ends inside the reasoning.
 
-    ]~!b[]~b]system\n{system, or who the model is}{tools}[e~[\n
+    ]~!b[]~b]system\n{system, or the model's identity}{tools}[e~[\n
     ]~b]user\n{text}[e~[\n
     ]~b]ai\n<think>\n{reasoning}\n</think>\n\n{text}\n<minimax:tool_call>\n
     <invoke name="f">\n<parameter name="a">v</parameter>\n</invoke>\n</minimax:tool_call>[e~[\n
     ]~b]tool\n<response>{one}</response>\n<response>{another}</response>[e~[\n
     ]~b]ai\n<think>\n
 
-(shown with a line break after each turn; the only line breaks are the `\n`.) The class of `renderers` drops the reasoning before the last
-user message, as the model's own template does unless told otherwise: here no turn is rendered with a user message after it.
+(This listing has a line break after each turn; the real ones are only the `\n`.) By default the class of `renderers`, like the model's own
+template, drops the reasoning before the last user message. Here no turn is rendered with a user message after it.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from msgspec import structs
 from renderers.configs import MiniMaxM2RendererConfig
 from renderers.minimax_m2 import MiniMaxM2Renderer
 
-from orchestrator.gateway.messages import Turn
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.render.base import CallSyntax
-from orchestrator.gateway.render.bridged import BridgedRenderer
+from orchestrator.gateway.render.renderers_package import BridgedRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
 
 class MiniMaxRenderer(BridgedRenderer):
-    """`model_identity` of render.json is what the model is told to be when a conversation has no system message."""
+    """`model_identity` of render.json describes the model's identity to it when a conversation has no system message."""
 
     starts_in_thinking = True
     call_syntax: CallSyntax = "invoke"
@@ -45,13 +45,13 @@ class MiniMaxRenderer(BridgedRenderer):
         )
 
     def action(self, turn: Turn) -> list[int]:
-        # The prompt has opened the reasoning, so the policy closes it even when it has none.
-        said = self.said(structs.replace(turn, reasoning=turn.reasoning or "x"))
-        closed = said.index(self._closes)
-        thought = (
+        # The prompt opens the reasoning, so the policy closes it even when it is empty.
+        ids = self.given(structs.replace(turn, reasoning=turn.reasoning or "x"))
+        close_at = ids.index(self._closes)
+        reasoning = (
             self._tokenizer.encode(self._tokenizer.guard(turn.reasoning) + "\n") if turn.reasoning else []
         )
-        return [*thought, *said[closed:]]
+        return [*reasoning, *ids[close_at:]]
 
     @property
     def _closes(self) -> int:

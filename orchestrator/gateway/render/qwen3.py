@@ -6,12 +6,12 @@ from typing import Any
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 
-from orchestrator.gateway.render.bridged import BridgedRenderer
+from orchestrator.gateway.render.renderers_package import BridgedRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
 
 class _KeepsReasoning(Qwen3Renderer):  # type: ignore[misc]
-    """A render that keeps the reasoning of every turn, not only of those after the last user message."""
+    """A renderer that keeps the reasoning of every turn, not only of those after the last user message."""
 
     _last_query_index = staticmethod(lambda messages: -1)
 
@@ -33,5 +33,5 @@ class QwenRenderer(BridgedRenderer):
         )
 
     def _around(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        # A turn after it, since a last turn without reasoning would get an empty block of it.
+        # Another turn follows, because a last turn without reasoning would get an empty reasoning block.
         return [self._question, message, self._question]

@@ -1,28 +1,34 @@
-"""Text to ids. What a template writes may become special tokens; what people, tools and models wrote never does."""
+"""Text to ids. Text of a template may become special tokens; text of people, tools and models never does."""
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from orchestrator.contracts.errors import ConfigurationError
 
-# Noncharacters, which no text interchanges. BREAK stands inside a quoted special token, BREAK + KEEP for a BREAK of the text itself.
+# Unicode noncharacters, which are not used in text. BREAK is put inside a quoted special token, BREAK + KEEP replaces a BREAK of the text itself.
 BREAK, KEEP = "\ufdd0", "\ufdd1"
 SHORT = 32  # characters
+LONG, KEPT = 4096, 1 << 18  # characters: encoded without the interpreter lock; also cached
+SLICE = 1 << 15  # characters
+# The library's own threads would take every core, and leave none for the event loop.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _GUARDS = re.compile(f"{BREAK}({KEEP}?)")
 _MARKER = re.compile(r"[<\[\]{|]\S*[>\[\]}|]")
 
 
 class TokenizerAdapter:
-    """A model's tokenizer, with the methods that `renderers` asks for.
+    """A model's tokenizer, with the methods that `renderers` requires.
 
-    Chat formats are written as one text in which `<|im_end|>` is a token where the template says it and seven characters where a tool
-    printed it. `guard` marks what is quoted; `encode` then takes it for text. Marker tokens that a tokenizer does not call special
+    A chat format is one text in which `<|im_end|>` is a token if the template wrote it, and plain characters if a tool
+    printed it. `guard` marks quoted tokens; `encode` then treats them as text. Marker tokens that a tokenizer does not declare special
     (`<think>` and `<tool_call>` of many models) are guarded as well.
     """
 
@@ -46,12 +52,15 @@ class TokenizerAdapter:
             token["special"] = token["special"] or token["content"] in markers
         self._plain = _tokenizer(description)
         self._plain.encode_special_tokens = True
-        # Headers and markers, which every turn asks for again: a call into the library takes longer than all else about them.
+        # Headers and markers, which every turn encodes again: the call into the library takes most of the time.
         self._short = lru_cache(maxsize=1024)(self._whole)
         self._one = lru_cache(maxsize=1024)(self._decoded)
+        # System prompts and tools, which every attempt sends again, and texts that another thread encoded before.
+        self._long = lru_cache(maxsize=32)(self._apart)
+        self.longest = self._longest()
 
     def guard(self, text: str) -> str:
-        """`text` for a template: what spells a special token in it stays text."""
+        """`text` for a template: a special token that it spells stays text."""
         if BREAK in text:
             text = text.replace(BREAK, BREAK + KEEP)
         return self._quotable.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
@@ -77,14 +86,44 @@ class TokenizerAdapter:
             at = found.end()
         return ids + self._text(text[at:])
 
-    def _whole(self, text: str) -> tuple[int, ...]:
-        return tuple(self._inner.encode(text, add_special_tokens=False).ids)
+    def measured(self, texts: Iterable[str], most: int) -> int:
+        """The number of tokens of `texts`, exact except at the borders of slices. It stops counting above `most`."""
+        found = 0
+        for text in texts:
+            for at in range(0, len(text), SLICE):
+                found += len(self._apart(text[at : at + SLICE]))
+                if found > most:
+                    return found
+        return found
+
+    def _whole(self, text: str) -> Sequence[int]:
+        if len(text) < LONG:
+            return tuple(self._inner.encode(text, add_special_tokens=False).ids)
+        ids = self._long(text) if len(text) <= KEPT else self._apart(text)
+        return list(ids.tolist())
+
+    def _apart(self, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """int32[n]. `encode_batch_fast` is the only function of the library that releases the interpreter lock."""
+        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        return np.asarray(encoding.ids, dtype=np.int32)
+
+    def _longest(self) -> int:
+        """Bytes of the longest token as JSON writes it, every character above ASCII escaped."""
+        best = 1
+        for token, number in sorted(self._inner.get_vocab().items(), key=lambda item: -len(item[0])):
+            if 12 * len(token) <= best:  # a pair of surrogates: the longest form of a character
+                break
+            best = max(best, len(json.dumps(self._decoded(number))) - 2)
+        return best
 
     def _text(self, guarded: str) -> list[int]:
-        """Ids of a piece between two special tokens, its guards taken out."""
+        """Ids of a piece between two special tokens, with its guards removed."""
         if not guarded:
             return []
         text = _GUARDS.sub(lambda found: BREAK if found[1] else "", guarded)
+        if len(text) >= LONG:
+            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+            return list(encoding.ids)
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], **_: object) -> str:
@@ -107,7 +146,7 @@ class TokenizerAdapter:
         return found[0] if found else None
 
     def token(self, text: str) -> int:
-        """The id of a token that must exist. ConfigurationError otherwise."""
+        """The id of a token that must exist. Raises ConfigurationError otherwise."""
         found = self.convert_tokens_to_ids(text)
         if found is None:
             raise ConfigurationError(
@@ -117,7 +156,7 @@ class TokenizerAdapter:
 
 
 def _tokenizer(description: Mapping[str, Any]) -> Tokenizer:
-    # Some are saved with the truncation and padding of their training.
+    # Some tokenizers are saved with the truncation and padding of their training.
     inner = Tokenizer.from_str(json.dumps(description))
     inner.no_truncation()
     inner.no_padding()
@@ -125,7 +164,7 @@ def _tokenizer(description: Mapping[str, Any]) -> Tokenizer:
 
 
 def _is_marker(token: AddedToken) -> bool:
-    """Whether a quoted one would be mistaken. Added tokens that are words or white space mean nothing but their characters."""
+    """Whether a quoted token would be mistaken for a special one. Added tokens that are words or white space are only their characters."""
     return len(token.content) > 1 and bool(token.special or _MARKER.fullmatch(token.content))
 
 
@@ -135,5 +174,5 @@ def _matched(token: AddedToken) -> str:
 
 
 def _alternatives(patterns: Any) -> re.Pattern[str]:
-    """Leftmost, then longest, as tokenizers do it. Without patterns: what matches nothing."""
+    """Leftmost, then longest, as in tokenizers. Without patterns: a pattern that never matches."""
     return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)")

@@ -1,4 +1,4 @@
-"""The declared schema of the data pool. `alembic upgrade head` must give exactly this (a test compares them).
+"""The declared schema of the data pool. `alembic upgrade head` must produce exactly this (a test compares them).
 
 Conventions: every key carries run_id; token ids are little-endian int32 and logprobs little-endian float32 in bytea columns
 (SQL functions i4 and f4 give arrays); times are timestamptz from the database's clock; states are text checked against the enums of
@@ -6,9 +6,10 @@ Conventions: every key carries run_id; token ids are little-endian int32 and log
 """
 
 from orchestrator.pool.columns import metadata
+from orchestrator.pool.tables.blobs import blobs
 from orchestrator.pool.tables.compatibility import compatibility
 from orchestrator.pool.tables.history import actions, counters, processes, transitions
-from orchestrator.pool.tables.rewards import rewards, verdicts
+from orchestrator.pool.tables.rewards import rewards, speed_noise, verdicts
 from orchestrator.pool.tables.rollouts import artifacts, attempts, groups, resumes, rollouts
 from orchestrator.pool.tables.runs import queue, runs, submissions, tasks
 from orchestrator.pool.tables.serving import rollout_servers, sessions
@@ -30,6 +31,7 @@ from orchestrator.pool.tables.trajectory import (
     steps,
     tool_calls,
 )
+from orchestrator.pool.tables.vetting import vettings
 
 __all__ = [
     "actions",
@@ -38,6 +40,7 @@ __all__ = [
     "batch_items",
     "batch_rollouts",
     "batches",
+    "blobs",
     "compatibility",
     "counters",
     "dead_letters",
@@ -56,6 +59,7 @@ __all__ = [
     "runs",
     "sampling",
     "sessions",
+    "speed_noise",
     "step_marks",
     "step_routes",
     "steps",
@@ -66,4 +70,5 @@ __all__ = [
     "trained_steps",
     "transitions",
     "verdicts",
+    "vettings",
 ]

@@ -1,4 +1,4 @@
-"""Which code may run on the database: one row, kept by the migrations (ops/guides/upgrade.md)."""
+"""The code that may run on the database: one row, kept by the migrations (ops/guides/upgrade.md)."""
 
 from sqlalchemy import Boolean, CheckConstraint, Column, Table, Text, text
 
@@ -21,5 +21,5 @@ compatibility = Table(
         comment="revision of the oldest code that may run on this database; the last contraction set it",
     ),
     CheckConstraint("one", name="one"),
-    comment="Which code may run on the database: of the revision that alembic_version names, newer, or older down to oldest_code.",
+    comment="Code that may run on this database: revisions from oldest_code up to alembic_version, and newer.",
 )

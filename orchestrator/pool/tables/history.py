@@ -1,8 +1,9 @@
-"""What happened and what runs: state changes, counters, processes."""
+"""History and liveness: state changes, actions of people, counters, processes."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, PrimaryKeyConstraint, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
+from orchestrator.contracts.states import Entity
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
 from orchestrator.pool.columns import moment as _moment
@@ -36,7 +37,7 @@ transitions = Table(
     Column("epoch", Integer, comment="lease epoch of a rollout after the change"),
     Column("reason", Text, comment="why, in words for people; also who, where a person did it"),
     _now("at", "when, by the database's clock"),
-    _one_of("kind", ["group", "rollout", "batch", "run", "message"]),
+    _one_of("kind", Entity),
     Index(None, "kind", "entity_id"),
     comment="The history of every state change, written in the transaction that made it.",
 )
@@ -51,17 +52,17 @@ actions = Table(
         "who",
         Text,
         nullable=False,
-        comment="user@host of the process that was told, and by which way",
+        comment="user@host of the process that received the command, and how it was given",
     ),
     Column(
         "what", Text, nullable=False, comment="pause, resume, cancel, reweigh, drop, retry, drain or undrain"
     ),
     Column("target", Text, nullable=False, comment="on what: queue, group 7, message 7"),
-    Column("before", JSONB(none_as_null=True), comment="what was so before, as far as the action changed it"),
-    Column("after", JSONB(none_as_null=True), comment="what is so since"),
+    Column("before", JSONB(none_as_null=True), comment="changed values before"),
+    Column("after", JSONB(none_as_null=True), comment="changed values after"),
     Column("reason", Text, nullable=False, comment="why, in the person's own words"),
     Index(None, "run_id", "action_id"),
-    comment="What people did to a run, written in the transaction that did it. Append-only.",
+    comment="Operator actions, each written in the transaction that did it. Append-only.",
 )
 
 counters = Table(
@@ -92,10 +93,14 @@ processes = Table(
         comment="orchestrator, gateway, runner, verifier, trainer; a second runner has a name of its own",
     ),
     Column("pid", Integer, nullable=False, comment="process id on its host"),
-    _now("started", "when the process with this pid was first heard of"),
-    _now("heard", "when it was last heard of"),
+    _now("started", "when the process with this pid first reported"),
+    _now("last_seen", "when it last reported"),
     Column(
-        "stopped", Boolean, nullable=False, server_default=text("false"), comment="true: it said that it ends"
+        "stopped",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="true: it reported that it ends",
     ),
     Column(
         "loops",
@@ -103,11 +108,11 @@ processes = Table(
         nullable=False,
         comment="what each loop works on and waits for; seconds since when (age_s), seconds without progress (stuck_s)",
     ),
-    _moment("draining", "since when a person asks it to take no new work; null: it may"),
+    _moment("draining", "when the drain was requested; null: not draining"),
     Column(
         "holds",
         JSONB(none_as_null=True),
-        comment="how much it still holds of what drains, since it has heard of that: of its own under self, calls by the URL of their server",
+        comment="work left since the drain began: its own under self, calls by the URL of their server",
     ),
     Column(
         "code",
@@ -115,6 +120,6 @@ processes = Table(
         comment="what code it runs: 12 digits of a sha256 over the orchestrator's files; null: code from before there was this",
     ),
     PrimaryKeyConstraint("run_id", "host", "process"),
-    comment="The processes of a run: when each was last heard of, and what its loops work on and wait for.",
+    comment="The processes of a run: when each last reported, and what its loops work on and wait for.",
     postgresql_with={"fillfactor": "50"},
 )

@@ -1,10 +1,13 @@
-"""What a rollout was worth: verdicts and composite rewards, append-only."""
+"""The scores of a rollout: verdicts and composite rewards, append-only."""
 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    DateTime,
     Float,
+    ForeignKey,
+    Index,
     Integer,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -36,6 +39,16 @@ verdicts = Table(
     Column("log", Text, comment="what the verifier printed, cut to a limit"),
     Column("verify_s", REAL, comment="seconds that the verification took, its sandbox included"),
     _now("at", "when it came in, by the database's clock"),
+    Column(
+        "process",
+        JSONB,
+        comment="what the task's process.json says: {name: number, or one per step}, -1 to 1; null: it wrote none",
+    ),
+    Column(
+        "components",
+        JSONB,
+        comment="the named numbers of the task's reward.json, {name: number}; reward is one of them; null: it wrote one number without a name",
+    ),
     PrimaryKeyConstraint("rollout_id", "revision"),
     CheckConstraint("reward >= 0 AND reward <= 1", name="reward"),
     comment="Append-only verifier results; reward in [0, 1] is the performance part.",
@@ -64,19 +77,19 @@ rewards = Table(
         "speed",
         Float,
         nullable=False,
-        comment="h(t_agent/t_base) = 1/(1 + t_agent/t_base) for a success, else 0; paid once, times beta",
+        comment="performance * h(t_agent/t_base), h(x) = 1/(1 + x); paid once, times beta",
     ),
     Column(
         "process",
         Float,
         nullable=False,
-        comment="sum over the steps of the process signals, each -1 to 0; paid times alpha",
+        comment="sum over the steps of the weighted process signals; paid times alpha",
     ),
     Column(
         "alpha",
         Float,
         nullable=False,
-        comment="weight of process: the configured weight over the number of steps",
+        comment="1, or less where process would exceed reward.process_cap; where process_by_signal is null: a weight over the number of steps",
     ),
     Column("beta", Float, nullable=False, comment="weight of speed"),
     Column("total", Float, nullable=False, comment="performance + beta*speed + alpha*process"),
@@ -90,14 +103,69 @@ rewards = Table(
     Column(
         "divisor", Float, comment="what the difference was divided by; 1 unless advantages are normalised"
     ),
-    Column("advantage", Float, comment="of the first step; null where the group teaches nothing"),
+    Column("advantage", Float, comment="of the first step; null where the group gives no training signal"),
     Column(
         "per_step",
         JSONB,
         nullable=False,
-        comment="[{idx, process, signals, speed, performance, reward, weight, return_to_go, advantage}]; weight 0: does not train",
+        comment="[{idx, process, signals, paid, speed, performance, reward, weight, return_to_go, advantage}]; weight 0: does not train",
     ),
     _now("at", "when it was computed, by the database's clock"),
+    Column(
+        "t_base_origin",
+        Text,
+        comment="where t_base comes from: reference (the task's) | siblings (their median) | itself; null: not paid, or older than this column",
+    ),
+    Column(
+        "process_by_signal",
+        JSONB,
+        comment="{signal: what it added to total, over all steps}; their sum is alpha*process; null: older than this column",
+    ),
+    Column(
+        "sd_log_t",
+        Float,
+        comment="standard deviation of ln(t_agent) over the group's members that succeeded; null: fewer than two",
+    ),
+    Column(
+        "speed_noise",
+        Float,
+        comment="sd(ln t_agent) of replays of one rollout, which sd_log_t was compared with; null: not measured",
+    ),
+    Column(
+        "silent",
+        Text,
+        comment="why the group gives no training signal, in words; null: it trains, or is not for training",
+    ),
     PrimaryKeyConstraint("rollout_id", "revision"),
     comment="Append-only composite rewards: total = performance + beta*speed + alpha*process; per_step holds every part and each step's advantage.",
+)
+
+speed_noise = Table(
+    "speed_noise",
+    metadata,
+    _run(),
+    Column(
+        "group_id",
+        BigInteger,
+        ForeignKey("groups.group_id"),
+        nullable=False,
+        comment="the group whose rollouts are the replays",
+    ),
+    Column("scaffold", Text, nullable=False, comment="the scaffold whose groups it counts for"),
+    Column(
+        "rollout_id",
+        BigInteger,
+        ForeignKey("rollouts.rollout_id"),
+        nullable=False,
+        comment="the recorded rollout that was replayed",
+    ),
+    Column("replays", Integer, comment="how many replays went the recorded way; null: no result"),
+    Column("sd_log_t", Float, comment="standard deviation of log(agent seconds) over them; null: no result"),
+    Column("seconds", Float, comment="geometric mean of their agent seconds; null: no result"),
+    _now("at", "when the replays were submitted, by the database's clock"),
+    Column("measured", DateTime(timezone=True), comment="when the last replay had ended; null: no result"),
+    PrimaryKeyConstraint("group_id"),
+    Index("speed_noise_newest", "run_id", "scaffold", "group_id"),
+    comment="How much the agent's time varies by itself: replays of one recorded rollout under the run's load. "
+    "A group of equal performance trains only if its sd(log T) is at least 3 times the newest sd_log_t of its scaffold.",
 )

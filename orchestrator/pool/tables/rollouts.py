@@ -1,4 +1,4 @@
-"""From a task to its tries: groups, rollouts, attempts and how they went on, what an attempt leaves behind."""
+"""From a task to its tries: groups, rollouts, attempts, their resumes, and the artifacts of an attempt."""
 
 from sqlalchemy import (
     BigInteger,
@@ -18,7 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, REAL
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
 
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, Replay, RolloutState
 from orchestrator.pool.columns import CHURNS, metadata
@@ -28,7 +28,13 @@ from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
 
-SPENT = "seconds of its runner under its last lease, by phase: session, sandbox, agent, changes, seal, other; null: not told"
+SPENT = "seconds of its runner under its last lease, by phase: session, sandbox, agent, changes, seal, other; null: not reported"
+QUEUED = (
+    "seconds in which it waited for gateway, rollout server or sandbox; calls that waited at once count once"
+)
+GENERATION = "seconds in which at least one completion of it was generated, replayed ones included; null: unknown, or older than this column"
+WAITING = "the part of queued_s after its sandbox was there: a call waited, none was generated, no tool ran; null: as generation_s"
+SYSTEM = "what its sandbox ran on: sha256: and the digest of an image, or host: and the distribution of the runner's machine; null: not known"
 
 _OPEN = text("NOT done")
 _OF_KIND = text("state = 'accepted' AND difficulty IS NOT NULL")
@@ -60,14 +66,16 @@ groups = Table(
         "purpose",
         Text,
         nullable=False,
-        server_default="train",
+        server_default=Purpose.TRAIN,
         comment="train | eval | record; only train groups get a queue position",
     ),
     Column("label", Text, comment="name that the publisher gave to a set of submissions"),
     Column("scaffold", Text, nullable=False, comment="the agent that tries it"),
     Column("size", SmallInteger, nullable=False, comment="G: rollouts in the group"),
     Column(
-        "pinned_version", Integer, comment="the one policy version of an evaluation; null: whatever serves"
+        "pinned_version",
+        Integer,
+        comment="the one policy version of an evaluation; null: the version being served",
     ),
     Column(
         "sampling",
@@ -85,7 +93,7 @@ groups = Table(
         "state",
         Text,
         nullable=False,
-        server_default="accepted",
+        server_default=GroupState.ACCEPTED,
         comment="accepted → dispatched → ready → taken → trained; or scored (eval, record), filtered, dead",
     ),
     Column("reason", Text, comment="why it was filtered (zero_signal, too_few, run_ended, …) or is dead"),
@@ -94,7 +102,7 @@ groups = Table(
         Boolean,
         Computed("state IN ('trained', 'scored', 'filtered', 'dead')", persisted=True),
         nullable=False,
-        comment="true in a terminal state: its position holds nothing up",
+        comment="true in a terminal state: its position no longer blocks the window",
     ),
     _now("created", "when its submission was accepted"),
     _time("dispatched", "when it got its position and its rollouts were queued"),
@@ -151,7 +159,7 @@ rollouts = Table(
         "state",
         Text,
         nullable=False,
-        server_default="waiting",
+        server_default=RolloutState.WAITING,
         comment="waiting → queued → running → reported → finished → verifying → verified; or lost",
     ),
     Column(
@@ -159,7 +167,7 @@ rollouts = Table(
         Integer,
         nullable=False,
         server_default="0",
-        comment="raised by every lease; what carries an older one is refused",
+        comment="raised by every lease; messages with an older epoch are refused",
     ),
     Column("lease_owner", Text, comment="host:directory:name of the worker that holds it"),
     Column(
@@ -189,7 +197,7 @@ rollouts = Table(
         "rollouts_unfinished", "run_id", "state", postgresql_where=text("state NOT IN ('verified', 'lost')")
     ),
     comment="One try of a task. A lease is (lease_owner, lease_epoch, lease_until); every re-lease raises the epoch.",
-    # A heartbeat changes no index, so lease_until has none; a row that changes every few seconds finds room on its page.
+    # A heartbeat changes no index, so lease_until has none; a frequently updated row finds room on its page.
     postgresql_with={"fillfactor": "80", **CHURNS},
 )
 
@@ -208,7 +216,7 @@ attempts = Table(
     Column("epoch", Integer, nullable=False, comment="lease epoch that it ran under last"),
     Column("runner", Text, comment="who ran it: host:directory:name"),
     Column("scaffold", Text, comment="the agent that tried"),
-    Column("scaffold_version", Text, comment="version that the scaffold says of itself"),
+    Column("scaffold_version", Text, comment="the scaffold's declared version"),
     Column("scaffold_sha", Text, comment="sha256 over the scaffold's files"),
     _now("started", "when it was leased"),
     _time("ended", "when its result came in, or its lease was lost; null: it is under way"),
@@ -227,7 +235,7 @@ attempts = Table(
     ),
     Column("answer", Text, comment="the agent's final answer, where its scaffold gives one"),
     Column("agent_s", REAL, comment="seconds that the agent took, without platform queueing"),
-    Column("queued_s", REAL, comment="seconds that it waited for gateway, rollout server or sandbox"),
+    Column("queued_s", REAL, comment=QUEUED),
     Column("log", Text, comment="what the scaffold printed, cut to a limit"),
     Column("spent", JSONB(none_as_null=True), comment=SPENT),
     Column(
@@ -235,8 +243,16 @@ attempts = Table(
         Boolean,
         nullable=False,
         server_default="false",
-        comment="its runner said that it can go on from the recorded steps",
+        comment="its runner reported that it can go on from the recorded steps",
     ),  # as its runner reported the end
+    Column(
+        "ungradable",
+        Text,
+        comment="why nothing that the agent left can be graded, so that its verdict is 0; null: it can",
+    ),
+    Column("generation_s", REAL, comment=GENERATION),
+    Column("waiting_s", REAL, comment=WAITING),
+    Column("system", Text, comment=SYSTEM),
     PrimaryKeyConstraint("rollout_id", "attempt"),
     _one_of("failure_class", FailureClass),
     Index("attempts_ended", "run_id", "ended", postgresql_where=text("ended IS NOT NULL")),
@@ -265,7 +281,7 @@ resumes = Table(
         comment="true: its runner gave it back in order; false: its lease ran out",
     ),
     Column("replay", Text, comment="continued | diverged | interrupted; null: under way"),
-    Column("replayed", Integer, comment="steps that were asked for again"),
+    Column("replayed", Integer, comment="recorded steps that were requested again"),
     _now("at", "when, by the database's clock"),
     PrimaryKeyConstraint("rollout_id", "epoch"),
     CheckConstraint("steps > 0", name="steps"),
@@ -283,7 +299,28 @@ artifacts = Table(
     Column("attempt", SmallInteger, nullable=False, comment="the attempt that left it"),
     Column("path", Text, nullable=False, comment="relative to the work directory"),
     Column("mode", Integer, nullable=False, comment="permission bits"),
-    Column("body", LargeBinary, comment="the bytes; null: the agent deleted the file"),
-    PrimaryKeyConstraint("rollout_id", "attempt", "path"),
-    comment="Files that cross from the agent's sandbox to verification; body null = deleted by the agent.",
+    Column("body", LargeBinary, comment="the bytes, of a link its target; null: in blobs, or deleted"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        server_default="file",
+        comment="file | link | directory | collected | answer | behind: not copied",
+    ),
+    Column("why", Text, comment="why it was not copied"),
+    Column(
+        "step",
+        SmallInteger,
+        nullable=False,
+        server_default="0",
+        comment="of a task with several steps, the one after which it was copied, from 0",
+    ),
+    Column(
+        "parts",
+        ARRAY(LargeBinary),
+        comment="sha256 of the blobs that hold a large file, in order; null: not in blobs",
+    ),
+    Column("size", BigInteger, comment="bytes of a file in blobs"),
+    PrimaryKeyConstraint("rollout_id", "attempt", "step", "path"),
+    comment="Files copied from the agent's sandbox to the verifier's; neither body nor parts: deleted by the agent.",
 )

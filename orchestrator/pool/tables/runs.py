@@ -1,4 +1,4 @@
-"""A run as a whole: its configuration, its queue, the tasks that came in and what was answered."""
+"""A run as a whole: its configuration, its queue, the received tasks and their answers."""
 
 from sqlalchemy import (
     BigInteger,
@@ -17,6 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from orchestrator.contracts.states import RunState, SubmissionStatus
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
 from orchestrator.pool.columns import moment as _time
@@ -35,7 +36,7 @@ runs = Table(
         comment="the run; every other key carries it",
     ),
     Column("name", Text, nullable=False, unique=True, comment="as in its configuration, [run] name"),
-    Column("state", Text, nullable=False, server_default="active", comment="active | ending | ended"),
+    Column("state", Text, nullable=False, server_default=RunState.ACTIVE, comment="active | ending | ended"),
     Column(
         "config",
         JSONB,
@@ -43,12 +44,12 @@ runs = Table(
         comment="the resolved configuration that the run began with, and keeps",
     ),
     _now("created", "when it began"),
-    _time("ended", "when its last submission had come to a terminal state after its end was asked for"),
+    _time("ended", "when its last submission had reached a terminal state after its end was requested"),
     _time(
         "pruned", "since then its steps, messages and prompts are dropped"
-    ),  # since then its steps, messages and prompts are dropped
+    ),  # when its steps, messages and prompts were dropped
     CheckConstraint("name ~ '^[a-z0-9_-]{1,32}$'", name="name"),
-    _one_of("state", ["active", "ending", "ended"]),
+    _one_of("state", RunState),
     comment="One training run; nothing refers across runs. config is the resolved configuration.",
 )
 
@@ -130,6 +131,6 @@ submissions = Table(
     Column("reason", Text, comment="why it was rejected"),
     _now("at", "when it was answered"),
     PrimaryKeyConstraint("run_id", "submission"),
-    _one_of("status", ["accepted", "rejected"]),
+    _one_of("status", SubmissionStatus),
     comment="The answer to every task message: the row behind the accepted.<run>.<submission> notice.",
 )

@@ -1,4 +1,4 @@
-"""Who may ask for completions, and who answers: sessions of harnesses and rollout servers."""
+"""Clients and servers of completions: sessions of harnesses and rollout servers."""
 
 from sqlalchemy import (
     BigInteger,
@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from orchestrator.contracts.states import ServerState
+from orchestrator.contracts.states import ServerState, SessionState
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
 from orchestrator.pool.columns import moment as _moment
@@ -42,14 +42,14 @@ sessions = Table(
         "state",
         Text,
         nullable=False,
-        server_default="open",
+        server_default=SessionState.OPEN,
         comment="open | sealed (its result is fixed) | closed (another took its place)",
     ),
     Column("expires", DateTime(timezone=True), nullable=False, comment="after this it is refused"),
     Column(
         "seal",
         JSONB,
-        comment="steps, last_idx, digest, marks, seconds queued, calls: what the session amounts to once it is over; notes until then",
+        comment="steps, last_idx, digest, marks, seconds queued, calls: the sealed totals; before that, progress",
     ),
     _now("created", "when it was first opened"),
     Column(
@@ -58,9 +58,9 @@ sessions = Table(
         nullable=False,
         server_default="false",
         comment="as its scaffold is declared: another lease may go on from its recorded steps",
-    ),  # as its scaffold is declared
+    ),  # as its scaffold declares
     Column("gateway", Text, comment="the gateway that has it, as in rollout_servers.owner"),
-    _one_of("state", ["open", "sealed", "closed"]),
+    _one_of("state", SessionState),
     Index(None, "rollout_id", "attempt"),
     comment="Capabilities of harnesses at the gateway; only the sha256 of a token is stored.",
 )
@@ -78,13 +78,13 @@ rollout_servers = Table(
         "state",
         Text,
         nullable=False,
-        server_default="starting",
+        server_default=ServerState.STARTING,
         comment="starting | syncing (weights) | ready | failed",
     ),
     Column("version", Integer, comment="the policy version that it serves; null: none yet"),
     Column("detail", Text, comment="what is wrong, in words"),
     _now("changed", "when the row last changed"),
-    _moment("draining", "since when a person asks that it gets no new calls; null: it may"),
+    _moment("draining", "when the drain was requested; null: not draining"),
     UniqueConstraint("run_id", "url"),
     _one_of("state", ServerState),
     comment="Rollout servers of a run, owned by one gateway at a time; version is what serves after a passed canary.",

@@ -1,4 +1,4 @@
-"""Between the data pool and the bus: messages owed, and messages that could not be used."""
+"""Between the data pool and the bus: outgoing messages, and messages that could not be used."""
 
 from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -28,7 +28,7 @@ outbox = Table(
     Column(
         "not_before",
         DateTime(timezone=True),
-        comment="not to be published earlier: a delay, or somebody's turn",
+        comment="not to be published earlier: a delay, or the turn of another message",
     ),
     _now("at", "when the state change that owes it was committed"),
     comment="Messages that a committed state change owes to the bus; a row is deleted once its publish is acknowledged.",

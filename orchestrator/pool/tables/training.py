@@ -1,4 +1,4 @@
-"""What was learned from which groups: batches, train steps and the versions that they published."""
+"""Training: batches, train steps and the versions that they published."""
 
 from sqlalchemy import (
     BigInteger,
@@ -51,7 +51,7 @@ policy_versions = Table(
     ),
     _now("at", "when it was published"),
     PrimaryKeyConstraint("run_id", "version"),
-    comment="Published weights. A version number is never used twice, not after a rewind either.",
+    comment="Published weights. A version number is never reused, even after a rewind.",
 )
 
 batches = Table(
@@ -63,13 +63,13 @@ batches = Table(
         "batch_no",
         Integer,
         nullable=False,
-        comment="0 and up per run; a rewind uses a number again, so only rows that are not voided have it once",
+        comment="from 0 per run; reused after a rewind, so unique only among rows that are not voided",
     ),
     Column(
         "state",
         Text,
         nullable=False,
-        server_default="open",
+        server_default=BatchState.OPEN,
         comment="open (takes groups) → closed (digest fixed) → committed; or voided by a rewind",
     ),
     Column(
@@ -88,7 +88,7 @@ batches = Table(
     Column(
         "void_detail",
         Text,
-        comment="of a quarantined batch: what was wrong with it, in the trainer's words; who undid any other says transitions.reason",
+        comment="of a quarantined batch: what was wrong with it, in the trainer's words; for other voided batches see transitions.reason",
     ),
     _one_of("state", BatchState),
     CheckConstraint("state NOT IN ('closed', 'committed') OR digest IS NOT NULL", name="digest"),

@@ -1,4 +1,4 @@
-"""What was generated: the step tree, its root prompts, marks and readings."""
+"""Generation: the step tree, its root prompts, marks and readings."""
 
 from sqlalchemy import (
     BigInteger,
@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.columns import identity as _id
 from orchestrator.pool.columns import metadata
+from orchestrator.pool.columns import moment as _moment
 from orchestrator.pool.columns import now as _now
 from orchestrator.pool.columns import one_of as _one_of
 from orchestrator.pool.columns import run as _run
@@ -98,17 +99,21 @@ steps = Table(
         "agent",
         Text,
         nullable=False,
-        comment="which agent of the scaffold asked: main, or a sub-agent's name",
+        comment="which agent of the scaffold made the request: main, or a sub-agent's name",
     ),
     Column("finish", Text, nullable=False, comment="stop | length | abort"),
     Column("parse", Text, nullable=False, comment="ok | ill_formed"),
-    Column("t_queue", REAL, comment="seconds of waiting, for admission and in queues of rollout servers"),
+    Column(
+        "t_queue",
+        REAL,
+        comment="seconds of this call in which it was not generated, until its reply; concurrent calls overlap: do not add them up",
+    ),
     Column("t_first", REAL, comment="seconds until the first token, waiting left out: a part of t_gen"),
     Column("t_gen", REAL, comment="seconds of generation, waiting left out, the first token included"),
     Column(
         "t_gap",
         REAL,
-        comment="seconds since the previous reply of the session: the agent's own time, its tools included",
+        comment="seconds without any call of the attempt in flight, since the step before: the agent and its tools; gaps do not overlap",
     ),
     _now("at", "when it was recorded, by the database's clock"),
     Column("request_digest", LargeBinary, comment="sha256 of the request as the scaffold sent it"),
@@ -142,6 +147,10 @@ steps = Table(
         JSONB,
         comment="where the request first differs from the nearest recorded conversation: near, turn, field, recorded, sent",
     ),  # where the request first differs from the nearest recorded conversation
+    _moment(
+        "ended",
+        "when its reply was ready, by the database's clock; its call came at ended - t_gen - t_queue; null: older than this column",
+    ),
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx"),
     _one_of("kind", StepKind),
     CheckConstraint("length(delta) = 4 * (state_len - keep_len)", name="delta"),
@@ -197,10 +206,15 @@ step_marks = Table(
     Column("rollout_id", BigInteger, nullable=False, comment="the rollout"),
     Column("attempt", SmallInteger, nullable=False, comment="the attempt"),
     Column("idx", Integer, nullable=False, comment="commit index over all branches of the attempt, 0 and up"),
-    Column("reason", Text, nullable=False, comment="undelivered | auxiliary | version_suspect | drift"),
+    Column(
+        "reason",
+        Text,
+        nullable=False,
+        comment="undelivered | auxiliary | side_conversation | version_suspect | drift",
+    ),
     _now("at", "when it was written, by the database's clock"),
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx", "reason"),
-    comment="Append-only: a marked step (undelivered, auxiliary, version_suspect, drift) has train weight 0.",
+    comment="Append-only: a marked step (undelivered, auxiliary, side_conversation, version_suspect, drift) has train weight 0.",
 )
 
 messages = Table(

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from orchestrator.tasks.suite.draw import Split, generate
+from orchestrator.tasks.suite.generator import Split, generate
 
 
 def write_suite(directory: Path, split: Split, count: int, seed: int, jsonl: bool) -> Path:

@@ -1,11 +1,11 @@
-"""Moving, copying and deleting files; one family must find out which file it is about first."""
+"""Moving, copying and deleting files; in one family, the agent must first find out which file is meant."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.tasks.suite.checks import file_is, is_absent
-from orchestrator.tasks.suite.dice import Dice
 from orchestrator.tasks.suite.family import Family, Scene, chain, changes
+from orchestrator.tasks.suite.split_rng import Dice
 from orchestrator.tasks.suite.words import EXTENSIONS
 
 Arguments = Mapping[str, str]

@@ -1,8 +1,8 @@
 """The checks of generated tasks and the `tests/test.sh` that runs them.
 
-Expected values are written into the script, so nothing that the agent left can change what is expected. The agent's files
-are read, never executed: a module is judged by a reader of its syntax tree that knows functions, assignments and integer
-arithmetic. A check passes on a regular file with exactly the wanted content; a link, a folder, a missing file fails.
+Expected values are written into the script, so the agent's files cannot change them. The agent's files are read, never executed: a reader of
+the syntax tree judges a module; it knows functions, assignments and integer arithmetic. A check passes on a regular file with exactly the
+wanted content; a link, a folder, a missing file fails.
 """
 
 import shlex
@@ -14,8 +14,8 @@ from orchestrator.tasks.verdict import ANSWER_VARIABLE, LOGS_VARIABLE, RESULTS_F
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """`reader` with its arguments must print `want`; `name` is what the results call it."""
+class OutputCheck:
+    """`reader` with its arguments must print `want`; `name` identifies the check in the results."""
 
     name: str
     want: str
@@ -26,30 +26,30 @@ class Check:
         return shlex.join(("expect", self.name, self.want, *self.reader))
 
 
-def answer_is(text: str) -> Check:
-    """The final message is `text`, but for white space around it."""
-    return Check("answer", text.strip(), ("answer",))
+def answer_is(text: str) -> OutputCheck:
+    """The final message is `text`, ignoring surrounding white space."""
+    return OutputCheck("answer", text.strip(), ("answer",))
 
 
-def file_is(path: str, text: str) -> Check:
-    """`path` is a regular file that holds `text`, but for newlines at the end."""
-    assert text.strip(), "an empty file cannot be told from a missing one"
-    return Check(path, text.rstrip("\n"), ("content", path))
+def file_is(path: str, text: str) -> OutputCheck:
+    """`path` is a regular file that holds `text`, ignoring newlines at the end."""
+    assert text.strip(), "an empty file looks the same as a missing one"
+    return OutputCheck(path, text.rstrip("\n"), ("content", path))
 
 
-def is_absent(path: str) -> Check:
-    """Nothing lies at `path`."""
-    return Check(path, "absent", ("presence", path))
+def is_absent(path: str) -> OutputCheck:
+    """Nothing exists at `path`."""
+    return OutputCheck(path, "absent", ("presence", path))
 
 
-def module_gives(path: str, values: Mapping[str, int | None]) -> Check:
+def module_gives(path: str, values: Mapping[str, int | None]) -> OutputCheck:
     """The module at `path` gives each value: `{"oak()": 3, "elm(2)": 8, "fig": 5, "moss": None}`, None for an absent name."""
-    want = " ".join("absent" if value is None else str(value) for value in values.values())
-    return Check(path, want, ("module", path, *values))
+    expected = " ".join("absent" if value is None else str(value) for value in values.values())
+    return OutputCheck(path, expected, ("module", path, *values))
 
 
-def script(title: str, checks: Sequence[Check]) -> str:
-    """The text of `tests/test.sh`: reward 1 when every check holds, else 0. `title` makes it unlike any other task's."""
+def script(title: str, checks: Sequence[OutputCheck]) -> str:
+    """The text of `tests/test.sh`: reward 1 when every check passes, else 0. `title` makes it unique among tasks."""
     assert checks
     reads_python = any(check.reader[0] == "module" for check in checks)
     parts = (

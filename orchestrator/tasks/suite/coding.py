@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.tasks.suite.checks import module_gives
-from orchestrator.tasks.suite.dice import Dice
 from orchestrator.tasks.suite.family import Family, Scene, chain, changes
+from orchestrator.tasks.suite.split_rng import Dice
 
 Arguments = Mapping[str, str]
 
@@ -83,16 +83,16 @@ def _build_fix(dice: Dice, given: Arguments) -> Scene:
         lambda t: t.split()[-1] not in new and new not in t.split()[-1],
     )
     old = text.split()[-1]
-    look, edit = ("read file", f"cat {file}"), "set value"
+    read_step, edit_thought = ("read file", f"cat {file}"), "set value"
     return Scene(
         files={file: text},
         checks=(module_gives(file, {name: int(new)}),),
-        good=(chain(look, (edit, f"sed -i 's/{old}/{new}/' {file}")),),
+        good=(chain(read_step, (edit_thought, f"sed -i 's/{old}/{new}/' {file}")),),
         bad=(
-            chain(look, (edit, f"sed 's/{old}/{new}/' {file}")),
-            chain(look, (edit, f"sed -i 's/{new}/{old}/' {file}")),
-            chain(look, (edit, f"sed -i 's/{name}/{new}/' {file}")),
-            chain(look),
+            chain(read_step, (edit_thought, f"sed 's/{old}/{new}/' {file}")),
+            chain(read_step, (edit_thought, f"sed -i 's/{new}/{old}/' {file}")),
+            chain(read_step, (edit_thought, f"sed -i 's/{name}/{new}/' {file}")),
+            chain(read_step),
         ),
     )
 

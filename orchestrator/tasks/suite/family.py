@@ -1,12 +1,12 @@
-"""What a family of tasks is: four phrasings, arguments, contents, checks, and trajectories that pass and that fail."""
+"""A family of tasks: four phrasings, arguments, contents, checks, and trajectories that pass and that fail."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.tasks.settings import Domain
-from orchestrator.tasks.suite.checks import Check
-from orchestrator.tasks.suite.dice import Dice
+from orchestrator.tasks.suite.checks import OutputCheck
+from orchestrator.tasks.suite.split_rng import Dice
 from orchestrator.tasks.suite.words import DONE
 
 PHRASINGS: Final = 4
@@ -29,22 +29,22 @@ class Trajectory:
     answer: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """One task before it is packed. `files` are the initial files of the work directory."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[OutputCheck, ...]
     good: tuple[Trajectory, ...]
     bad: tuple[Trajectory, ...]
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A template. `draw` picks the arguments, all of which the instruction shows: the split is made on them.
+    """A template. `draw` picks the arguments, which the instruction shows completely: they determine the split.
 
-    `calls` is the number of tool calls of its shortest demonstration; with 2, the second command's text depends on what
-    the first one printed. `level` is 1 or 2; an indirect or elliptical phrasing makes a task one level harder.
+    `calls` is the number of tool calls of its shortest demonstration; with 2, the second command's text depends on the output of
+    the first one. `level` is 1 or 2; an indirect or elliptical phrasing makes a task one level harder.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Family:
 
 
 def answers(think: str, *commands: str) -> tuple[Trajectory, ...]:
-    """One trajectory per command: run it and answer with what it printed."""
+    """One trajectory per command: run it and answer with its output."""
     return tuple(Trajectory((Turn(think, command),), None) for command in commands)
 
 
 def changes(think: str, *commands: str) -> tuple[Trajectory, ...]:
-    """One trajectory per command: run it and say that it is done."""
+    """One trajectory per command: run it and report that it is done."""
     return tuple(Trajectory((Turn(think, command),), DONE) for command in commands)
 
 

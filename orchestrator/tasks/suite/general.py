@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.tasks.suite.checks import answer_is, file_is
-from orchestrator.tasks.suite.dice import Dice
 from orchestrator.tasks.suite.family import Family, Scene, answers, changes
+from orchestrator.tasks.suite.split_rng import Dice
 
 Arguments = Mapping[str, str]
 

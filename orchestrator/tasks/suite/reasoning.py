@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.tasks.suite.checks import answer_is
-from orchestrator.tasks.suite.dice import Dice
 from orchestrator.tasks.suite.family import Family, Scene, answers
+from orchestrator.tasks.suite.split_rng import Dice
 
 Arguments = Mapping[str, str]
 
@@ -92,7 +92,7 @@ def _build_match(dice: Dice, given: Arguments) -> Scene:
         )
 
     def mistakes_show(text: str) -> bool:
-        """The count is none of: nothing, all lines, the lines without the word."""
+        """The count differs from 0, from the number of all lines, and from the number of lines without the word."""
         found = [word in line.split() for line in text.splitlines()]
         return sum(found) not in (0, len(found), found.count(False))
 

@@ -1,7 +1,7 @@
-"""Demonstrations: which trajectory is played for which task, and how a scaffold's policy would have said it.
+"""Demonstrations: the choice of a trajectory for each task, and its form as replies of a scaffold's policy.
 
-Most demonstrations fail, on purpose: a policy that imitates them succeeds about as often as they do, and learning by reward has something
-to find. Every (family, phrasing) has a *skill* p ~ U(0.1, 0.6), drawn once; with p the task is shown a trajectory that passes, else one
+Most demonstrations fail, on purpose: a policy that imitates them succeeds about as often as they do, so learning by reward can improve it.
+Every (family, phrasing) has a *skill* p ~ U(0.1, 0.6), drawn once. With probability p the task gets a trajectory that passes, else one
 of those that fail, uniformly.
 """
 
@@ -13,19 +13,20 @@ from typing import Any, Final
 
 from scaffolds.mini_swe import submission
 
+from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.suite.draw import FAMILIES, SuiteTask, generate
 from orchestrator.tasks.suite.family import PHRASINGS, Trajectory
+from orchestrator.tasks.suite.generator import FAMILIES, SuiteTask, generate
 
 SCRIPT_FILE: Final = "record/script.json"
 SKILL: Final = (0.1, 0.6)
 
 Reply = dict[str, Any]
-"""What a scripted session answers: {reasoning, content, tool_calls: [{name, arguments}]}. With `copy_observation` the last observation is
-the content, or where there are tool calls, what `{observation}` in their arguments stands for."""
+"""A reply of a scripted session: {reasoning, content, tool_calls: [{name, arguments}]}. With `copy_observation`, the last observation becomes
+the content, or, with tool calls, replaces `{observation}` in their arguments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
     """A task with the script of its demonstration inside, for one scaffold. `good`: the trajectory is one of those that pass."""
 
@@ -43,15 +44,15 @@ def skills(seed: int) -> dict[tuple[str, int], float]:
 
 
 def demonstrations(count: int, seed: int, shares: Mapping[str, float]) -> list[Demonstration]:
-    """`count` demonstrations, balanced over domains, families and phrasings; the same arguments give the same ones.
+    """`count` demonstrations, balanced over domains, families and phrasings; the same arguments give the same demonstrations.
 
-    `shares` are the scaffolds' parts, each demonstration drawn by itself. Demonstration i of a longer list is demonstration i of a
-    shorter one. ValueError for a scaffold that cannot be scripted.
+    `shares` are the scaffolds' shares; each demonstration draws its scaffold independently. Demonstration i of a longer list equals demonstration i
+    of a shorter one. ValueError for a scaffold that cannot be scripted.
     """
     unknown = sorted(set(shares) - set(SCRIPTS))
     if unknown or not shares or min(shares.values()) < 0 or sum(shares.values()) <= 0:
         raise ValueError(
-            f"shares of scaffolds must be positive numbers for {', '.join(SCRIPTS)}, not {dict(shares)!r}"
+            f"shares of scaffolds must be positive numbers for {', '.join(SCRIPTS)}, not {quoted(dict(shares))}"
         )
     skill = skills(seed)
     return [
@@ -70,12 +71,14 @@ def _demonstration(
     trajectory = draw.choice(item.good if good else item.bad)
     scaffold = draw.choices(list(shares), list(shares.values()))[0]
     script = json.dumps(SCRIPTS[scaffold](trajectory))
-    task = Task.from_files({**item.task.files, SCRIPT_FILE: script.encode()})
-    return Demonstration(task, scaffold, item.family.name, item.phrasing, good)
+    task = item.task.with_file(SCRIPT_FILE, script.encode())
+    return Demonstration(
+        task=task, scaffold=scaffold, family=item.family.name, phrasing=item.phrasing, good=good
+    )
 
 
 def shell_script(trajectory: Trajectory) -> list[Reply]:
-    """The white box `shell`: one `bash` call a turn, then the answer as plain text."""
+    """The white box `shell`: one `bash` call per turn, then the answer as plain text."""
     turns: list[Reply] = [_bash(turn.think, turn.command) for turn in trajectory.turns]
     if trajectory.answer is None:
         return [*turns, {"content": None, "copy_observation": True}]
@@ -83,7 +86,7 @@ def shell_script(trajectory: Trajectory) -> list[Reply]:
 
 
 def mini_script(trajectory: Trajectory) -> list[Reply]:
-    """The black box `mini-swe-agent`: the same turns, but the answer is a command, too."""
+    """The black box `mini-swe-agent`: the same turns, but the answer is also a command."""
     turns: list[Reply] = [_bash(turn.think, turn.command) for turn in trajectory.turns]
     if trajectory.answer is None:
         return [*turns, {**_bash(None, submission("{observation}")), "copy_observation": True}]

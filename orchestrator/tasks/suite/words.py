@@ -1,9 +1,9 @@
 """The closed vocabulary of the generated suite: names are words, file contents are words and digits.
 
-A small policy copies names from the instruction into a command. That works only if every name is one token, so the
-names are few, short, lower-case and share no letters' run with each other or with the commands: no word is a
-substring of another word, of an extension, of a command word or of a Python keyword that a task uses. A tokenizer
-for the suite must give each entry of `WORDS`, `EXTENSIONS` and `COMMAND_WORDS` one id; digits are single tokens.
+A small policy copies names from the instruction into a command. That works only if every name is one token. So the
+names are few, short and lower-case, and none is a substring of another word, of an extension, of a command word or of a
+Python keyword that a task uses. A tokenizer for the suite must give each entry of `WORDS`, `EXTENSIONS` and
+`COMMAND_WORDS` one id; digits are single tokens.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ COMMAND_WORDS: Final[tuple[str, ...]] = (
     *("def", "return", "print", "END", "py", "touch"),
     *("F", "c", "i", "l", "n", "p", "s", "v", "w", "x"),
 )
-"""Every run of letters that a demonstrated command may hold besides `WORDS` and `EXTENSIONS`."""
+"""Every run of letters that a demonstrated command may hold in addition to `WORDS` and `EXTENSIONS`."""
 
 DONE: Final = "done"
 """The final message when the task asks for a change instead of an answer."""

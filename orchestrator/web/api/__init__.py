@@ -1,7 +1,7 @@
 """The API, one module per page: each has `ROUTES`."""
 
 from orchestrator.web.api import batches, events, groups, me, queue, rollouts, run, steering, system
-from orchestrator.web.asked import Route
+from orchestrator.web.requests import Route
 
 ROUTES: tuple[Route, ...] = tuple(
     route

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from orchestrator.look import batches, pieces
-from orchestrator.look.tree import DRAWN
-from orchestrator.web.asked import Asked, look
+from orchestrator.queries import batches, token_text
+from orchestrator.queries.tree import DRAWN
+from orchestrator.web.requests import Query, get
 
 MOST_DRAWN = 5_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTree:
-    """The tree, its ratio, and per node the text of its first tokens; None without the policy's tokenizer, and `note` says why."""
+    """The tree, its ratio, and per node the text of its first tokens; None without the policy's tokenizer, with the reason in `note`."""
 
     batch: batches.BatchTree
     ratio: float
@@ -19,36 +19,36 @@ class DrawnTree:
     note: str | None
 
 
-async def _list(asked: Asked) -> list[batches.BatchRow]:
-    before = asked.number("before", 2**31 - 1, most=2**31 - 1)
-    n = asked.number("n", 50, least=1, most=500)
-    return await batches.batch_list(asked.connection, asked.run.run_id, before=before, n=n)
+async def _list(query: Query) -> list[batches.BatchRow]:
+    before = query.number("before", 2**31 - 1, most=2**31 - 1)
+    n = query.number("n", 50, least=1, most=500)
+    return await batches.batch_list(query.connection, query.run.run_id, before=before, n=n)
 
 
-def _number(asked: Asked) -> int:
-    """A batch's number, as far as the data pool can hold one."""
-    return min(asked.key("batch_no"), 2**31 - 1)
+def _number(query: Query) -> int:
+    """A batch's number, bounded by its column type in the data pool."""
+    return min(query.key("batch_no"), 2**31 - 1)
 
 
-async def _batch(asked: Asked) -> batches.Batch:
-    return await batches.batch(asked.connection, asked.run.run_id, _number(asked))
+async def _batch(query: Query) -> batches.Batch:
+    return await batches.batch(query.connection, query.run.run_id, _number(query))
 
 
-async def _tree(asked: Asked) -> DrawnTree:
-    of = asked.number("of", 0, most=1_000)
-    part = (asked.number("part", 0, most=1_000), of) if of else None
-    drawn = asked.number("drawn", DRAWN, least=1, most=MOST_DRAWN)
+async def _tree(query: Query) -> DrawnTree:
+    parts = query.number("of", 0, most=1_000)
+    part = (query.number("part", 0, most=1_000), parts) if parts else None
+    drawn = query.number("drawn", DRAWN, least=1, most=MOST_DRAWN)
     found = await batches.batch_tree(
-        asked.connection, asked.run.run_id, _number(asked), part=part, drawn=drawn
+        query.connection, query.run.run_id, _number(query), part=part, drawn=drawn
     )
-    spelled = await pieces.spelling(asked.connection, asked.run.run_id)
-    known = spelled.pieces
+    spelled = await token_text.run_detokenizer(query.connection, query.run.run_id)
+    known = spelled.detokenizer
     heads = None if known is None else ["".join(known.texts(node.head)) for node in found.tree.nodes]
-    return DrawnTree(found, found.tree.ratio, heads, spelled.note)
+    return DrawnTree(batch=found, ratio=found.tree.ratio, heads=heads, note=spelled.note)
 
 
 ROUTES = [
-    look("/api/batches", _list),
-    look("/api/batches/{batch_no}", _batch),
-    look("/api/batches/{batch_no}/tree", _tree),
+    get("/api/batches", _list),
+    get("/api/batches/{batch_no}", _batch),
+    get("/api/batches/{batch_no}/tree", _tree),
 ]

@@ -1,12 +1,12 @@
-"""/api/me: what every page needs once: the runs of this database, which one is asked about, and the key for steering."""
+"""/api/me: data that every page needs once: the runs of this database, the requested run, and the key for steering."""
 
 from dataclasses import dataclass
 
-from orchestrator.look.runs import RunLine, runs
-from orchestrator.web.asked import Asked, look
+from orchestrator.queries.runs import RunLine, runs
+from orchestrator.web.requests import Query, get
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
     """`home`: the run of this dashboard's configuration. `steering`: the value of the header X-Penstock-Steer."""
 
@@ -16,9 +16,9 @@ class Me:
     steering: str
 
 
-async def _me(asked: Asked) -> Me:
-    found = await runs(asked.connection)
-    return Me(asked.run.name, asked.site.run, found, asked.site.keys.steering)
+async def _me(query: Query) -> Me:
+    found = await runs(query.connection)
+    return Me(run=query.run.name, home=query.site.run, runs=found, steering=query.site.keys.steering)
 
 
-ROUTES = [look("/api/me", _me)]
+ROUTES = [get("/api/me", _me)]

@@ -1,13 +1,13 @@
 """/api/queue: the queue around its window, and why it waits."""
 
-from orchestrator.flow.dispatcher import queue_settings
-from orchestrator.look import queue
-from orchestrator.web.asked import Asked, look
+from orchestrator.queries import queue
+from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.web.requests import Query, get
 
 
-async def _queue(asked: Asked) -> queue.Queue:
-    config = asked.config
-    return await queue.queue(asked.connection, asked.run, config, queue_settings(config))
+async def _queue(query: Query) -> queue.Queue:
+    config = query.config
+    return await queue.queue(query.connection, query.run, config, queue_settings(config))
 
 
-ROUTES = [look("/api/queue", _queue)]
+ROUTES = [get("/api/queue", _queue)]

@@ -1,23 +1,23 @@
-"""/api/run: how the run stands; /api/series: what it learned and where its time went; /api/curves: its train steps from one to another."""
+"""/api/run: the status of the run; /api/series: its curves and where its time went; /api/curves: its train steps over a range."""
 
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from orchestrator.contracts.states import RunState
+from orchestrator.queries.curves import Curves, curves
+from orchestrator.queries.evaluations import Evaluation
+from orchestrator.queries.runs import run_heads
+from orchestrator.queries.spending import Spending, spending
+from orchestrator.queries.status import RunStatus, run_status
+from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.web.requests import Query, get
 
-from orchestrator.flow.dispatcher import queue_settings
-from orchestrator.look.curves import Curves, curves
-from orchestrator.look.evaluations import Evaluation
-from orchestrator.look.spending import Spending, spending
-from orchestrator.look.standing import Standing, standing
-from orchestrator.web.asked import Asked, look
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
     """The heads of a run. Times are seconds since 1970; `slots`: concurrent rollouts of one runner, as configured."""
 
     run: str
-    state: str
+    state: RunState
     created: float
     ended: float | None
     model: str
@@ -29,12 +29,12 @@ class RunPage:
     slots: int
     window: int
     max_staleness: int
-    standing: Standing
+    standing: RunStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """All that is drawn over the run. `uncounted`: evaluations that the next look has too."""
+    """All curves of a run. `uncounted`: evaluations that the next request counts."""
 
     curves: Curves
     spending: Spending
@@ -42,60 +42,47 @@ class Series:
     uncounted: int
 
 
-_HEADS = text(
-    """
-    SELECT extract(epoch FROM r.created)::float8 AS created, extract(epoch FROM r.ended)::float8 AS ended, q.next_seq AS dispatched,
-           (SELECT max(version) FROM policy_versions v WHERE v.run_id = r.run_id AND v.superseded_by IS NULL) AS version,
-           (SELECT b.batch_no + 1 FROM batches b WHERE b.run_id = r.run_id AND b.state = 'committed' ORDER BY b.batch_no DESC LIMIT 1) AS batches,
-           (SELECT b.groups_so_far FROM batches b WHERE b.run_id = r.run_id AND b.state = 'committed' ORDER BY b.batch_no DESC LIMIT 1) AS trained,
-           (SELECT count(*) FROM train_steps t JOIN batches b ON b.batch_id = t.batch_id AND b.state = 'committed'
-             WHERE t.run_id = r.run_id) AS train_steps
-    FROM runs r JOIN queue q USING (run_id) WHERE r.run_id = :run
-    """
-)
-
-
-async def _run(asked: Asked) -> RunPage:
-    config = asked.config
-    heads = (await asked.connection.execute(_HEADS, {"run": asked.run.run_id})).one()
+async def _run(query: Query) -> RunPage:
+    config = query.config
+    heads = await run_heads(query.connection, query.run.run_id)
     return RunPage(
-        run=asked.run.name,
-        state=asked.run.state,
+        run=query.run.name,
+        state=query.run.state,
         created=heads.created,
         ended=heads.ended,
         model=config.policy.model,
         version=heads.version,
-        batches=heads.batches or 0,
-        train_steps=heads.train_steps or 0,
+        batches=heads.batches,
+        train_steps=heads.train_steps,
         dispatched=heads.dispatched,
-        trained_groups=heads.trained or 0,
+        trained_groups=heads.trained_groups,
         slots=config.rollout.slots,
         window=config.queue.window,
         max_staleness=config.queue.max_staleness,
-        standing=await standing(asked.connection, asked.run, config, queue_settings(config)),
+        standing=await run_status(query.connection, query.run, config, queue_settings(config)),
     )
 
 
-async def _series(asked: Asked) -> Series:
-    run_id = asked.run.run_id
-    known = await asked.site.evaluated.of(asked.connection, run_id)
+async def _series(query: Query) -> Series:
+    run_id = query.run.run_id
+    known = await query.site.evaluation_cache.of(query.connection, run_id)
     return Series(
-        await curves(asked.connection, run_id, points=_points(asked)),
-        await spending(asked.connection, run_id),
-        known.evaluations,
-        known.uncounted,
+        curves=await curves(query.connection, run_id, points=_points(query)),
+        spending=await spending(query.connection, run_id),
+        evaluations=known.evaluations,
+        uncounted=known.uncounted,
     )
 
 
-async def _curves(asked: Asked) -> Curves:
-    first, last = asked.number("first", 0, most=2**31 - 1), asked.number("last", 0, most=2**31 - 1)
+async def _curves(query: Query) -> Curves:
+    first, last = query.number("first", 0, most=2**31 - 1), query.number("last", 0, most=2**31 - 1)
     return await curves(
-        asked.connection, asked.run.run_id, points=_points(asked), first=first or None, last=last or None
+        query.connection, query.run.run_id, points=_points(query), first=first or None, last=last or None
     )
 
 
-def _points(asked: Asked) -> int:
-    return asked.number("points", 300, least=10, most=1000)
+def _points(query: Query) -> int:
+    return query.number("points", 300, least=10, most=1000)
 
 
-ROUTES = [look("/api/run", _run), look("/api/series", _series), look("/api/curves", _curves)]
+ROUTES = [get("/api/run", _run), get("/api/series", _series), get("/api/curves", _curves)]

@@ -1,67 +1,74 @@
-"""/api/system: what runs; /api/letters: what is dead; /api/actions: what people did."""
+"""/api/system: the running processes; /api/letters: dead letters; /api/actions: actions of people."""
 
 from dataclasses import dataclass
 
-from orchestrator.embedded.process_spec import ProcessStatus
-from orchestrator.embedded.supervisor import read_status
-from orchestrator.flow.dispatcher import queue_settings
-from orchestrator.look import letters, system
-from orchestrator.web.asked import Asked, look
+from orchestrator.deploy.embedded.process_spec import ProcessStatus
+from orchestrator.deploy.embedded.supervisor import read_status
+from orchestrator.pool.dead_letters import count_groups, count_messages
+from orchestrator.queries import dead_letters, system
+from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.web.requests import Query, get
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPage:
-    """`supervised`: the processes that `penstock up` keeps alive on this machine; empty where nothing is up, or another run is asked about."""
+    """`supervised`: the processes that `penstock up` keeps alive on this machine; empty if nothing is up, or for another run."""
 
     system: system.System
     supervised: list[ProcessStatus]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Letters:
-    """The newest of both kinds."""
+    """The newest of both kinds, and the totals."""
 
-    messages: list[letters.LetterLine]
-    groups: list[letters.LetterLine]
+    messages: list[dead_letters.LetterLine]
+    groups: list[dead_letters.LetterLine]
+    all_messages: int
+    all_groups: int
 
 
-async def _system(asked: Asked) -> SystemPage:
-    config = asked.config
-    found = await system.system(asked.connection, asked.run, config, queue_settings(config))
+async def _system(query: Query) -> SystemPage:
+    config = query.config
+    found = await system.system(query.connection, query.run, config, queue_settings(config))
     supervised = []
-    if asked.run.name == asked.site.run and asked.site.layout is not None:
-        status = read_status(asked.site.layout)
+    if query.run.name == query.site.run and query.site.layout is not None:
+        status = read_status(query.site.layout)
         if status is not None and status.supervisor.alive:
             supervised = status.processes
     return SystemPage(found, supervised)
 
 
-async def _letters(asked: Asked) -> Letters:
-    limit = asked.number("limit", 50, least=1, most=500)
-    messages, groups = asked.number("messages_before", 0), asked.number("groups_before", 0)
-    run_id = asked.run.run_id
+async def _letters(query: Query) -> Letters:
+    limit = query.number("limit", 50, least=1, most=500)
+    messages, groups = query.number("messages_before", 0), query.number("groups_before", 0)
+    run_id = query.run.run_id
     return Letters(
-        await letters.letters(asked.connection, run_id, "messages", before=messages, limit=limit),
-        await letters.letters(asked.connection, run_id, "groups", before=groups, limit=limit),
+        messages=await dead_letters.letters(
+            query.connection, run_id, "messages", before=messages, limit=limit
+        ),
+        groups=await dead_letters.letters(query.connection, run_id, "groups", before=groups, limit=limit),
+        all_messages=await count_messages(query.connection, run_id),
+        all_groups=await count_groups(query.connection, run_id),
     )
 
 
-async def _letter(asked: Asked) -> letters.LetterWhole:
-    return await letters.letter(asked.connection, asked.run.run_id, asked.request.match_info["letter"])
+async def _letter(query: Query) -> dead_letters.DeadLetterDetail:
+    return await dead_letters.letter(query.connection, query.run.run_id, query.request.match_info["letter"])
 
 
-async def _actions(asked: Asked) -> list[letters.ActionLine]:
-    return await letters.actions(
-        asked.connection,
-        asked.run.run_id,
-        before=asked.number("before", 0),
-        limit=asked.number("limit", 50, least=1, most=500),
+async def _actions(query: Query) -> list[dead_letters.ActionLine]:
+    return await dead_letters.actions(
+        query.connection,
+        query.run.run_id,
+        before=query.number("before", 0),
+        limit=query.number("limit", 50, least=1, most=500),
     )
 
 
 ROUTES = [
-    look("/api/system", _system),
-    look("/api/letters", _letters),
-    look("/api/letters/{letter}", _letter),
-    look("/api/actions", _actions),
+    get("/api/system", _system),
+    get("/api/letters", _letters),
+    get("/api/letters/{letter}", _letter),
+    get("/api/actions", _actions),
 ]

@@ -1,45 +1,116 @@
-// Numbers, times and other people's text, for people.
+// Numbers, times and untrusted text in readable form.
 
 const SHOWN = "⟨";
-// C0 but tab and line feed, DEL, C1, and what turns the direction of writing around or hides: marks, embeddings, isolates, zero width.
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+// C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text: marks, embeddings, isolates, zero width.
+const UNSEEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
 
-/** Text that a model, task or tool wrote: whatever could colour, move, reorder or hide is spelled out. Carriage returns before a line feed go. */
+/**
+ * Text from a model, task or tool: characters that could colour, move, reorder or hide are spelled out. A carriage return before a line feed goes.
+ * @param {unknown} text
+ */
 export function visible(text) {
-  return String(text ?? "").replace(/\r\n/g, "\n").replace(UNSEEN, (found) => {
-    const code = found.codePointAt(0);
-    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-    if (code === 0x7f) return "\u2421";
-    return `${SHOWN}U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
+  return String(text ?? "")
+    .replace(/\r\n/g, "\n")
+    .replace(UNSEEN, (found) => {
+      const code = found.codePointAt(0) ?? 0;
+      if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+      if (code === 0x7f) return "\u2421";
+      return `${SHOWN}U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+    });
 }
 
-/** A number with so many significant digits, without an exponent where people would not write one; "–" for none. */
+/**
+ * Uses a true minus sign, and none before a zero: −0 is 0.
+ * @param {string} text
+ */
+const minus = (text) => (/^-[0.]*$/.test(text) ? text.slice(1) : text.replace(/^-/, "−"));
+
+/**
+ * A number to a few significant digits, without an exponent at usual magnitudes; "–" for null.
+ * @param {number | null | undefined} value
+ */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en");
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return minus((value || 0).toLocaleString("en"));
   const size = Math.abs(value);
   if (size >= 1e4) return compact(value);
-  if (size !== 0 && size < 1e-3) return value.toExponential(digits - 1).replace("e-", "e−").replace(/^-/, "−");
-  return String(Number(value.toPrecision(digits))).replace(/^-/, "−");
+  if (size !== 0 && size < 1e-3) return minus(value.toExponential(digits - 1).replace("e-", "e−"));
+  return minus(String(Number(value.toPrecision(digits))));
 }
 
-/** 12.3k, 4.5M. */
+/** @type {[number, string][]} */
+const UNITS = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+];
+
+/**
+ * 12.3k, 4.5M.
+ * @param {number | null | undefined} value
+ */
 export function compact(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (size >= unit) return `${Number((value / unit).toPrecision(3))}${letter}`;
-  return String(Number(value.toPrecision(3)));
+  for (const [unit, letter] of UNITS)
+    if (size >= unit) return minus(`${Number((value / unit).toPrecision(3))}${letter}`);
+  return minus(String(Number(value.toPrecision(3))));
 }
 
-/** 0.42 → 42%. */
+/**
+ * 0.42 → 42%.
+ * @param {number | null | undefined} value
+ */
 export const percent = (value, digits = 0) =>
-  value === null || value === undefined || !Number.isFinite(value) ? "–" : `${(100 * value).toFixed(digits)}%`;
+  value === null || value === undefined || !Number.isFinite(value)
+    ? "–"
+    : `${minus((100 * value).toFixed(value ? digits : 0))}%`;
 
-/** Seconds: 0.4 s, 75 s as 1 min 15 s, 2 h 1 min. */
+/**
+ * A number that always has its sign: advantages.
+ * @param {number} value
+ */
+export function signed(value) {
+  const text = number(value);
+  return value > 0 ? `+${text}` : text;
+}
+
+/**
+ * 3 of 8. Without a whole, or if it exceeds the whole, the number alone; without a number "–".
+ * @param {number | null | undefined} n
+ * @param {number | null | undefined} whole
+ */
+export function outOf(n, whole) {
+  if (n === null || n === undefined || (!n && !whole)) return "–";
+  return whole && n <= whole ? `${number(n)} of ${number(whole)}` : number(n);
+}
+
+/**
+ * A share with its basis: 77% of 13, 95 %: 50% to 92%. `low` and `high` may be missing; without any count: "–".
+ * @param {{ share: number | null | undefined, n: number | null | undefined, low?: number | null, high?: number | null }} of
+ */
+export function shareOf({ share, n, low = null, high = null }) {
+  if (!n || share === null || share === undefined) return "–";
+  const digits = share > 0 && share < 0.1 ? 1 : 0;
+  return `${percent(share, digits)} of ${number(n)}${low === null || high === null ? "" : `, 95 %: ${percent(low, digits)} to ${percent(high, digits)}`}`;
+}
+
+/**
+ * A text as a sentence: with a capital and a full stop.
+ * @param {string} text
+ */
+export const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+
+/**
+ * Seconds: 0.4 s, 75 s as 1 min 15 s, 2 h 1 min.
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (value < 0) return `−${seconds(-value)}`;
   if (value < 0.001) return value === 0 ? "0 s" : "< 1 ms";
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 10) return `${value.toFixed(1)} s`;
@@ -50,16 +121,25 @@ export function seconds(value) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** Bytes: 3.2 MiB. */
+/**
+ * Bytes: 3.2 MiB.
+ * @param {number | null | undefined} value
+ */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
   return `${unit === 0 ? value : Number(value.toPrecision(3))} ${units[unit]}`;
 }
 
-/** Seconds since 1970 as this browser's local time: 14:05:31 today, else with its date. */
+/**
+ * Seconds since 1970 as this browser's local time: 14:05:31 today, else with its date.
+ * @param {number | null | undefined} value
+ */
 export function clock(value) {
   if (value === null || value === undefined) return "–";
   const at = new Date(value * 1000);
@@ -67,11 +147,22 @@ export function clock(value) {
   return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
 }
 
-/** Seconds since 1970 as how long ago that is. */
-export const ago = (value) => (value === null || value === undefined ? "–" : `${seconds(Math.max(0, Date.now() / 1000 - value))} ago`);
+/**
+ * Seconds since 1970 as an age.
+ * @param {number | null | undefined} value
+ */
+export const ago = (value) =>
+  value === null || value === undefined ? "–" : `${seconds(Math.max(0, Date.now() / 1000 - value))} ago`;
 
-/** 1 group, 2 groups. */
+/**
+ * 1 group, 2 groups.
+ * @param {number} n
+ * @param {string} word
+ */
 export const plural = (n, word, words = `${word}s`) => `${number(n)} ${n === 1 ? word : words}`;
 
-/** A name of the system for people: infra_failure → infra failure. */
+/**
+ * An identifier in readable form: infra_failure → infra failure.
+ * @param {unknown} name
+ */
 export const words = (name) => String(name ?? "").replaceAll("_", " ");

@@ -1,13 +1,21 @@
-// One event stream for the whole page, while somebody on it follows and the page can be seen.
+// One event stream for the whole page, while it has followers and is visible.
 
 import { away } from "./api.js";
 
+/** @typedef {{ away?: string }} Tick */
+/** @typedef {"live" | "away" | "paused"} State */
+
+/** @type {Set<(tick: Tick | null) => void>} */
 const followers = new Set();
+/** @type {Set<(state: State) => void>} */
 const watchers = new Set();
 const AGAIN_MS = 3000;
+/** @type {EventSource | null} */
 let source = null;
+/** @type {State} */
 let state = "paused";
 
+/** @param {State} next */
 function become(next) {
   state = next;
   for (const watcher of watchers) watcher(state);
@@ -19,14 +27,15 @@ function open() {
   source.onopen = () => become("live");
   source.onerror = () => {
     become("away");
-    if (source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself, but not after an answer that is no stream
+    // The browser retries by itself, but not after an answer that is not a stream.
+    if (source?.readyState !== EventSource.CLOSED) return;
     source = null;
     setTimeout(open, AGAIN_MS);
   };
   source.onmessage = (message) => {
     const tick = JSON.parse(message.data);
     become(tick.away ? "away" : "live");
-    if (tick.away) away(tick.away[0].toUpperCase() + tick.away.slice(1) + ".");
+    if (tick.away) away(`${tick.away[0].toUpperCase()}${tick.away.slice(1)}.`);
     for (const follower of [...followers]) follower(tick);
   };
 }
@@ -43,7 +52,11 @@ document.addEventListener("visibilitychange", () => {
   for (const follower of [...followers]) follower(null);
 });
 
-/** Calls `follower` at every tick, until `signal` aborts. */
+/**
+ * Calls `follower` at every tick, until `signal` aborts.
+ * @param {(tick: Tick | null) => void} follower
+ * @param {AbortSignal} signal
+ */
 export function follow(follower, signal) {
   followers.add(follower);
   signal.addEventListener("abort", () => {
@@ -53,8 +66,12 @@ export function follow(follower, signal) {
   open();
 }
 
-/** Calls `watcher` with live, away or paused: now, and whenever that changes. */
+/**
+ * Calls `watcher` with live, away or paused: now, and at every change. Returns a function that stops it.
+ * @param {(state: State) => void} watcher
+ */
 export function onState(watcher) {
   watchers.add(watcher);
   watcher(state);
+  return () => watchers.delete(watcher);
 }

@@ -1,92 +1,159 @@
-// The frame around every page: navigation, the run that is looked at, the live light, the theme.
+// The frame around every page: navigation, the chosen run, the live light, the theme.
 
-import { ask, bannerElement, chosenRun } from "./api.js";
-import { h, redraw, s, show } from "./dom.js";
+import { chosenRun, href } from "./address.js";
+import { ask, onAway } from "./api.js";
+import { themeNow, useRedraw, useTheme } from "./hooks.js";
 import { everywhere, start as startKeys } from "./keys.js";
 import { onState } from "./live.js";
-import { pages } from "./pages.js";
-import { go, href, start } from "./router.js";
+import { HOME, pages } from "./pages.js";
+import { go, start } from "./router.js";
+import { html, render, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
+
+/** @typedef {import("./router.js").Place} Place */
+/** @typedef {{ name: string, state: string }} Run */
 
 const AGAIN_MS = 5000;
 const LIGHT = { live: "live", ended: "the run has ended", away: "away: waiting for it", paused: "not following" };
-
-const mark = () =>
-  s("svg", { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
-    s("path", { d: "M5 8h8l4 14h10", class: "mark-line" }), s("circle", { cx: 27, cy: 22, r: 3, class: "mark-drop" }));
-
-function themeButton() {
-  const dark = () => {
-    const chosen = document.documentElement.dataset.theme;
-    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  };
-  const button = h("button", { class: "quiet", type: "button", on: { click: flip } });
-  function label() {
-    show(button, dark() ? "Light theme" : "Dark theme");
-  }
-  function flip() {
-    const next = dark() ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
-    try { localStorage.setItem("penstock.theme", next); } catch { /* only for this page, then */ }
-    label();
-  }
-  label();
-  return { button, flip };
-}
-
-function runSwitch(told) {
-  const choice = h("select", { "aria-label": "Run", on: { change: () => go(location.pathname.split("/").slice(0, 2).join("/"), { run: choice.value }) } });
-  async function fill() {
-    try {
-      const me = await ask("/api/me", { run: "" });
-      const chosen = chosenRun() || me.home;
-      const gone = me.runs.some((run) => run.name === chosen) ? null : h("option", { value: chosen }, `${chosen} (not there)`);
-      told(me.runs.find((run) => run.name === chosen)?.state ?? "");
-      redraw(choice, gone, me.runs.map((run) => h("option", { value: run.name }, run.state === "active" ? run.name : `${run.name} (${run.state})`)));
-      choice.value = chosen;
-    } catch {
-      show(choice, h("option", null, chosenRun() || "run unknown"));
-      setTimeout(fill, AGAIN_MS);
-    }
-  }
-  return { choice, fill };
-}
-
 const nav = pages.filter((page) => page.nav);
-const links = nav.map((page) => h("a", { href: href(page.path), data: { path: page.path } }, page.title));
-const light = h("span", { class: "light" });
-let state = "paused", runState = "";
-function shine() {
-  light.dataset.state = state;
-  light.dataset.run = runState;
-  show(light, LIGHT[state === "live" && runState === "ended" ? "ended" : state]);
+
+const mark = html`
+  <svg viewBox="0 0 32 32" class="mark" aria-hidden="true">
+    <path d="M5 8h8l4 14h10" class="mark-line" />
+    <circle cx="27" cy="22" r="3" class="mark-drop" />
+  </svg>
+`;
+
+function flip() {
+  const next = themeNow() === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try {
+    localStorage.setItem("penstock.theme", next);
+  } catch {
+    /* then only for this page */
+  }
 }
-const runs = runSwitch((found) => { runState = found; shine(); });
-const theme = themeButton();
-const main = h("main", { id: "main", tabindex: -1 });
 
-show(
-  document.getElementById("frame"),
-  h("header", { class: "frame-head" },
-    h("a", { class: "brand", href: href("/run") }, mark(), "Penstock"),
-    runs.choice,
-    h("nav", { "aria-label": "Pages" }, links),
-    h("div", { class: "frame-foot" }, light, theme.button)),
-  h("div", { class: "frame-body" }, bannerElement(), main),
-);
+function ThemeButton() {
+  const label = useTheme() === "dark" ? "Light theme" : "Dark theme";
+  return html`<button class="quiet" type="button" onClick=${flip}>${label}</button>`;
+}
 
-onState((next) => { state = next; shine(); });
+/** Shows which service is away. */
+function Banner() {
+  const [sentence, say] = useState("");
+  useLayoutEffect(() => {
+    const end = onAway(say);
+    return () => void end();
+  }, []);
+  return html`<div class="banner" role="status" aria-live="polite" hidden=${!sentence}>${sentence}</div>`;
+}
+
+/** @param {{ runState: string }} props */
+function Light({ runState }) {
+  const [state, setState] = useState(/** @type {import("./live.js").State} */ ("paused"));
+  useLayoutEffect(() => {
+    const end = onState(setState);
+    return () => void end();
+  }, []);
+  const label = LIGHT[state === "live" && runState === "ended" ? "ended" : state];
+  return html`<span class="light" data-state=${state} data-run=${runState}>${label}</span>`;
+}
+
+/**
+ * The runs of the database. `visit` counts page visits: each one reloads the runs.
+ * @param {{ visit: number, report: (state: string) => void }} props
+ */
+function RunSwitch({ visit, report }) {
+  const [runs, setRuns] = useState(/** @type {Run[] | null} */ (null));
+  const [chosen, setChosen] = useState("");
+  useLayoutEffect(() => {
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let later;
+    let over = false;
+    async function fill() {
+      try {
+        const me = await ask("/api/me", { run: "" });
+        if (over) return;
+        const name = chosenRun() || me.home;
+        report(me.runs.find((/** @type {Run} */ run) => run.name === name)?.state ?? "");
+        setRuns(me.runs);
+        setChosen(name);
+      } catch {
+        if (over) return;
+        setRuns(null);
+        later = setTimeout(fill, AGAIN_MS);
+      }
+    }
+    if (visit) fill();
+    return () => {
+      over = true;
+      clearTimeout(later);
+    };
+  }, [visit]);
+  /** @param {Event} event */
+  const change = (event) =>
+    go(location.pathname.split("/").slice(0, 2).join("/"), {
+      run: /** @type {HTMLSelectElement} */ (event.target).value,
+    });
+  if (!runs)
+    return html`<select aria-label="Run"><option>${visit ? chosenRun() || "run unknown" : ""}</option></select>`;
+  const known = runs.some((run) => run.name === chosen);
+  return html`
+    <select aria-label="Run" onChange=${change} value=${chosen}>
+      ${known ? null : html`<option value=${chosen} key=${`gone ${chosen}`}>${chosen} (not there)</option>`}
+      ${runs.map(
+        ({ name, state }) =>
+          html`<option value=${name} key=${name}>${state === "active" ? name : `${name} (${state})`}</option>`,
+      )}
+    </select>
+  `;
+}
+
+/** @type {(place: Place | null) => void} */
+let changed = () => {};
+
+function Frame() {
+  const place = useRef(/** @type {Place | null} */ (null));
+  const visit = useRef(0);
+  const [runState, setRunState] = useState("");
+  const redraw = useRedraw();
+  changed = (next) => {
+    place.current = next;
+    visit.current += 1;
+    redraw();
+  };
+  const on = place.current && (place.current.nav ? place.current.path : place.current.under);
+  return html`
+    <header class="frame-head">
+      <a class="brand" href=${href("/run")}>${mark}Penstock</a>
+      <${RunSwitch} visit=${visit.current} report=${setRunState} />
+      <nav aria-label="Pages">
+        ${nav.map(
+          ({ path, title }) =>
+            html`<a href=${href(path)} data-path=${path} aria-current=${path === on ? "page" : undefined}>${title}</a>`,
+        )}
+      </nav>
+      <div class="frame-foot"><${Light} runState=${runState} /><${ThemeButton} /></div>
+    </header>
+    <div class="frame-body">
+      <${Banner} />
+      <main id="main" tabindex="-1" />
+    </div>
+  `;
+}
+
+function search() {
+  /** @type {HTMLElement | null} */
+  const field = document.querySelector("input[type=search]");
+  if (!field) return false;
+  field.focus();
+}
 
 everywhere([
-  ...nav.filter((page) => page.key).map((page) => ({ keys: [`g ${page.key}`], what: `go to ${page.title}`, run: () => go(page.path) })),
-  { keys: ["t"], what: "light or dark", run: theme.flip },
-  { keys: ["/"], what: "search", run: () => { const field = document.querySelector("input[type=search]"); if (!field) return false; field.focus(); return true; } },
+  ...nav.map(({ key, title, path }) => ({ keys: [`g ${key}`], what: `go to ${title}`, run: () => go(path) })),
+  { keys: ["t"], what: "light or dark", run: flip },
+  { keys: ["/"], what: "search", run: search },
 ]);
 startKeys();
-start(main, (page) => {
-  runs.fill();
-  for (const link of links) {
-    link.href = href(link.dataset.path);
-    if (page && (page.nav ? page.path : page.under) === link.dataset.path) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-});
+render(html`<${Frame} />`, /** @type {HTMLElement} */ (document.getElementById("frame")));
+start(/** @type {HTMLElement} */ (document.getElementById("main")), pages, HOME, (place) => changed(place));

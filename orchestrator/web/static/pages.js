@@ -1,6 +1,7 @@
 // The pages: path (with :names), title, how to load it; `nav` and `key` put it into the navigation and under `g KEY`; `under` names the
-// path of the navigation that a page without a place of its own belongs to.
+// navigation path that a page outside of the navigation belongs to. A module exports `Page({ page })`.
 
+/** @type {import("./router.js").Place[]} */
 export const pages = [
   { path: "/run", title: "Run", nav: true, key: "r", load: () => import("./pages/run.js") },
   { path: "/queue", title: "Queue", nav: true, key: "q", load: () => import("./pages/queue.js") },

@@ -1,46 +1,68 @@
-// Real paths and the history API. A page module exports mount(root, page); what `page` can do stands below.
+// Real paths and the history API. A page module exports Page({ page }), a component; `page` is described below.
 
-import { Refusal, askText, chosenRun } from "./api.js";
-import { h, show } from "./dom.js";
+import { href } from "./address.js";
+import { askText, messageOf, Refusal, stopped } from "./api.js";
 import { follow } from "./live.js";
-import { HOME, pages } from "./pages.js";
+import { html, render } from "./vendor/preact.js";
+
+/** @typedef {import("./address.js").Value} Value */
+/** @typedef {import("./api.js").Params} Params */
+/** @typedef {import("./live.js").Tick} Tick */
+/** @typedef {{ Page: (props: { page: Page }) => any }} Module */
+/**
+ * @typedef {object} Place a page: path with :names, title, how to load it
+ * @property {string} path
+ * @property {string} title
+ * @property {boolean} [nav] whether it is in the navigation
+ * @property {string} [key] the letter after g
+ * @property {string} [under] the navigation path that it belongs to
+ * @property {() => Promise<Module>} load
+ */
+/** @typedef {Place & { expression: RegExp, names: string[] }} Known */
+/** @typedef {ReturnType<typeof pageOf>} Page */
 
 const RETRY_MS = 3000;
 const TICK_MS = 1000;
-const NOW = "now"; // what was asked for by hand waits for nothing
+const NOW = "now"; // a manual request is not delayed
 let leaving = new AbortController();
-let root = null;
+let visit = 0;
+/** @type {HTMLElement} */
+let root;
+let home = "/";
+/** @type {Known[]} */
+let known = [];
+/** @type {(place: Place | null) => void} */
 let changed = () => {};
 
+/** @param {string} path */
 function pattern(path) {
+  /** @type {string[]} */
   const names = [];
-  const source = path.replace(/:(\w+)/g, (_, name) => (names.push(name), "([^/]+)"));
+  const source = path.replace(/:(\w+)/g, (_, name) => {
+    names.push(name);
+    return "([^/]+)";
+  });
   return { expression: new RegExp(`^${source}/?$`), names };
 }
 
-const known = pages.map((page) => ({ ...page, ...pattern(page.path) }));
-
+/** @param {string} path */
 function match(path) {
-  for (const page of known) {
-    const found = page.expression.exec(path);
-    if (found) return { page, params: Object.fromEntries(page.names.map((name, i) => [name, decodeURIComponent(found[i + 1])])) };
+  for (const place of known) {
+    const found = place.expression.exec(path);
+    if (found)
+      return {
+        place,
+        params: Object.fromEntries(place.names.map((name, i) => [name, decodeURIComponent(found[i + 1])])),
+      };
   }
   return null;
 }
 
-/** A path of this dashboard with its parameters, and with the run that is looked at. */
-export function href(path, params = {}) {
-  const [bare, given = ""] = path.split("?");
-  const query = new URLSearchParams(given);
-  for (const [name, value] of Object.entries(params))
-    if (value === null || value === undefined || value === "") query.delete(name);
-    else query.set(name, String(value));
-  if (!query.has("run") && chosenRun()) query.set("run", chosenRun());
-  const text = query.toString();
-  return text ? `${bare}?${text}` : bare;
-}
-
-/** Goes to a path. */
+/**
+ * Opens a path.
+ * @param {string} path
+ * @param {Record<string, Value>} [params]
+ */
 export function go(path, params = {}, { replace = false } = {}) {
   const address = href(path, params);
   if (replace) history.replaceState(null, "", address);
@@ -48,52 +70,97 @@ export function go(path, params = {}, { replace = false } = {}) {
   enter();
 }
 
-/** A panel instead of a page: why there is nothing to see. */
-export const message = (title, sentence, ...more) =>
-  h("section", { class: "message" }, h("h1", null, title), h("p", null, sentence), more);
+/**
+ * A panel instead of a page, with the reason.
+ * @param {{ title: string, children?: any }} props
+ */
+const Message = ({ title, children }) => html`<section class="message"><h1>${title}</h1>${children}</section>`;
 
-function pageOf(found, signal) {
+/** Shown until a page is loaded. */
+export const loading = html`<div class="loading" aria-busy="true">Loading…</div>`;
+
+/**
+ * Replaces the current content.
+ * @param {any} shown
+ */
+const put = (shown) => render(html`<${shown.type} ...${shown.props} key=${++visit} />`, root);
+
+/**
+ * @param {Record<string, string>} params of the path
+ * @param {AbortSignal} signal aborts when the page is left
+ */
+function pageOf(params, signal) {
   const page = {
-    params: found.params,
+    params,
     query: new URLSearchParams(location.search),
     signal,
     href,
     go,
-    /** Names the page, in the window's title too. */
+    /**
+     * Sets the page's title, also the window's.
+     * @param {string} text
+     */
     title(text) {
       document.title = `${text} · Penstock`;
     },
-    /** Changes parameters of the address without leaving the page; empty ones go. */
+    /**
+     * Changes parameters of the address without leaving the page; empty ones are removed.
+     * @param {Record<string, Value>} params
+     */
     filter(params, { push = false } = {}) {
       const address = href(location.pathname + location.search, params);
       if (push) history.pushState(null, "", address);
       else history.replaceState(null, "", address);
       page.query = new URLSearchParams(location.search);
     },
-    /** Says instead of the page why it cannot be shown. */
+    /**
+     * Shows the reason for a refusal instead of the page.
+     * @param {Refusal} error
+     */
     refuse(error) {
-      show(root, message(error.status === 404 ? "Not there" : "This cannot be shown", error.message));
+      const title = error.status === 404 ? "Not there" : "This cannot be shown";
+      put(html`<${Message} title=${title}><p>${error.message}</p><//>`);
     },
     /**
-     * Asks `path` with `params` (an object, or a function that gives one), gives the answer to `shown`, and does so again when something has
-     * changed and the answer is another one. Returns a function that asks at once. What stays wrong replaces the page; what passes is waited for.
-     * `every`: at least so many milliseconds lie between two questions that nobody asked for by hand.
+     * Requests `path` with `params` (an object, or a function that returns one), passes the answer to `shown`, and repeats this when something
+     * has changed and the answer differs. Returns a function that refreshes at once. Permanent errors replace the page; after passing ones it
+     * retries. `every`: minimum milliseconds between two automatic requests.
+     * @param {string} path
+     * @param {Params | (() => Params)} params
+     * @param {(answer: any) => void} shown
      */
     live(path, params, shown, { every = TICK_MS } = {}) {
-      let last = null, busy = false, again = null, asked = 0, later = 0;
+      /** @type {string | null} */
+      let last = null;
+      let busy = false;
+      /** @type {Tick | "now" | null} */
+      let again = null;
+      let requestedAt = 0;
+      /** @type {ReturnType<typeof setTimeout> | undefined} */
+      let later;
+      /** @param {Tick | null} [tick] */
       const load = async (tick) => {
         if (signal.aborted || tick?.away) return;
-        if (busy) { again = tick && again !== NOW ? tick : NOW; return; }
+        if (busy) {
+          again = tick && again !== NOW ? tick : NOW;
+          return;
+        }
         clearTimeout(later);
-        const wait = tick ? asked + every - Date.now() : 0;
-        if (wait > 0) { later = setTimeout(load, wait); return; }
+        const wait = tick ? requestedAt + every - Date.now() : 0;
+        if (wait > 0) {
+          later = setTimeout(load, wait);
+          return;
+        }
         busy = true;
-        asked = Date.now();
+        requestedAt = Date.now();
         try {
           const text = await askText(path, typeof params === "function" ? params() : params, signal);
-          if (!signal.aborted && text !== last) { last = text; shown(JSON.parse(text)); }
+          if (!signal.aborted && text !== last) {
+            last = text;
+            shown(JSON.parse(text));
+          }
         } catch (error) {
-          if (signal.aborted || error.name === "AbortError") return;
+          if (signal.aborted || stopped(error)) return;
           if (!(error instanceof Refusal)) throw error;
           if (error.passing) later = setTimeout(load, RETRY_MS);
           else page.refuse(error);
@@ -107,7 +174,10 @@ function pageOf(found, signal) {
       follow(load, signal);
       signal.addEventListener("abort", () => clearTimeout(later));
       load(null);
-      return () => { last = null; return load(null); };
+      return () => {
+        last = null;
+        return load(null);
+      };
     },
   };
   return page;
@@ -117,41 +187,59 @@ async function enter() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
-  if (location.pathname === "/") history.replaceState(null, "", href(HOME));
+  if (location.pathname === "/") history.replaceState(null, "", href(home));
   const found = match(location.pathname);
-  changed(found?.page ?? null);
+  changed(found?.place ?? null);
   window.scrollTo(0, 0);
   if (!found) {
     document.title = "Not there · Penstock";
-    show(root, message("Not there", "This dashboard has no such page.", h("p", null, h("a", { href: href(HOME) }, "Go to the run"))));
+    put(html`
+      <${Message} title="Not there">
+        <p>This dashboard has no such page.</p>
+        <p><a href=${href(home)}>Go to the run</a></p>
+      <//>
+    `);
     return;
   }
-  document.title = `${found.page.title} · Penstock`;
-  show(root, h("div", { class: "loading", "aria-busy": "true" }, "Loading…"));
+  document.title = `${found.place.title} · Penstock`;
+  put(loading);
   try {
-    const module = await found.page.load();
+    const { Page } = await found.place.load();
     if (signal.aborted) return;
-    show(root);
-    await module.mount(root, pageOf(found, signal));
+    put(html`<${Page} page=${pageOf(found.params, signal)} />`);
   } catch (error) {
-    if (signal.aborted || error.name === "AbortError") return;
-    show(root, message("This page failed", error instanceof Refusal ? error.message : `The page has a fault: ${error.message}`));
+    if (signal.aborted || stopped(error)) return;
+    const why = error instanceof Refusal ? error.message : `The page has a fault: ${messageOf(error)}`;
+    put(html`<${Message} title="This page failed"><p>${why}</p><//>`);
     if (!(error instanceof Refusal)) throw error;
   }
 }
 
-/** Begins: pages are shown in `element`; `onChange` hears which page is on. */
-export function start(element, onChange) {
+/** @param {MouseEvent} event */
+function follows(event) {
+  const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
+  if (!(link instanceof HTMLAnchorElement) || event.defaultPrevented || event.button) return;
+  if (event.metaKey || event.ctrlKey || event.shiftKey || link.target || link.hasAttribute("download")) return;
+  const to = new URL(link.href);
+  if (to.origin !== location.origin || to.pathname.startsWith("/api/")) return;
+  if (link.getAttribute("href")?.startsWith("#")) return;
+  event.preventDefault();
+  go(to.pathname + to.search);
+}
+
+/**
+ * Starts the router: shows one of `pages` in `element`, `first` if the address names none; `onChange` gets the shown one.
+ * @param {HTMLElement} element
+ * @param {Place[]} pages
+ * @param {string} first
+ * @param {(place: Place | null) => void} onChange
+ */
+export function start(element, pages, first, onChange) {
   root = element;
+  known = pages.map((place) => ({ ...place, ...pattern(place.path) }));
+  home = first;
   changed = onChange;
   window.addEventListener("popstate", enter);
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest?.("a[href]");
-    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.target || link.hasAttribute("download")) return;
-    const to = new URL(link.href);
-    if (to.origin !== location.origin || to.pathname.startsWith("/api/") || link.getAttribute("href").startsWith("#")) return;
-    event.preventDefault();
-    go(to.pathname + to.search);
-  });
+  document.addEventListener("click", follows);
   enter();
 }

@@ -1,9 +1,11 @@
-// A scaffold's name. One that is named by its place shows the last part of it, and the whole to whoever points at it.
+// A scaffold's name. For a path it shows the last part, and the whole path as a tooltip.
 
-import { h } from "./dom.js";
 import { visible } from "./format.js";
+import { html } from "./vendor/preact.js";
 
+/** @param {string} name */
 export function scaffoldName(name) {
-  const whole = visible(name), at = whole.lastIndexOf("/");
-  return at < 0 ? whole : h("span", { title: whole }, whole.slice(at + 1));
+  const whole = visible(name);
+  const at = whole.lastIndexOf("/");
+  return at < 0 ? whole : html`<span title=${whole}>${whole.slice(at + 1)}</span>`;
 }

@@ -1,4 +1,4 @@
-"""The courier through outages: what it sends, when it sends it again, and what it holds back meanwhile."""
+"""The courier through outages: which messages it sends, when it repeats them, and which it holds back until then."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,32 +10,33 @@ import pytest
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing, TooLarge
 from orchestrator.bus.courier import PAGE, Courier
-from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.memory import MemoryBus
-from orchestrator.clock import Clock, ticking
-from orchestrator.progress import boarding
+from orchestrator.runtime.liveness import loop_registry
+from orchestrator.settings.timeouts import Timeouts, use
+from tests.waiting import eventually, stays_true_for
 
 pytestmark = pytest.mark.anyio
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DataPool:
-    """Has what a test says. While `away`, nobody is answered."""
+    """Has the data that a test defines. While `away`, it does not answer."""
 
     has: set[int] = field(default_factory=set)
     answers: int = 0
-    asked: int = 0  # entries of the largest question
+    most_queried: int = 0  # entries of the largest query
     back: anyio.Event = field(default_factory=anyio.Event)
 
-    async def confirm(self, entries: Sequence[Entry]) -> Collection[int]:
-        self.asked = max(self.asked, len(entries))
+    async def confirm(self, entries: Sequence[JournalEntry]) -> Collection[int]:
+        self.most_queried = max(self.most_queried, len(entries))
         await self.back.wait()
         self.answers += 1
         return self.has & {entry.n for entry in entries}
 
 
 class CountingBus(MemoryBus):
-    """Remembers what it was given, in the order given, and how much at a time. `refuses`: its stream is full."""
+    """Remembers its messages, their order, and how many came at a time. `refuses`: its stream is full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,17 +59,20 @@ class CountingBus(MemoryBus):
 
 
 def message(n: int) -> Outgoing:
-    return Outgoing(subjects.steps("demo", "1"), f"1:1:{n}:step", "StepRecorded/1", b'{"n":%d}' % n)
+    return Outgoing(
+        subject=subjects.steps("demo", "1"),
+        msg_id=f"1:1:{n}:step",
+        schema="StepRecorded/1",
+        body=b'{"n":%d}' % n,
+    )
 
 
 async def until_answers(pool: DataPool, more: int) -> None:
     wanted = pool.answers + more
-    with anyio.fail_after(10):
-        while pool.answers < wanted:
-            await anyio.sleep(0.002)
+    await eventually(lambda: pool.answers >= wanted, within_s=10)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Post:
     journal: Journal
     bus: CountingBus
@@ -76,14 +80,10 @@ class Post:
     courier: Courier
 
     async def until_given(self, n: int) -> None:
-        with anyio.fail_after(10):
-            while len(self.bus.given) < n:
-                await anyio.sleep(0.002)
+        await eventually(lambda: len(self.bus.given) >= n, within_s=10)
 
     async def until_kept(self, n: int) -> None:
-        with anyio.fail_after(10):
-            while len(self.journal.pending()) != n:
-                await anyio.sleep(0.002)
+        await eventually(lambda: len(self.journal.pending()) == n, within_s=10)
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ async def post(tmp_path: Path) -> AsyncIterator[Post]:
     await bus.ensure_streams()
     async with Journal.open(tmp_path, limit_bytes=20) as journal, anyio.create_task_group() as tasks:
         courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
-        with ticking(Clock(courier_resend_s=0.05)):
+        with use(Timeouts(courier_resend_s=0.05)):
             tasks.start_soon(courier.run)
-        yield Post(journal, bus, pool, courier)
+        yield Post(journal=journal, bus=bus, pool=pool, courier=courier)
         tasks.cancel_scope.cancel()
 
 
@@ -102,8 +102,8 @@ async def test_while_the_data_pool_is_away_nothing_is_sent_twice_and_nothing_is_
     for n in range(5):
         await post.courier.send(message(n))
     await post.until_given(5)
-    await anyio.sleep(4 * 0.05)  # several times `courier_resend_s`: what must not happen has had its time
-    assert len(post.bus.given) == 5 and len(post.journal.pending()) == 5
+    # several times `courier_resend_s`
+    await stays_true_for(4 * 0.05, lambda: len(post.bus.given) == len(post.journal.pending()) == 5)
     post.pool.has = {entry.n for entry in post.journal.pending()}
     post.pool.back.set()
     await post.until_kept(0)
@@ -127,7 +127,7 @@ async def test_what_is_sent_within_a_moment_is_published_together(tmp_path: Path
         async with anyio.create_task_group() as sends:
             for n in range(3):
                 sends.start_soon(courier.send, message(n))
-        await Post(journal, bus, pool, courier).until_given(3)
+        await Post(journal=journal, bus=bus, pool=pool, courier=courier).until_given(3)
         assert bus.largest == 3
         tasks.cancel_scope.cancel()
 
@@ -154,11 +154,11 @@ async def test_what_a_full_stream_refuses_is_tried_again_a_page_at_a_time(post: 
     post.pool.has = {entry.n for entry in post.journal.pending()}
     post.pool.back.set()
     await post.until_kept(0)
-    assert post.bus.largest <= PAGE and post.pool.asked <= PAGE
+    assert post.bus.largest <= PAGE and post.pool.most_queried <= PAGE
     assert {f"1:1:{n}:step" for n in range(2 * PAGE)} == set(post.bus.given)
 
 
-async def test_who_would_make_more_waits_while_the_journal_keeps_as_much_as_it_should(post: Post) -> None:
+async def test_producers_wait_while_the_journal_is_full(post: Post) -> None:
     await post.courier.room()
     for n in range(3):  # of 7 bytes each; nothing is refused
         await post.courier.send(message(n))
@@ -186,13 +186,13 @@ async def test_what_the_bus_can_never_take_is_sent_as_something_else_or_kept_els
     bus.max_bytes = 20
     await bus.ensure_streams()
 
-    async def unsendable(entry: Entry, reason: str) -> Outgoing | None:
+    async def unsendable(entry: JournalEntry, reason: str) -> Outgoing | None:
         kept.append((entry.message.msg_id, reason))
         return replace(entry.message, body=b"short") if entry.message.msg_id == "1:1:0:step" else None
 
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
         courier = Courier(journal, bus, pool.confirm, unsendable, confirm_every_s=0.005)
-        post = Post(journal, bus, pool, courier)
+        post = Post(journal=journal, bus=bus, pool=pool, courier=courier)
         for n in (0, 1):
             await courier.send(replace(message(n), body=b"x" * 21))
         await courier.send(message(2))
@@ -214,7 +214,7 @@ async def test_while_the_disk_refuses_what_is_sent_instead_the_courier_lives_and
     bus.max_bytes = 20
     await bus.ensure_streams()
 
-    async def unsendable(entry: Entry, reason: str) -> Outgoing | None:
+    async def unsendable(entry: JournalEntry, reason: str) -> Outgoing | None:
         tries.append(reason)
         return replace(entry.message, body=b"short")
 
@@ -228,23 +228,21 @@ async def test_while_the_disk_refuses_what_is_sent_instead_the_courier_lives_and
 
             patch.setattr(Journal, "_write_durably", refuse)
             tasks.start_soon(courier.run)
-            with anyio.fail_after(10):
-                while len(tries) < 3:
-                    await anyio.sleep(0.002)
+            await eventually(lambda: len(tries) >= 3, within_s=10)
             assert [entry.message.body for entry in journal.pending()] == [b"x" * 21], "nothing is dropped"
-        with anyio.fail_after(10):
-            while [entry.message.body for entry in journal.pending()] != [b"short"]:
-                await anyio.sleep(0.002)
+        await eventually(
+            lambda: [entry.message.body for entry in journal.pending()] == [b"short"], within_s=10
+        )
         tasks.cancel_scope.cancel()
 
 
-async def test_the_oldest_message_that_nobody_confirms_is_named_with_whom_it_waits_for(
+async def test_the_oldest_unconfirmed_message_is_named_with_the_service_that_it_waits_for(
     tmp_path: Path,
 ) -> None:
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     pool.back.set()
-    with boarding("runner") as board:
+    with loop_registry("runner") as board:
         async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
             courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
             tasks.start_soon(courier.run)
@@ -258,7 +256,5 @@ async def test_the_oldest_message_that_nobody_confirms_is_named_with_whom_it_wai
                 "answers alone are no progress"
             )
             pool.has = {entry.n for entry in journal.pending()}
-            with anyio.fail_after(10):
-                while not line.resting:
-                    await anyio.sleep(0.002)
+            await eventually(lambda: line.resting, within_s=10)
             tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""The journal keeps what it acknowledged, through kills and torn writes."""
+"""The journal keeps every acknowledged message, through kills and torn writes."""
 
 import io
 import resource
@@ -15,13 +15,15 @@ from structlog.testing import capture_logs
 from orchestrator.bus import frames
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.journal import Journal, JournalFull
-from orchestrator.watchdog import WatchdogSettings, watching
+from orchestrator.runtime.watchdog import WatchdogSettings, watching
 
 pytestmark = pytest.mark.anyio
 
 
 def message(n: int) -> Outgoing:
-    return Outgoing("steps.demo.1", f"1:1:{n}:step", "StepRecorded/1", b'{"n":%d}' % n)
+    return Outgoing(
+        subject="steps.demo.1", msg_id=f"1:1:{n}:step", schema="StepRecorded/1", body=b'{"n":%d}' % n
+    )
 
 
 async def test_entries_come_back_in_order_after_a_restart(tmp_path: Path) -> None:
@@ -113,7 +115,9 @@ def files_end_at(size: int) -> Iterator[None]:
 async def test_what_the_disk_refused_is_never_pending_and_never_comes_back(
     tmp_path: Path, length: int
 ) -> None:
-    large = Outgoing("steps.demo.1", "1:1:9:step", "StepRecorded/1", b'"%s"' % (b"x" * length))
+    large = Outgoing(
+        subject="steps.demo.1", msg_id="1:1:9:step", schema="StepRecorded/1", body=b'"%s"' % (b"x" * length)
+    )
     async with Journal.open(tmp_path) as journal:
         await journal.append(message(0))
         with files_end_at(400):
@@ -127,7 +131,7 @@ async def test_what_the_disk_refused_is_never_pending_and_never_comes_back(
         assert journal.torn_bytes == 0
 
 
-async def test_a_segment_that_cannot_be_begun_leaves_the_old_one_in_use(
+async def test_a_segment_that_cannot_be_started_leaves_the_old_one_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.bus.journal.SEGMENT_BYTES", 1)
@@ -201,7 +205,7 @@ async def test_a_full_disk_refuses_every_waiting_entry_and_keeps_the_earlier_one
 
 
 class Failing(io.FileIO):
-    """A segment on a disk that fails: half of every write comes through, and what came through cannot be taken back."""
+    """A segment on a disk that fails: half of every write comes through, and that half cannot be removed."""
 
     broken = True
     stuck = True
@@ -239,7 +243,7 @@ async def test_a_tail_that_cannot_be_taken_back_refuses_every_waiter_and_all_tha
             for n in (1, 2, 3):
                 tasks.start_soon(try_append, n)
         assert sorted(refused) == [1, 2, 3]
-        failing.broken = False  # it would take more: behind a part of a frame, where nobody finds it
+        failing.broken = False  # it would take more: behind a part of a frame, where no reader finds it
         torn = segment.read_bytes()
         for n in (4, 5):
             with pytest.raises(JournalFull, match="Read-only"):
@@ -255,7 +259,7 @@ async def test_a_tail_that_cannot_be_taken_back_refuses_every_waiter_and_all_tha
 
 @pytest.fixture
 def fresh_loggers() -> Iterator[None]:
-    """Loggers that were used before keep their processors, which a captured log exchanges."""
+    """Loggers that were used before keep their processors, which a captured log replaces."""
     structlog.configure(cache_logger_on_first_use=False)
     yield
     structlog.reset_defaults()
@@ -270,7 +274,7 @@ async def written(directory: Path, *numbers: int) -> Path:
 
 
 def flip(segment: Path, at: int) -> bytes:
-    """Change one byte; returns what the file holds then."""
+    """Change one byte; returns the content of the file then."""
     data = bytearray(segment.read_bytes())
     data[at] ^= 0xFF
     segment.write_bytes(data)
@@ -300,13 +304,13 @@ async def test_a_bad_frame_costs_itself_alone_and_the_file_is_kept_and_named(tmp
 
 
 @pytest.mark.usefixtures("fresh_loggers")
-async def test_a_torn_segment_is_no_alarm_at_this_start_nor_at_the_next(tmp_path: Path) -> None:
+async def test_a_torn_segment_raises_no_alarm_at_this_start_nor_at_the_next(tmp_path: Path) -> None:
     segment = await written(tmp_path, 0, 1)
     segment.write_bytes(segment.read_bytes()[:-5])
     with capture_logs() as logs:
         for n in (2, 3):
             assert (await written(tmp_path, n)).exists()
-        # Killed while a segment was begun: nothing is in it.
+        # Killed during the start of a segment: it contains nothing.
         (tmp_path / "00000009.journal").write_bytes(frames.MAGIC[:7])
         async with Journal.open(tmp_path) as journal:
             assert [entry.message for entry in journal.pending()] == [message(n) for n in (0, 2, 3)]

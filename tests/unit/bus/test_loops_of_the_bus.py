@@ -1,4 +1,4 @@
-"""What the bus does by itself is on the board of its process: a lost connection, and whoever fills lost streams again."""
+"""The background work of the bus is in the registry of its process: a lost connection, and the task that refills lost streams."""
 
 from types import SimpleNamespace
 
@@ -7,26 +7,25 @@ import pytest
 
 from orchestrator.bus.link import Connection, Link
 from orchestrator.bus.watch import Sighting, StreamWatch
-from orchestrator.progress import Board, Loop, boarding
+from orchestrator.runtime.liveness import Loop, LoopRegistry, loop_registry
+from tests.waiting import eventually, stays_true_for
 
 pytestmark = pytest.mark.anyio
 
-NOBODY_LISTENS = "nats://127.0.0.1:9"
+CLOSED_PORT = "nats://127.0.0.1:9"
 
 
-async def until_works(board: Board, name: str) -> Loop:
-    with anyio.fail_after(10):
-        while True:
-            for loop in board.loops().values():
-                if loop.name == name and not loop.resting:
-                    return loop
-            await anyio.sleep(0.002)
+async def until_works(board: LoopRegistry, name: str) -> Loop:
+    def at_work() -> list[Loop]:
+        return [loop for loop in board.loops().values() if loop.name == name and not loop.resting]
+
+    return (await eventually(at_work, within_s=10, every_s=0.002))[0]
 
 
 async def test_a_connection_that_does_not_come_back_is_work_that_waits_for_nats() -> None:
-    link = Link(NOBODY_LISTENS, "test", lambda: None)
-    link._current = Connection(SimpleNamespace(is_closed=False), None, 0)  # type: ignore[arg-type]
-    with boarding("test") as board:
+    link = Link(CLOSED_PORT, "test", lambda: None)
+    link._current = Connection(client=SimpleNamespace(is_closed=False), js=None, max_payload=0)
+    with loop_registry("test") as board:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             await anyio.wait_all_tasks_blocked()
@@ -36,8 +35,7 @@ async def test_a_connection_that_does_not_come_back_is_work_that_waits_for_nats(
             loop = await until_works(board, "bus.link")
             assert (loop.item, loop.waits_for) == ("a connection", "nats")
             since = loop.since
-            await anyio.sleep(0.3)  # several tries, in vain
-            assert loop.since == since, "which is no progress"
+            await stays_true_for(0.3, lambda: loop.since == since)  # several failed tries are not progress
             tasks.cancel_scope.cancel()
         assert board.loops() == {}
 
@@ -53,7 +51,7 @@ async def test_who_hangs_while_it_fills_a_lost_stream_again_is_named_with_the_st
 
     watch = StreamWatch(look, None)
     watch.on_stream_new(hangs)
-    with boarding("test") as board:
+    with loop_registry("test") as board:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             watch.ask()

@@ -11,7 +11,9 @@ from orchestrator.bus.memory import ManualClock, MemoryBus
 
 pytestmark = pytest.mark.anyio
 
-STEP = Outgoing(subjects.steps("demo", "r1"), "r1:1:0:step", "StepRecorded/1", b"0")
+STEP = Outgoing(
+    subject=subjects.steps("demo", "r1"), msg_id="r1:1:0:step", schema="StepRecorded/1", body=b"0"
+)
 CONSUMER = subjects.consume_steps("demo")
 
 

@@ -1,4 +1,4 @@
-"""While a service is away its senders' spool is bounded, in memory and on the disk: whoever would make more waits, and nothing is lost."""
+"""While a service is away its senders' spool is bounded, in memory and on the disk: further producers wait, and nothing is lost."""
 
 import gc
 import tracemalloc
@@ -14,27 +14,29 @@ import pytest
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.courier import Courier
-from orchestrator.bus.journal import Entry, Journal
+from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.memory import MemoryBus
-from orchestrator.clock import Clock, ticking
+from orchestrator.settings.timeouts import Timeouts, use
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
 STEP = 64 << 10  # bytes of one recorded step
 MAKERS = 8  # sessions that record one step after another
-STEPS = 512  # 32 MiB in all: several times what may be kept
+STEPS = 512  # 32 MiB in all: several times the limit of the spool
 LIMIT = 2 << 20
-PATIENCE_S = 60.0
-# Beside the spool: what is written and sent at a time (a frame, a page of messages), and what everything else of this process does meanwhile.
-BESIDE = (MAKERS * 3 * STEP) + (1 << 20)
+# In addition to the spool: the data that is written and sent at a time (a frame, a page of messages), and everything else in this process.
+OVERHEAD = (MAKERS * 3 * STEP) + (1 << 20)
 
 
 def message(n: int, size: int = STEP) -> Outgoing:
     body = b'"%08d%s"' % (n, b"x" * (size - 10))
-    return Outgoing(subjects.steps("demo", "1"), f"1:1:{n}:step", "StepRecorded/1", body)
+    return Outgoing(
+        subject=subjects.steps("demo", "1"), msg_id=f"1:1:{n}:step", schema="StepRecorded/1", body=body
+    )
 
 
-async def test_at_its_limit_a_journal_lets_nobody_on_until_something_is_settled_and_keeps_all_that_came(
+async def test_at_its_limit_a_journal_blocks_every_writer_until_something_is_settled_and_keeps_all_that_came(
     tmp_path: Path,
 ) -> None:
     async with Journal.open(tmp_path, limit_bytes=3 * STEP) as journal:
@@ -52,8 +54,8 @@ async def test_at_its_limit_a_journal_lets_nobody_on_until_something_is_settled_
             for n in (3, 4):
                 tasks.start_soon(make, n)
             await anyio.wait_all_tasks_blocked()
-            assert passed == [0, 1, 2], "there is no room"
-            await journal.settle([99])  # nothing that it keeps
+            assert passed == [0, 1, 2], "the spool is full"
+            await journal.settle([99])  # the journal does not contain it
             await anyio.wait_all_tasks_blocked()
             assert passed == [0, 1, 2], "there still is none"
             first = journal.pending()[0]
@@ -69,7 +71,7 @@ async def test_at_its_limit_a_journal_lets_nobody_on_until_something_is_settled_
         assert journal.full and journal.held_bytes == 4 * STEP
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Services:
     """A bus that remembers which messages it was given, and a data pool that has them. Each may be away."""
 
@@ -78,7 +80,7 @@ class Services:
     given: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
 
-    async def confirm(self, entries: Sequence[Entry]) -> Collection[int]:
+    async def confirm(self, entries: Sequence[JournalEntry]) -> Collection[int]:
         await self.pool_there.wait()
         self.stored |= {str(entry.message.msg_id) for entry in entries}
         return {entry.n for entry in entries}
@@ -97,7 +99,7 @@ class ForgetfulBus(MemoryBus):
         return [True for _ in messages]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Sessions:
     """MAKERS sessions record STEPS steps between them, each after there was `room`."""
 
@@ -122,14 +124,8 @@ def on_disk(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.journal"))
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(PATIENCE_S):
-        while not holds():
-            await anyio.sleep(0.005)
-
-
 async def most_memory(directory: Path, away: str, room: Callable[[Courier], Awaitable[None]]) -> int:
-    """The most bytes that recording all STEPS took at any time, of which as many as could be while a service is away."""
+    """The most bytes that recording all STEPS took at any time; as many steps as possible are recorded while a service is away."""
     services = Services()
     there, gone = services.pool_there, services.bus_there
     if away == "postgres":
@@ -138,22 +134,22 @@ async def most_memory(directory: Path, away: str, room: Callable[[Courier], Awai
     async with Journal.open(directory, limit_bytes=LIMIT) as journal, anyio.create_task_group() as tasks:
         bus = ForgetfulBus(services)
         courier = Courier(journal, bus, services.confirm, confirm_every_s=0.005)
-        sessions = Sessions(partial(room, courier), courier)
+        sessions = Sessions(room=partial(room, courier), courier=courier)
         gc.collect()
         tracemalloc.start()
         try:
-            with ticking(Clock(courier_resend_s=0.05)):
+            with use(Timeouts(courier_resend_s=0.05)):
                 tasks.start_soon(courier.run)
             for _ in range(MAKERS):
                 tasks.start_soon(sessions.record)
-            await until(lambda: sessions.waiting == MAKERS or len(sessions.recorded) == STEPS)
+            await eventually(lambda: sessions.waiting == MAKERS or len(sessions.recorded) == STEPS)
             held, kept = journal.held_bytes, on_disk(directory)
             recorded = len(sessions.recorded)
             assert journal.full and held == recorded * STEP and services.stored == set()
             if recorded < STEPS:
                 assert held <= LIMIT + MAKERS * STEP and kept <= LIMIT + 2 * MAKERS * STEP
             gone.set()
-            await until(lambda: len(sessions.recorded) == STEPS and not journal.pending())
+            await eventually(lambda: len(sessions.recorded) == STEPS and not journal.pending())
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -167,7 +163,7 @@ async def asks(courier: Courier) -> None:
     await courier.room()
 
 
-async def asks_nobody(_: Courier) -> None:
+async def asks_nothing(_: Courier) -> None:
     await anyio.lowlevel.checkpoint()
 
 
@@ -175,8 +171,8 @@ async def asks_nobody(_: Courier) -> None:
 async def test_while_a_service_is_away_memory_holds_the_spool_and_no_more_whatever_is_to_be_recorded(
     tmp_path: Path, away: str
 ) -> None:
-    assert await most_memory(tmp_path, away, asks) < LIMIT + BESIDE < STEPS * STEP // 6
+    assert await most_memory(tmp_path, away, asks) < LIMIT + OVERHEAD < STEPS * STEP // 6
 
 
 async def test_the_bound_is_one_that_steps_kept_in_memory_go_beyond(tmp_path: Path) -> None:
-    assert await most_memory(tmp_path, "postgres", asks_nobody) > STEPS * STEP // 2 > 3 * (LIMIT + BESIDE)
+    assert await most_memory(tmp_path, "postgres", asks_nothing) > STEPS * STEP // 2 > 3 * (LIMIT + OVERHEAD)

@@ -1,4 +1,4 @@
-"""Names are checked with a sentence, subjects read back what they were built from, and consumers never overlap."""
+"""Invalid names are refused with a sentence, subjects parse to the values that they were built from, and consumers never overlap."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A shifted clock is seen by whoever asks this Python for the time, and that it was seen is written down."""
+"""Each program that reads the time with this Python sees the shifted clock, and a record shows that it did."""
 
 import os
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.chaos.prepare import CLOCK
+from ops.lab.chaos.prepare import CLOCK
 
 pytestmark = pytest.mark.timeout(60)
 PATIENCE_S = 20.0
 HOUR_S = 3600.0
-# Each line that it is told: how far its clocks are from the kernel's, and whether its datetimes are what C code makes.
+# For each input line: how far its clocks are from the kernel's, and whether its datetimes are those of C code.
 PROGRAM = """
 import _datetime, datetime, os, sys, time
 for _ in sys.stdin:
@@ -48,7 +48,7 @@ class Victim:
         self.pid = self._process.pid
 
     def shifts(self) -> list[float]:
-        """Seconds that its clocks are off."""
+        """The offsets of its clocks, in seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -79,7 +79,7 @@ def until(victim: Victim, shift_s: float) -> None:
         assert time.monotonic() < limit, found
 
 
-def test_every_clock_of_a_python_is_shifted_while_its_file_says_so_and_whoever_saw_it_is_written_down(
+def test_every_clock_of_a_python_is_shifted_while_its_file_says_so_and_each_process_that_saw_it_is_recorded(
     tmp_path: Path, opens: Callable[[Path, str], Victim]
 ) -> None:
     victim, other = opens(tmp_path, "/a/run#trainer"), opens(tmp_path, "/a/run#runner")

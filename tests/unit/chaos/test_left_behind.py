@@ -1,13 +1,13 @@
-"""What must not be there once a hurt stack has been stopped."""
+"""Leftovers that must not exist once a disturbed stack has been stopped."""
 
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from orchestrator.chaos import main
-from orchestrator.config import FILE
-from orchestrator.home import Home
+from ops.lab.chaos import main
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import FILE
 from sandboxes.owner import Owner, Record, prepare_root
 from sandboxes.reap import default_root
 
@@ -22,5 +22,5 @@ def test_a_sandbox_of_the_stopped_stack_is_a_violation_and_one_of_another_stack_
     prepare_root(default_root())
     workers = Home.at(tmp_path / "stack").workers
     for name, worker in (("mine", f"{workers}runner"), ("theirs", "elsewhere:/runs/other:runner")):
-        Record(name, Owner.current(), (), -1, worker).write(default_root())
+        Record(id=name, owner=Owner.current(), cgroups=(), uid=-1, worker=worker).write(default_root())
     assert main.left_behind(tmp_path / "stack") == ["I5: sandbox mine of the stack is still there"]

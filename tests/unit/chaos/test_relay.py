@@ -1,4 +1,4 @@
-"""A relay is a wire until it is told otherwise, and then it does exactly what it is told."""
+"""A relay is a wire until a fault is set, and then it does exactly that fault."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -10,15 +10,21 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, SocketAttribute
 
-from orchestrator.chaos.plan import Kind
-from orchestrator.chaos.relay import WITNESS, Relay, listening, split
+from ops.lab.chaos.plan import FaultKind
+from ops.lab.chaos.relay import (
+    WITNESS,
+    Relay,
+    listening,
+    split,
+)
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 PATIENCE_S = 20.0
 
 
 async def echo(stream: ByteStream) -> None:
-    """Says at once who it is, as NATS does; then everything again."""
+    """Introduces itself at once, as NATS does; then echoes everything."""
     async with stream:
         try:
             await stream.send(b"hello ")
@@ -38,7 +44,7 @@ async def before_an_echo() -> AsyncIterator[Relay]:
         tasks.cancel_scope.cancel()
 
 
-async def said(stream: ByteStream, length: int) -> bytes:
+async def received(stream: ByteStream, length: int) -> bytes:
     found = b""
     with anyio.fail_after(PATIENCE_S):
         while len(found) < length:
@@ -46,32 +52,32 @@ async def said(stream: ByteStream, length: int) -> bytes:
     return found
 
 
-async def test_it_passes_on_what_either_side_says_whoever_speaks_first() -> None:
+async def test_it_passes_on_the_bytes_of_either_side_whichever_speaks_first() -> None:
     async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-        assert await said(client, 6) == b"hello "
+        assert await received(client, 6) == b"hello "
         await client.send(b"x" * 300_000)
-        assert await said(client, 300_000) == b"x" * 300_000
+        assert await received(client, 300_000) == b"x" * 300_000
 
 
 async def test_a_stall_loses_nothing_and_ends() -> None:
     async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-        await said(client, 6)
-        relay.part(Kind.STALL, delay_s=0, seed=0)
+        await received(client, 6)
+        relay.part(FaultKind.STALL, delay_s=0, seed=0)
         assert relay.met == 0, "nothing was on its way"
         await client.send(b"held")
         with anyio.move_on_after(0.2) as limit:
             await client.receive()
         assert limit.cancelled_caught and relay.met == 1
         relay.pass_on()
-        assert await said(client, 4) == b"held"
+        assert await received(client, 4) == b"held"
 
 
 async def test_a_cut_ends_connections_and_refuses_new_ones_until_it_ends() -> None:
     async with before_an_echo() as relay:
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-            await said(client, 6)
+            await received(client, 6)
             assert relay.connections == 1
-            relay.part(Kind.CUT, delay_s=0, seed=0)
+            relay.part(FaultKind.CUT, delay_s=0, seed=0)
             with anyio.fail_after(PATIENCE_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                 await client.receive()
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
@@ -80,39 +86,37 @@ async def test_a_cut_ends_connections_and_refuses_new_ones_until_it_ends() -> No
         assert relay.met == 2, "one was ended, one refused"
         relay.pass_on()
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-            assert await said(client, 6) == b"hello "
+            assert await received(client, 6) == b"hello "
 
 
 async def test_a_delay_holds_every_piece_for_its_time() -> None:
     async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-        await said(client, 6)
-        relay.part(Kind.DELAY, delay_s=0.1, seed=0)
+        await received(client, 6)
+        relay.part(FaultKind.DELAY, delay_s=0.1, seed=0)
         began = anyio.current_time()
         await client.send(b"slow")
-        assert await said(client, 4) == b"slow"
+        assert await received(client, 4) == b"slow"
         assert anyio.current_time() - began >= 0.2 and relay.met == 2  # there and back
 
 
 async def test_a_service_that_is_away_looks_as_it_does_without_a_relay() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = nobody.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
     async with listening(address) as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
         with anyio.fail_after(PATIENCE_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
             await client.receive()
 
 
-async def test_the_witness_hears_what_is_for_it_even_while_the_connection_is_cut(tmp_path: Path) -> None:
-    heard: list[bytes] = []
+async def test_the_witness_receives_its_lines_even_while_the_connection_is_cut(tmp_path: Path) -> None:
+    witnessed: list[bytes] = []
     path = tmp_path / "gateway.sock"
-    async with listening(path=path, hear=heard.append) as relay:
-        relay.part(Kind.CUT, delay_s=0, seed=0)
+    async with listening(path=path, hear=witnessed.append) as relay:
+        relay.part(FaultKind.CUT, delay_s=0, seed=0)
         async with await anyio.connect_unix(path) as client:
             await client.send(WITNESS + b"one\n")
             await client.send(b"two\n")
-        with anyio.fail_after(PATIENCE_S):
-            while not heard:
-                await anyio.sleep(0.005)
-    assert heard == [b"one\ntwo\n"] and path.stat().st_mode & 0o666 == 0o666
+        await eventually(lambda: witnessed, within_s=PATIENCE_S)
+    assert witnessed == [b"one\ntwo\n"] and path.stat().st_mode & 0o666 == 0o666
 
 
 def messages(count: int) -> list[bytes]:
@@ -144,21 +148,21 @@ async def test_reordering_keeps_every_message_and_changes_their_order() -> None:
     port = listener.extra(SocketAttribute.local_port)
     async with listener, anyio.create_task_group() as tasks, listening(("127.0.0.1", port)) as relay:
         tasks.start_soon(partial(listener.serve, speak))
-        relay.part(Kind.REORDER, delay_s=0, seed=1)
+        relay.part(FaultKind.REORDER, delay_s=0, seed=1)
         async with await anyio.connect_tcp("127.0.0.1", relay.port) as client:
             await client.send(b"SUB\r\n")
-            found = await said(client, sum(map(len, sent)))
+            found = await received(client, sum(map(len, sent)))
         assert relay.shuffles == 1
         tasks.cancel_scope.cancel()
     arrived, others, whole = split(found)
     assert (sorted(arrived), others, whole) == (sorted(sent), [], True) and arrived != sent
 
 
-async def test_a_message_by_itself_is_no_shuffle() -> None:
+async def test_a_single_message_is_not_shuffled() -> None:
     async with before_an_echo() as relay, await anyio.connect_tcp("127.0.0.1", relay.port) as client:
-        await said(client, 6)
-        relay.part(Kind.REORDER, delay_s=0, seed=1)
+        await received(client, 6)
+        relay.part(FaultKind.REORDER, delay_s=0, seed=1)
         [alone] = messages(1)[:1]
         await client.send(alone)
-        assert await said(client, len(alone)) == alone
+        assert await received(client, len(alone)) == alone
         assert relay.shuffles == 0

@@ -1,4 +1,4 @@
-"""The command line: help for every command, one sentence on stderr for what people must know, and exit statuses."""
+"""The command line: help for every command, one sentence on stderr for messages to people, and exit statuses."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.cli.pool import Answer
-from orchestrator.home import write_template
+from orchestrator.deploy.home import write_template
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = {
@@ -23,7 +23,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The end of a command."""
 
     code: object
     out: str
@@ -44,8 +44,8 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
         with pytest.raises(SystemExit) as caught:
             main()
-        said = capsys.readouterr()
-        return Done(caught.value.code, said.out, said.err)
+        output = capsys.readouterr()
+        return Done(caught.value.code, output.out, output.err)
 
     return run
 
@@ -84,16 +84,17 @@ def directory(tmp_path: Path, penstock: Penstock) -> Path:
 
 def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_path: Path) -> None:
     here = str(directory)
-    for arguments, said in (
+    (loop := tmp_path / "loop").symlink_to("loop")
+    for arguments, expected in (
         (("init", here), "penstock.toml exists already"),
         (
             ("init", str(tmp_path / "second"), "--model", str(tmp_path / "nosuch")),
-            f"policy.model: there is no directory {tmp_path / 'nosuch'}",
+            f"policy.model: directory {tmp_path / 'nosuch'} does not exist",
         ),
         (("config", "-c", here, "--set", "rollout.scaffolds={shel=1.0}"), "unknown scaffold 'shel'; known: "),
         (
             ("tasks", "check", str(directory / "penstock.toml")),
-            "penstock.toml is no task: give a task directory",
+            "penstock.toml is not a task: give a task directory",
         ),
         (("config", "-c", str(tmp_path)), "does not exist; write one with: penstock init"),
         (("config", "-c", here, "--set", "queue.size=3"), "queue.size is not a known key"),
@@ -103,12 +104,14 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
             "unknown process 'nothing'; known: rollout-server, orchestrator",
         ),
         (("tasks", "check", str(tmp_path / "none")), "none does not exist"),
+        (("size", str(tmp_path / "none")), "none cannot be read as TOML: "),
+        (("config", "-c", str(loop)), "loop"),
         (
             ("tasks", "publish", here, "-c", here, "--purpose", "fun"),
-            "unknown purpose 'fun'; known: train, eval, record",
+            "--purpose 'fun' is unknown; known: train, eval, record",
         ),
     ):
-        assert said in refused(penstock(*arguments))
+        assert expected in refused(penstock(*arguments))
 
 
 def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_model_that_is_not_there(
@@ -117,6 +120,7 @@ def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_mo
     done = penstock("init", str(tmp_path / "a run"))
     assert done.out == f"{tmp_path / 'a run' / 'penstock.toml'}\n"
     assert done.err == (
+        "the run is called 'default': 'a run' cannot name a run (1 to 32 characters of a-z, 0-9, _ and -); --name chooses another\n"
         f"a run of {tmp_path / 'a run'}; next: name a policy in it (policy.model), then: penstock up -c '{tmp_path / 'a run'}'\n"
     )
     assert penstock("init", str(tmp_path / "other"), "--model", str(tmp_path / "nosuch")).code == 1
@@ -125,8 +129,8 @@ def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_mo
 
 def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Path) -> None:
     away = {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x", "NATS_URL": "nats://127.0.0.1:1"}
-    said = refused(process("orchestrator", "-c", str(directory), **away))
-    assert "PostgreSQL at 127.0.0.1:1/x cannot be used" in said and "secret" not in said
+    error = refused(process("orchestrator", "-c", str(directory), **away))
+    assert "PostgreSQL at 127.0.0.1:1/x cannot be used" in error and "secret" not in error
 
 
 def test_status_of_nothing_is_3_and_bad_usage_is_2(penstock: Penstock, directory: Path) -> None:
@@ -174,9 +178,9 @@ def test_a_dockerfile_that_cannot_be_stood_for_is_named_before_anything_is_publi
         "services.nats_url=nats://127.0.0.1:1",
     )
     listed = ("--set", 'sandbox.base_images=["own:1"]')
-    said = "environment/Dockerfile line 1: FROM own:1: the sandbox's own system stands for debian:12, "
-    assert said in refused(penstock("tasks", "check", str(task)))
-    assert said in refused(penstock("tasks", "publish", str(task), "-c", str(directory), *away))
+    expected = "environment/Dockerfile line 1: FROM own:1: the sandbox's own system stands for debian:12, "
+    assert expected in refused(penstock("tasks", "check", str(task)))
+    assert expected in refused(penstock("tasks", "publish", str(task), "-c", str(directory), *away))
     assert penstock("tasks", "check", str(task), "-c", str(directory), *listed).code == 0
 
 
@@ -185,8 +189,8 @@ def test_a_run_is_called_as_its_directory_where_that_can_be(penstock: Penstock, 
         write_template(tmp_path / directory, "", 'a "b" \\ c')
         kept = json.loads(penstock("config", "-c", str(tmp_path / directory)).out)
         assert (kept["run"]["name"], kept["policy"]["model"]) == (named, 'a "b" \\ c')
-    said = refused(penstock("init", str(tmp_path / "second"), "--name", "Second"))
-    assert "'Second' is not a valid name" in said and not (tmp_path / "second").exists()
+    error = refused(penstock("init", str(tmp_path / "second"), "--name", "Second"))
+    assert "'Second' is not a valid name" in error and not (tmp_path / "second").exists()
     assert f"penstock init {tmp_path / 'second'}\n" in refused(
         penstock("config", "-c", str(tmp_path / "second"))
     )
@@ -196,21 +200,69 @@ def test_a_row_that_is_too_wide_for_a_table_stands_upright(
     monkeypatch: pytest.MonkeyPatch, penstock: Penstock, directory: Path
 ) -> None:
     async def answered(*_: object, **__: object) -> Answer:
-        return Answer([f"a_long_column_{n}" for n in range(9)], [tuple(range(9))])
+        return Answer(columns=[f"a_long_column_{n}" for n in range(9)], rows=[tuple(range(9))])
 
     monkeypatch.setattr("orchestrator.cli.pool.query", answered)
     monkeypatch.setattr("orchestrator.cli.tables.looked_at", lambda: True)
     for variable in ("DATABASE_URL", "NATS_URL"):
         monkeypatch.setenv(variable, "x")
     monkeypatch.setenv("COLUMNS", "80")
-    said = penstock("sql", "-c", str(directory), "select 1").out
-    assert "a_long_column_8" in said and "\u2502" in said and said.endswith("1 row\n")
+    output = penstock("sql", "-c", str(directory), "select 1").out
+    assert "a_long_column_8" in output and "\u2502" in output and output.endswith("1 row\n")
     monkeypatch.setattr("orchestrator.cli.tables.looked_at", lambda: False)
     first, second = penstock("sql", "-c", str(directory), "select 1").out.splitlines()
     assert (first.split(), second.split()) == ([f"a_long_column_{n}" for n in range(9)], list("012345678"))
 
 
-def test_what_somebody_else_named_moves_no_cursor(penstock: Penstock, tmp_path: Path) -> None:
-    said = penstock("tasks", "check", str(tmp_path / "\x1b]0;owned\x07\x1b[2Jtask")).err
-    assert said.startswith("penstock: ") and "\\x1b]0;owned\\x07\\x1b[2Jtask does not exist" in said
-    assert not {"\x1b", "\x07"} & set(said)
+def test_control_characters_in_a_foreign_name_do_not_move_the_cursor(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    error = penstock("tasks", "check", str(tmp_path / "\x1b]0;owned\x07\x1b[2Jtask")).err
+    assert error.startswith("penstock: ") and "\\x1b]0;owned\\x07\\x1b[2Jtask does not exist" in error
+    assert not {"\x1b", "\x07"} & set(error)
+
+
+def test_config_says_what_this_machine_lacks_and_prints_all_the_same(
+    penstock: Penstock, directory: Path
+) -> None:
+    def warnings(*assignments: str) -> list[str]:
+        sets = [part for each in assignments for part in ("--set", each)]
+        done = penstock("config", "-c", str(directory), *sets)
+        assert done.code == 0 and json.loads(done.out)["run"]["name"] == "first"
+        return [line.removeprefix("penstock: ") for line in done.err.splitlines()]
+
+    assert warnings() == [
+        "policy.model names no directory: name a Hugging Face directory, or rollout servers in servers.urls"
+    ]
+    urls = 'servers.urls=["http://127.0.0.1:1"]'
+    assert warnings(urls) == []
+    advice = ": name a Hugging Face directory, or make one (ops/guides/start.md, A policy)"
+    assert warnings("policy.model=/nosuch/model") == [
+        f"policy.model: directory /nosuch/model does not exist{advice}"
+    ]
+    assert warnings("policy.model=models/x") == [
+        f"policy.model: directory models/x in {Path.cwd()} does not exist{advice}"
+    ]
+    for assignment, sentence in (
+        ("gateway.secret_file=/nosuch/secret", "gateway.secret_file: file /nosuch/secret does not exist"),
+        (
+            "policy.directory=/nosuch/a/b",
+            "policy.directory: directory /nosuch/a, the parent of /nosuch/a/b, does not exist",
+        ),
+        ('rollout.scaffolds={"./mine"=1.0}', "rollout.scaffolds: "),
+    ):
+        assert [line.startswith(sentence) for line in warnings(urls, assignment)] == [True]
+
+
+def test_an_unknown_key_is_named_with_the_nearest_one_at_every_depth(
+    penstock: Penstock, directory: Path
+) -> None:
+    for assignment, meant in (
+        ("queue.capcity=3", "capacity"),
+        ("ques.capacity=3", "queue"),
+        ("sandbox.container.engin=x", "engine"),
+        ("sandbox.kubernetes.namespce=x", "namespace"),
+        ("timeouts.disk_retry=3", "disk_retry_s"),
+    ):
+        error = refused(penstock("config", "-c", str(directory), "--set", assignment))
+        assert f"did you mean {meant}?" in error, error

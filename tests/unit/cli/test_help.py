@@ -18,12 +18,12 @@ from orchestrator.scaffold_check.run import NAMES
 
 ROOT: Any = typer.main.get_command(app)  # Typer brings its own copy of click, and names none of its classes
 GUIDES = Path(__file__).resolve().parents[3] / "ops/guides"
-UsageError = typer.BadParameter.__bases__[0]
+UsageError: Any = typer.BadParameter.__bases__[0]
 ENDS = {";", "|", ">", "<", "&", "||", "&&", ">>"}
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Everything that can be called."""
+    """Every command that can be called."""
     if hasattr(command, "commands"):
         if command.invoke_without_command:
             yield " ".join(path), command
@@ -55,16 +55,16 @@ def calls(line: str) -> Iterator[list[str]]:
 
 
 def examples(command: Any) -> list[str]:
-    """Lines of the end of a help text, and what stands behind the colon of its first paragraph."""
+    """Lines of the end of a help text, and the text behind the colon of its first paragraph."""
     lines = [line.strip() for line in (command.epilog or "").splitlines()]
-    told = re.search(
+    described = re.search(
         r": ((?:eval \"\$\()?penstock .+)$", (command.help or "").split("\n\n")[0].replace("\n", " ").strip()
     )
-    return [line for line in [*lines, told[1] if told else ""] if "penstock " in line]
+    return [line for line in [*lines, described[1] if described else ""] if "penstock " in line]
 
 
 def parse(arguments: Sequence[str]) -> str:
-    """The command that these arguments call. UsageError where they do not fit."""
+    """The command that these arguments call. UsageError if they do not fit."""
     command, rest = ROOT, list(arguments)
     path: list[str] = []
     context: Any = None
@@ -123,10 +123,10 @@ def test_no_example_is_of_a_command_that_is_gone() -> None:
 
 
 def test_examples_stand_at_the_end_of_the_help() -> None:
-    said = CliRunner().invoke(app, ["logs", "--help"]).stdout
+    output = CliRunner().invoke(app, ["logs", "--help"]).stdout
     assert (
-        said.rstrip().endswith("  penstock logs -c runs/first --group 201 --lines 0 --json")
-        and "\n  Examples:\n" in said
+        output.rstrip().endswith("  penstock logs -c runs/first --group 201 --lines 0 --json")
+        and "\n  Examples:\n" in output
     )
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli import log_lines
 from orchestrator.cli.log_lines import Following, Wanted
 from orchestrator.cli.main import app
-from orchestrator.home import write_template
+from orchestrator.deploy.home import write_template
 
 
 def entry(second: int, event: str, level: str = "info", **fields: object) -> str:
@@ -63,7 +63,7 @@ def test_lines_of_all_processes_stand_in_the_order_of_their_times(home: Path) ->
     assert events(home, "-n", "0") == EVERYTHING
 
 
-def test_filters_leave_what_was_asked_for(home: Path) -> None:
+def test_filters_keep_the_requested_lines(home: Path) -> None:
     assert events(home, "--rollout", "7") == ["began", "ended"]
     assert events(home, "--group", "2") == ["ended"]
     assert events(home, "-p", "nats", "-p", "runner", "--level", "warning") == ["ended", "no space"]
@@ -76,13 +76,13 @@ def test_a_line_about_several_rollouts_or_groups_is_about_each(home: Path) -> No
     trainer = home / ".penstock" / "logs" / "trainer.log"
     trainer.write_text(
         entry(8, "concluded", group=2, rollouts=[7, 8])
-        + entry(9, "train_step.of", groups=[2, 3], rollouts=[7, 9])
+        + entry(9, "train_step.members", groups=[2, 3], rollouts=[7, 9])
         + entry(10, "filtered", groups=3)
     )
-    assert events(home, "--rollout", "7") == ["began", "ended", "concluded", "train_step.of"]
+    assert events(home, "--rollout", "7") == ["began", "ended", "concluded", "train_step.members"]
     assert events(home, "--rollout", "8") == ["late", "concluded"]
-    assert events(home, "--group", "2") == ["ended", "concluded", "train_step.of"]
-    assert events(home, "--group", "3") == ["train_step.of"]
+    assert events(home, "--group", "2") == ["ended", "concluded", "train_step.members"]
+    assert events(home, "--group", "3") == ["train_step.members"]
 
 
 def test_only_the_ends_of_long_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,19 +94,19 @@ def test_only_the_ends_of_long_files_are_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_written_to_a_terminal_moves_no_cursor(home: Path) -> None:
-    said = logs(home).stdout
-    assert "\x1b" not in said and 'reason="a b\\u001b[2J"' in said
-    assert "lost\nTrace\nback\n" in said
-    assert said.startswith("2026-01-02 03:04:00.500Z nats           info ")
+    output = logs(home).stdout
+    assert "\x1b" not in output and 'reason="a b\\u001b[2J"' in output
+    assert "lost\nTrace\nback\n" in output
+    assert output.startswith("2026-01-02 03:04:00.500Z nats           info ")
 
 
 def test_what_cannot_be_shown_is_one_sentence(home: Path) -> None:
-    for options, said in (
-        (("-p", "nobody"), "there is no log of 'nobody'"),
+    for options, sentence in (
+        (("-p", "missing"), "has no log of 'missing'"),
         (("--level", "loud"), "unknown level 'loud'; known: debug"),
-        (("--since", "yesterday"), "'yesterday' is no time: give 90s"),
+        (("--since", "yesterday"), "'yesterday' is not a time: give 90s"),
     ):
-        assert said in str(logs(home, *options).exception)
+        assert sentence in str(logs(home, *options).exception)
 
 
 def test_what_is_written_later_is_followed_also_by_processes_that_start_later(home: Path) -> None:
@@ -126,5 +126,21 @@ def test_what_is_written_later_is_followed_also_by_processes_that_start_later(ho
     with (directory / "runner.log").open("a") as file:
         file.write('"level": "info", "timestamp": "2026-01-02T03:04:30Z"}\n')
     assert seen() == ["torn"]
-    (directory / "runner.log").write_text(entry(40, "begun anew", rollout=7))
-    assert seen() == ["begun anew"] and seen() == []
+    (directory / "runner.log").write_text(entry(40, "restarted", rollout=7))
+    assert seen() == ["restarted"] and seen() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("the database system is starting up", "info"),
+        ("the database system is shutting down", "info"),
+        ("terminating connection due to administrator command", "info"),
+        ("password authentication failed for user penstock", "critical"),
+    ],
+)
+def test_what_postgresql_says_of_connections_whenever_it_starts_or_stops_is_not_a_warning(
+    line: str, level: str
+) -> None:
+    raw = f"2026-01-02 03:04:07.500 UTC [9] penstock@penstock FATAL:  {line}\n"
+    assert log_lines.read("postgres", raw.encode()).level == level

@@ -1,4 +1,4 @@
-"""penstock scaffold list and install, as they are typed."""
+"""penstock scaffold list and install, as people type them."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ ALL = {
     "qwen-code",
     "aider",
     "claude-code",
+    "oracle",
+    "nop",
 }
 
 
@@ -25,8 +27,8 @@ def test_list_names_every_scaffold_with_its_wire_and_how_to_install_what_is_miss
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_PROGRAMS", str(tmp_path))
-    said = CliRunner().invoke(app, ["scaffold", "list", "--json"])
-    rows = {row["name"]: row for row in json.loads(said.stdout)}
+    listed = CliRunner().invoke(app, ["scaffold", "list", "--json"])
+    rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert set(rows) >= ALL
     assert rows["shell"] == {
         "name": "shell",

@@ -1,4 +1,4 @@
-"""What `penstock scaffold new` writes can be used as it is."""
+"""The files that `penstock scaffold new` writes can be used unchanged."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_a_scaffold_in_a_file_is_found_by_its_path_alone_or_by_its_class(tmp_pat
     with pytest.raises(ValueError, match=r"declares 2 scaffolds: name the one that is meant, .*two.py:CLASS"):
         find(str(twice))
     for bad, problem in (
-        (tmp_path / "absent.py", "there is no Python file"),
+        (tmp_path / "absent.py", "does not exist"),
         (tmp_path / "bad.py", "NameError"),
     ):
         if bad.name == "bad.py":

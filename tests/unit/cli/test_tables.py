@@ -1,4 +1,4 @@
-"""Tables: boxes for people who look, aligned columns for programs, nothing that moves a cursor for either."""
+"""Tables: boxes for people, aligned columns for programs, nothing that moves a cursor for either."""
 
 import pytest
 from rich.table import Table

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from orchestrator.cluster.reading import load
-from orchestrator.cluster.render import render
-from orchestrator.cluster.topology import Topology
+from orchestrator.deploy.cluster.reading import load
+from orchestrator.deploy.cluster.render import render
+from orchestrator.deploy.cluster.topology import Topology
 
 CLUSTER = Path(__file__).resolve().parents[3] / "ops" / "cluster"
 EXAMPLES = ("topology", "laptop", "node8", "nodes4", "nodes8", "nodes64")
@@ -42,5 +42,5 @@ def _objects(name: str) -> list[dict[str, Any]]:
 
 
 def objects(name: str) -> list[dict[str, Any]]:
-    """The plain render, to be changed as one likes."""
+    """The plain render, free for changes."""
     return copy.deepcopy(_objects(name))

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cluster.reading import read
-from orchestrator.cluster.render import render, slurm
-from orchestrator.cluster.topology import SecretKey, Topology
+from orchestrator.deploy.cluster.reading import read
+from orchestrator.deploy.cluster.render import render, slurm
+from orchestrator.deploy.cluster.topology import SecretKey, Topology
 from tests.unit.cluster.rendered import EXAMPLES, files, topology
 from tests.unit.cluster.tools import wants
+from tests.waiting import eventually_blocking
 
 
 def script(name: str) -> str:
@@ -78,8 +79,8 @@ def test_bash_reads_the_job_script(name: str, tmp_path: Path) -> None:
 def test_shellcheck_has_nothing_to_say_of_the_job_script(name: str, tmp_path: Path) -> None:
     file = tmp_path / "job.sbatch"
     file.write_text(script(name))
-    said = subprocess.run(["shellcheck", "-s", "bash", file], capture_output=True, text=True)
-    assert (said.returncode, said.stdout) == (0, "")
+    checked = subprocess.run(["shellcheck", "-s", "bash", file], capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout) == (0, "")
 
 
 CONF = """\
@@ -108,7 +109,7 @@ SLURM = ("sbatch", "slurmctld", "munged", "sinfo")
 
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A slurmctld of 64 nodes that nobody has; only it is asked. Its environment."""
+    """A slurmctld of 64 nodes that do not exist; tests only query it. Its environment."""
     import socket
 
     place = tmp_path_factory.mktemp("slurm")
@@ -134,10 +135,14 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 30
-        while subprocess.run(["sinfo"], env=environment, capture_output=True).returncode:
-            assert time.monotonic() < deadline, (place / "ctld.log").read_text()
-            time.sleep(0.1)
+        try:
+            eventually_blocking(
+                lambda: not subprocess.run(["sinfo"], env=environment, capture_output=True).returncode,
+                within_s=30,
+                every_s=0.1,
+            )
+        except TimeoutError:
+            raise AssertionError((place / "ctld.log").read_text()) from None
         yield environment
     finally:
         for process in (daemon, keeper):
@@ -155,8 +160,8 @@ def test_sbatch_would_start_the_job(
     file = tmp_path / "job.sbatch"
     text = script(name).replace("#SBATCH --account=rl\n", "")
     file.write_text(text)
-    said = subprocess.run(["sbatch", "--test-only", file], env=controller, capture_output=True, text=True)
-    assert said.returncode == 0 and "to start at" in said.stderr, said.stderr
+    planned = subprocess.run(["sbatch", "--test-only", file], env=controller, capture_output=True, text=True)
+    assert planned.returncode == 0 and "to start at" in planned.stderr, planned.stderr
     assert text.count("#SBATCH --nodes=") == len(topology(name).hosts) and nodes == len(
         topology(name).machines
     )
@@ -173,7 +178,7 @@ echo "$name" >> "$STARTED"
 exec "$@" >> "$log" 2>&1
 """
 ENDING = 'until [ "$(find "$READY" -type f | wc -l)" = 7 ]; do sleep 0.05; done'
-"""Who ends waits for the others of the job to be ready to be told to: each has set its trap, then made a file."""
+"""A process that ends the job waits until all others of the job are ready for the signal: each has set its trap, then made a file."""
 PENSTOCK = f"""\
 #!/usr/bin/env bash
 case "$1 $2" in
@@ -188,7 +193,7 @@ while :; do sleep 0.05; done
 
 
 def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
-    """A job of one node on this machine: the steps are real processes, srun and penstock are stand-ins that say what they were told."""
+    """A job of one node on this machine: the steps are real processes, srun and penstock are stand-ins that print their arguments."""
     install, shared, fakes = tmp_path / "install", tmp_path / "shared", tmp_path / "fakes"
     for directory in (install / "bin", shared, fakes, tmp_path / "ready"):
         directory.mkdir(parents=True)
@@ -226,7 +231,7 @@ def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
         "TMPDIR": str(tmp_path),
         "STARTED": str(tmp_path / "started"),
         "READY": str(tmp_path / "ready"),
-        "ENDS": "nobody",
+        "ENDS": "none",
         "STATUS": "0",
     }
     return found, environment
@@ -278,16 +283,20 @@ def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_i
     started = tmp_path / "started"
     log = tmp_path / "shared" / "logs" / "7" / "attempt-2" / "gateway-0.log"
     try:
-        deadline = time.monotonic() + 20
-        while not log.exists() or "up" not in log.read_text():
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.05)
+
+        def up() -> bool:
+            if log.exists() and "up" in log.read_text():
+                return True
+            assert job.poll() is None
+            return False
+
+        eventually_blocking(up, within_s=20, every_s=0.05)
         job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=30)
+        _, printed = job.communicate(timeout=30)
     finally:
         job.kill()
         job.communicate()
-    assert job.returncode == 143 and b"requeued after attempt 2" in said
+    assert job.returncode == 143 and b"requeued after attempt 2" in printed
     assert "requeue 7" in started.read_text()
     assert "stopped" in log.read_text()
 
@@ -301,7 +310,7 @@ def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:
     logs, ended = tmp_path / "shared/logs/7/attempt-0", tmp_path / "ended"
     gateway = f"until [ $(grep -lx up {logs}/*.log | wc -l) = 5 ]; do sleep 0.1; done; touch {ended}; exit 3"
     stubborn = re.sub(r"trap '.*' TERM", "trap '' TERM", PENSTOCK).replace(ENDING, gateway)
-    for name in ("python3", "nats-server"):  # in order, as ever
+    for name in ("python3", "nats-server"):  # in order, as always
         (tmp_path / "install" / "bin" / name).write_text(PENSTOCK.replace("echo up", "echo here"))
     (tmp_path / "install" / "bin" / "penstock").write_text(stubborn)
     done = subprocess.run(
@@ -320,7 +329,7 @@ def test_a_job_whose_nats_runs_in_it_takes_no_url_of_another(tmp_path: Path) -> 
     both = found.model_copy(update={"secrets": login})
     with pytest.raises(
         ValueError,
-        match=r"^secrets\.nats_url names .* take secrets\.nats_url .* out, or say in nats\.external",
+        match=r"^secrets\.nats_url names .* take secrets\.nats_url .* out, or name the existing servers in nats\.external",
     ):
         render(both, "slurm")
     external = both.model_copy(update={"nats": both.nats.model_copy(update={"external": "nats://bus:4222"})})
@@ -353,15 +362,15 @@ def test_each_attempt_of_a_job_makes_the_login_of_its_nats(tmp_path: Path) -> No
     assert tokens[0] != tokens[1]
 
 
-def test_a_nats_that_asks_nobody_for_a_login_is_said_to(tmp_path: Path) -> None:
+def test_the_readme_warns_of_a_nats_without_a_login(tmp_path: Path) -> None:
     for target in ("systemd", "compose"):
         readme = files("nodes4", target)["README.md"]
-        assert "**NATS asks nobody for a login**" in readme and "4222, 6222, 8222" in readme
-    assert "asks nobody" not in files("laptop", "compose")["README.md"]  # it is on a network of its own
+        assert "**NATS requires no login**" in readme and "4222, 6222, 8222" in readme
+    assert "requires no login" not in files("laptop", "compose")["README.md"]  # it is on a network of its own
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_who_ends_a_job_for_good_is_told_how(name: str) -> None:
+def test_the_readme_tells_how_to_end_a_job_for_good(name: str) -> None:
     readme = files(name, "slurm")["README.md"]
     assert "`scontrol update JobId=JOB Requeue=0`, then `scancel JOB`" in readme
 

@@ -1,4 +1,4 @@
-"""Every rendered command line is one that the real programs take, and every key that it sets is a real one."""
+"""The real programs accept every rendered command line, and every key that it sets is a real one."""
 
 import re
 import shlex
@@ -12,9 +12,9 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from orchestrator.cli.main import app
-from orchestrator.cluster.inline import login
-from orchestrator.cluster.render import TARGETS
-from orchestrator.config import Config, load
+from orchestrator.deploy.cluster.inline import login
+from orchestrator.deploy.cluster.render import TARGETS
+from orchestrator.settings.config import Config, load
 from tests.unit.cli.test_help import UsageError, parse
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, topology
 from trainer.__main__ import options
@@ -72,20 +72,22 @@ LINES = {"kubernetes": kubernetes, "slurm": slurm, "systemd": systemd, "compose"
 
 @cache
 def check(argv: tuple[str, ...]) -> str:
-    """What the line starts; a wrong option or key is an error."""
+    """The program that the line starts; a wrong option or key is an error."""
     program = argv[0].rpartition("/")[2]
     arguments = ["1" if VARIABLE.fullmatch(part) else VARIABLE.sub("host", part) for part in argv[1:]]
     if program == "penstock":
         command = typer.main.get_command(app)
-        said = command.make_context("penstock", list(arguments))
+        context = command.make_context("penstock", list(arguments))
         sets: list[str] = []
-        with said:
+        with context:
             while True:
-                name, found, rest = said.command.resolve_command(said, said._protected_args + said.args)  # type: ignore[attr-defined]
+                name, found, rest = context.command.resolve_command(  # type: ignore[attr-defined]
+                    context, context._protected_args + context.args
+                )
                 assert name is not None and found is not None, argv
-                said = found.make_context(name, rest, parent=said)
-                sets += said.params.get("overrides") or ()
-                if not said._protected_args + said.args:
+                context = found.make_context(name, rest, parent=context)
+                sets += context.params.get("overrides") or ()
+                if not context._protected_args + context.args:
                     break
         load(None, sets)
         return f"penstock {name}"
@@ -131,7 +133,7 @@ def test_no_two_processes_of_a_run_on_hosts_have_one_name(name: str) -> None:
 @pytest.mark.parametrize("kind", ["gateway", "orchestrator"])
 def test_a_process_is_not_called_as_one_of_another_kind(kind: str) -> None:
     with pytest.raises(
-        UsageError, match=f"'runner-2' is no name of a process of this kind: {kind}, or {kind}-2"
+        UsageError, match=f"'runner-2' is not a name for a process of this kind: use {kind}, or {kind}-2"
     ):
         parse([kind, "--name", "runner-2"])
     parse([kind, "--name", f"{kind}-2"])
@@ -151,6 +153,6 @@ def test_the_settings_are_those_of_penstock(name: str, target: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_secret_is_in_any_file(name: str, target: str) -> None:
     for text in files(name, target).values():
-        # What a person fills in, and what a shell makes when it runs.
+        # Placeholders that a person fills in, and values that a shell inserts when it runs.
         assert not login(re.sub(r"://(penstock:)?(\$token|PASSWORD)@", "://", text))
         assert ":latest" not in text

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.commands import steps as steps_of
-from orchestrator.cluster.render.objects import USER
+from orchestrator.deploy.cluster.commands import steps as steps_of
+from orchestrator.deploy.cluster.render.objects import USER
 from tests.unit.cluster.rendered import EXAMPLES, files
 from tests.unit.cluster.test_scale import SITE, changed
 
@@ -23,14 +23,14 @@ def composed(name: str) -> list[Services]:
 
 
 def options(service: dict[str, Any]) -> list[str]:
-    """How its /tmp is mounted."""
+    """The mount options of its /tmp."""
     (tmp,) = [each for each in service["tmpfs"] if each.startswith("/tmp:")]
     found: list[str] = tmp.partition(":")[2].split(",")
     return found
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_who_runs_programs_from_tmp_has_one_that_lets_it_and_nobody_else(name: str) -> None:
+def test_only_services_that_run_programs_from_tmp_may_execute_there(name: str) -> None:
     seen = set()
     for services in composed(name):
         for called, service in services.items():

@@ -9,10 +9,10 @@ import helm_python
 import pytest
 import yaml
 
-from orchestrator.cluster.render import helm
-from orchestrator.cluster.render import kubernetes as plain
-from orchestrator.cluster.topology import Topology
-from orchestrator.cluster.write import write
+from orchestrator.deploy.cluster.render import helm
+from orchestrator.deploy.cluster.render import kubernetes as plain
+from orchestrator.deploy.cluster.topology import Topology
+from orchestrator.deploy.cluster.write import write
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, topology
 
 
@@ -39,13 +39,13 @@ def by_helm(directory: Path, values: dict[str, Any] | None = None) -> list[dict[
 
 
 def same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
-    """Object for object; a difference is named, not printed whole."""
+    """Compares object for object; a difference is named, not printed whole."""
     assert len(one) == len(two)
     assert [f"{a['kind']} {a['metadata']['name']}" for a, b in zip(one, two, strict=True) if a != b] == []
 
 
 def other(of: Topology, path: tuple[str, ...], number: int) -> Any:
-    """A value that no other place has, of the same kind: large, or with a fraction. Runners stay within what penstock.toml says."""
+    """A value that no other place has, of the same kind: large, or with a fraction. Runners stay within the values of penstock.toml."""
     now = helm.value(of, path)
     if path == ("orchestrators", "replicas"):
         return 5
@@ -82,7 +82,7 @@ def test_without_monitoring_its_objects_are_not_there(charts: Path) -> None:
     assert not kinds & {"PodMonitor", "PrometheusRule"} and "StatefulSet" in kinds
 
 
-def test_a_topology_that_nobody_watches_has_no_way_for_prometheus_in_its_chart_either(tmp_path: Path) -> None:
+def test_the_chart_of_a_topology_without_monitoring_does_not_let_prometheus_in(tmp_path: Path) -> None:
     of = topology("nodes4")
     alone = of.model_copy(update={"kubernetes": of.kubernetes.model_copy(update={"monitoring": False})})
     write(helm.render(alone), tmp_path / "chart")
@@ -107,17 +107,17 @@ def test_more_runners_than_the_settings_have_slots_for_are_refused(charts: Path)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_helm_lint_finds_no_fault(name: str, charts: Path) -> None:
     report = helm_python.lint(chart(name, charts), strict=True, kube_version="v1.34.0")
-    assert report["errors"] == [] and all(said["severity"] < 2 for said in report["messages"]), report
+    assert report["errors"] == [] and all(message["severity"] < 2 for message in report["messages"]), report
 
 
-def told(readme: str) -> list[list[str]]:
+def commands_of(readme: str) -> list[list[str]]:
     """The command lines of a README."""
     return [shlex.split(line) for line in readme.splitlines() if line.startswith(7 * " ")]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_helm_takes_what_the_readme_makes_before_it_as_its_own(name: str, charts: Path) -> None:
-    lines = told(files(name, "helm")["README.md"])
+    lines = commands_of(files(name, "helm")["README.md"])
     there: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     release: tuple[str, str] | None = None
     for line in lines:
@@ -139,7 +139,7 @@ def test_helm_takes_what_the_readme_makes_before_it_as_its_own(name: str, charts
         before = there.get((found["kind"], found["metadata"]["name"]))
         if before is None:
             continue
-        held += 1  # what Helm asks of an object that is there and of no release: pkg/action/validate.go, checkOwnership
+        held += 1  # Helm's requirements for an existing object that belongs to no release: pkg/action/validate.go, checkOwnership
         assert before["labels"].get("app.kubernetes.io/managed-by") == "Helm"
         assert before["annotations"].get("meta.helm.sh/release-name") == release[0]
         assert before["annotations"].get("meta.helm.sh/release-namespace") == release[1]

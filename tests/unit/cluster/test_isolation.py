@@ -1,4 +1,4 @@
-"""What a sandbox reaches is found also where it knows no names; what nobody resolves, and what is silent, is said so."""
+"""The destinations that a sandbox reaches are found also if it knows no names; the report lists unresolved names and silent destinations."""
 
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -7,8 +7,8 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 import anyio
 import pytest
 
-from orchestrator.cluster.doctor import isolation
-from orchestrator.plugins import provider
+from orchestrator.deploy.cluster.doctor import isolation
+from orchestrator.runtime.plugins import provider
 from sandboxes.base import ExecResult, Provider, Sandbox, SandboxSpec
 
 pytestmark = [
@@ -24,7 +24,7 @@ socket.getaddrinfo = unknown
 
 
 class Nameless:
-    """A sandbox of this machine in which no name is known, as in a pod that may not ask for any."""
+    """A sandbox of this machine in which no name is known, as in a pod that may not query any."""
 
     name = "nameless"
     isolated = False
@@ -62,7 +62,7 @@ async def test_a_server_known_by_name_that_is_reached_is_found_though_the_sandbo
 
 
 @pytest.mark.parametrize("name", ["nowhere.invalid", f"{64 * 'a'}.invalid"])
-async def test_a_name_that_nobody_resolves_is_a_finding(name: str) -> None:
+async def test_a_name_that_does_not_resolve_is_a_finding(name: str) -> None:
     with listener() as port, anyio.fail_after(30):
         found = await isolation.checks(
             provider("local"), [("a rollout server", name, 80), ("NATS", "127.0.0.1", port)]
@@ -74,7 +74,7 @@ async def test_a_name_that_nobody_resolves_is_a_finding(name: str) -> None:
 async def test_thirty_silent_servers_are_tried_at_once() -> None:
     with ExitStack() as stack, anyio.fail_after(15):
         ports = [stack.enter_context(listener(0)) for _ in range(30)]
-        for port in ports:  # one waits in each queue: whoever comes next gets no answer
+        for port in ports:  # one waits in each queue: the next connection gets no answer
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         reached = stack.enter_context(listener())
         targets = [("a rollout server", "127.0.0.1", port) for port in [*ports, reached]]
@@ -83,7 +83,7 @@ async def test_thirty_silent_servers_are_tried_at_once() -> None:
     assert not found[-1].ok
 
 
-async def test_a_port_where_nobody_listens_is_not_reached_and_says_why() -> None:
+async def test_a_port_without_a_listener_is_not_reached_and_the_detail_says_why() -> None:
     with listener() as port:
         pass
     with anyio.fail_after(30):
@@ -91,7 +91,7 @@ async def test_a_port_where_nobody_listens_is_not_reached_and_says_why() -> None
     assert one.ok and one.detail == "is not reached (Connection refused)"
 
 
-async def test_an_address_to_which_there_is_no_way_is_not_reached() -> None:
+async def test_an_address_without_a_route_is_not_reached() -> None:
     with anyio.fail_after(30):
         [one] = await isolation.checks(provider("bubblewrap"), [("NATS", "192.0.2.1", 4222)])
     assert one.ok and one.detail == "is not reached (Network is unreachable)"

@@ -1,4 +1,4 @@
-"""The Kubernetes render: taken by three versions of the API server, strictly, and held to our own rules; seeded defects are caught."""
+"""The Kubernetes render: accepted by three versions of the API server, strictly, and checked by our own rules; seeded defects are caught."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.objects import PART, PROMETHEUS, pods, selects
-from orchestrator.cluster.policy import RULES, broken, sentence
-from orchestrator.cluster.policy.network import NAME
-from orchestrator.cluster.read_objects import read_objects
-from orchestrator.cluster.render import render
-from orchestrator.cluster.topology import Topology
-from orchestrator.cluster.validate import VERSIONS, unfit
-from orchestrator.config import Config
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.cluster.objects import (
+    PART,
+    PROMETHEUS,
+    pods,
+    selects,
+)
+from orchestrator.deploy.cluster.policy import RULES, broken, sentence
+from orchestrator.deploy.cluster.policy.network import NAME
+from orchestrator.deploy.cluster.read_objects import read_objects
+from orchestrator.deploy.cluster.render import render
+from orchestrator.deploy.cluster.topology import Topology
+from orchestrator.deploy.cluster.validate import VERSIONS, unfit
+from orchestrator.settings.config import Config
 from sandboxes.kubernetes.objects import Identity, metadata
 from sandboxes.kubernetes.settings import KubernetesSettings
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, parsed, topology
@@ -51,7 +56,7 @@ def drop(found: Objects, kind: str, name: str) -> None:
 
 
 def way(found: Objects, server: str, peer: dict[str, Any], port: int = 30000) -> None:
-    """One more who may reach a server."""
+    """One more peer that may reach a server."""
     entry = {"from": [peer], "ports": [{"port": port, "protocol": "TCP"}]}
     get(found, "NetworkPolicy", f"nodes4-{server}")["spec"]["ingress"].append(entry)
 
@@ -69,9 +74,9 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "a port as text": (lambda o: main(o)["ports"][0].update(containerPort="8090"), "'8090' is not of type"),
     "no selector": (lambda o: get(o, "Deployment", RUNNER)["spec"].pop("selector"), "'selector' is a required property"),
     "a wrong apiVersion": (
-        lambda o: get(o, "Deployment", RUNNER).update(apiVersion="apps/v1beta1"), "there is no kind Deployment in apps/v1beta1",
+        lambda o: get(o, "Deployment", RUNNER).update(apiVersion="apps/v1beta1"), "apps/v1beta1 has no kind Deployment",
     ),
-    "a wrong kind": (lambda o: get(o, "Job", "nodes4-migrate").update(kind="Jobb"), "there is no kind Jobb in batch/v1"),
+    "a wrong kind": (lambda o: get(o, "Job", "nodes4-migrate").update(kind="Jobb"), "batch/v1 has no kind Jobb"),
     "a field that CloudNativePG has not": (
         lambda o: get(o, "Cluster", "nodes4-postgres")["spec"].update(replicas=3), "'replicas' was unexpected",
     ),
@@ -85,8 +90,8 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
         lambda o: get(o, "ScaledObject", RUNNER)["spec"]["triggers"][0]["metadata"].update(query="SELECT count(*) FROM rollouts"),
         "does not count rollouts that are 'running' by their lease_owner (rule busy-counts)",
     ),
-    "a login of nobody": (
-        lambda o: drop(o, "TriggerAuthentication", RUNNER), "scaledobject/nodes4-runner: there is no TriggerAuthentication nodes4-runner",
+    "a login that is missing": (
+        lambda o: drop(o, "TriggerAuthentication", RUNNER), "scaledobject/nodes4-runner: TriggerAuthentication nodes4-runner does not exist",
     ),
     "KEDA at NATS": (
         lambda o: way(o, "nats", {"namespaceSelector": {"matchLabels": {NAME: "keda"}}}, 8222), "namespace keda may reach nats",
@@ -137,7 +142,7 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "the node's network": (
         lambda o: pod(o, "Deployment", "nodes4-web").update(hostNetwork=True), "hostNetwork must not be set",
     ),
-    "ranks with the memory of nobody": (
+    "ranks without a limit of shared memory": (
         lambda o: pod(o, "StatefulSet", SERVERS)["volumes"][-1]["emptyDir"].pop("sizeLimit"), "(rule shared-memory)",
     ),
     "a trainer whose ranks share 64 MB": (
@@ -196,8 +201,8 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
         lambda o: get(o, "NetworkPolicy", "nodes4-names")["spec"].update(ingress=[{"from": [{"podSelector": {}}]}]),
         "every pod may reach rollout-server",
     ),
-    "everybody reaches Postgres": (
-        lambda o: get(o, "NetworkPolicy", "nodes4-postgres")["spec"]["ingress"][0].pop("from"), "everybody may reach postgres",
+    "every pod reaches Postgres": (
+        lambda o: get(o, "NetworkPolicy", "nodes4-postgres")["spec"]["ingress"][0].pop("from"), "any client may reach postgres",
     ),
     "sandboxes that resolve names": (
         lambda o: get(o, "NetworkPolicy", "nodes4-sandbox")["spec"]["egress"].append({"ports": [{"port": 53, "protocol": "UDP"}]}),
@@ -227,7 +232,7 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "a Service of a wrong port": (
         lambda o: get(o, "Service", GATEWAY)["spec"]["ports"][0].update(targetPort="htpp"), "no container has the port htpp",
     ),
-    "a Service of nobody": (
+    "a Service without pods": (
         lambda o: get(o, "Service", GATEWAY)["spec"]["selector"].update({"app.kubernetes.io/component": "gate"}), "its selector takes no pod",
     ),
     "two trainers": (lambda o: get(o, "LeaderWorkerSet", "nodes4-trainer")["spec"].update(replicas=2), "(rule one-trainer)"),
@@ -235,14 +240,14 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
         lambda o: get(o, "ScaledObject", RUNNER)["spec"]["scaleTargetRef"].update(kind="StatefulSet", name=GATEWAY),
         "statefulset/nodes4-gateway owns leases or state (gateway): it must not be scaled by itself",
     ),
-    "replicas beside KEDA": (lambda o: get(o, "Deployment", RUNNER)["spec"].update(replicas=2), "every apply would undo the scaling"),
+    "replicas along with KEDA": (lambda o: get(o, "Deployment", RUNNER)["spec"].update(replicas=2), "every apply would undo the scaling"),
     "no budget": (lambda o: drop(o, "PodDisruptionBudget", GATEWAY), "no PodDisruptionBudget selects its pods"),
     "a Job that stays": (lambda o: get(o, "Job", "nodes4-migrate")["spec"].pop("ttlSecondsAfterFinished"), "(rule jobs-go)"),
     "no migration": (lambda o: drop(o, "Job", "nodes4-migrate"), "no Job runs `alembic upgrade head`"),
     "a process that does not wait": (
         lambda o: pod(o, "Deployment", RUNNER).pop("initContainers"), "no init container waits for the schema",
     ),
-    "a token for everybody": (
+    "a token for every process": (
         lambda o: pod(o, "Deployment", "nodes4-web").update(automountServiceAccountToken=True), "(rule tokens-of-the-api)",
     ),
     "runners that could make no sandbox": (
@@ -255,7 +260,7 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     ),
     "a dashboard with a way to the API server": (
         lambda o: get(o, "NetworkPolicy", "nodes4-web")["spec"]["egress"].append({"ports": [{"port": 6443, "protocol": "TCP"}]}),
-        "networkpolicy/nodes4-web lets it reach the API server, where it has nothing to do",
+        "networkpolicy/nodes4-web lets it reach the API server, which it does not need",
     ),
     "sandboxes of another label": (
         lambda o: get(o, "NetworkPolicy", "nodes4-sandbox")["spec"]["podSelector"]["matchLabels"].update({"app.kubernetes.io/component": "box"}),
@@ -269,19 +274,19 @@ DEFECTS: dict[str, tuple[Callable[[Objects], Any], str]] = {
         "(rule restricted-namespaces)",
     ),
     "settings that are not there": (
-        lambda o: drop(o, "ConfigMap", "nodes4-settings"), "there is no ConfigMap nodes4-settings",
+        lambda o: drop(o, "ConfigMap", "nodes4-settings"), "ConfigMap nodes4-settings does not exist",
     ),
     "a set whose revision makes no label": (
         lambda o: get(o, "StatefulSet", GATEWAY)["metadata"].update(name="g" * 53),
         "its name has 53 letters, and the cluster makes labels of at most 52 (rule names-fit)",
     ),
-    "an object twice": (lambda o: o.append(get(o, "Service", GATEWAY)), "it is there twice in penstock"),
+    "an object twice": (lambda o: o.append(get(o, "Service", GATEWAY)), "it appears twice in penstock"),
 }  # fmt: skip
 
 
 @cache
 def findings(defect: str) -> list[str]:
-    """As `penstock cluster check` finds them."""
+    """The findings of `penstock cluster check`."""
     found = objects("nodes4")
     DEFECTS[defect][0](found)
     return unfit(found, VERSIONS[:1]) or broken(found)
@@ -315,7 +320,7 @@ def test_the_settings_are_what_penstock_reads(name: str) -> None:
 
 
 def ports_of(policy: dict[str, Any]) -> set[int]:
-    """To which it lets its pods go."""
+    """The ports that it lets its pods reach."""
     return {port["port"] for entry in policy["spec"].get("egress", []) for port in entry.get("ports", [])}
 
 
@@ -358,7 +363,7 @@ def test_only_pods_whose_account_makes_sandboxes_have_a_token_and_a_way_to_the_a
     assert {each["metadata"]["labels"][PART] for each in ways} == makers | operators
 
 
-def test_a_pool_whose_sandboxes_are_no_pods_has_no_token_and_no_way_to_the_api_server() -> None:
+def test_a_pool_whose_sandboxes_are_not_pods_has_no_token_and_no_way_to_the_api_server() -> None:
     of = topology("nodes4")
     (pool,) = of.runners
     found = made(of.model_copy(update={"runners": (pool.model_copy(update={"provider": "bubblewrap"}),)}))
@@ -380,7 +385,7 @@ def test_the_api_server_is_reached_at_its_addresses_alone_where_the_topology_say
 
 
 def test_the_policy_of_sandboxes_takes_the_pods_that_the_provider_makes() -> None:
-    identity = Identity("penstock-first-r1", "opening", None, "runner", 1)
+    identity = Identity(name="penstock-first-r1", opening="opening", work=None, owner="runner", uid=1)
     settings = KubernetesSettings(image="python:3.11", labels={PART: "mine"})
     selector = get(objects("nodes4"), "NetworkPolicy", "nodes4-sandbox")["spec"]["podSelector"]
     assert selector["matchLabels"] and selects(selector, metadata(identity, settings)["labels"])
@@ -394,7 +399,7 @@ def test_nats_has_values_for_its_own_chart_and_one_url_a_server() -> None:
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "gateway", "runner", "verifier", "web"])
-def test_whoever_publishes_has_a_way_to_nats(role: str) -> None:
+def test_every_publisher_has_a_way_to_nats(role: str) -> None:
     (policy,) = [
         each
         for each in objects("nodes4")
@@ -432,12 +437,12 @@ def test_a_pool_whose_objects_would_have_too_long_a_name_is_refused(
         render(called(room + 1), target)
 
 
-def test_what_is_no_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_without_valid_objects_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no objects"):
         read_objects(tmp_path)
     (tmp_path / "a.yaml").write_text("a: [")
     with pytest.raises(ConfigurationError, match="is not YAML"):
         read_objects(tmp_path)
     (tmp_path / "a.yaml").write_text("- 1")
-    with pytest.raises(ConfigurationError, match="no object of Kubernetes"):
+    with pytest.raises(ConfigurationError, match="not a Kubernetes object"):
         read_objects(tmp_path)

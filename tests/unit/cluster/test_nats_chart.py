@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.objects import selects
+from orchestrator.deploy.cluster.objects import selects
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, topology
 from tests.unit.cluster.test_kubernetes import get
 
@@ -16,7 +16,7 @@ def values(name: str) -> dict[str, Any]:
 
 
 def release(name: str) -> str:
-    """As the README installs it."""
+    """The release name under which the README installs it."""
     line = next(
         each for each in files(name, "kubernetes")["README.md"].splitlines() if "helm install" in each
     )
@@ -24,7 +24,7 @@ def release(name: str) -> str:
 
 
 def labels(name: str) -> dict[str, str]:
-    """What its `nats.selectorLabels` gives, and what is merged over them: a set whose template has others is refused."""
+    """The labels of its `nats.selectorLabels`, with those merged over them: a set whose template has others is refused."""
     own = {
         "app.kubernetes.io/name": "nats",
         "app.kubernetes.io/instance": release(name),

@@ -1,4 +1,4 @@
-"""penstock scale: refused before anything is written, or one script that drains whoever goes before it ends, and changes nothing else."""
+"""penstock scale: refused before anything is written, or one script that drains each departing process before it ends, and changes nothing else."""
 
 import json
 import os
@@ -15,35 +15,37 @@ import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.cluster.commands import steps
-from orchestrator.cluster.commands.kubernetes import runner_pools
-from orchestrator.cluster.commands.step import Site, Step, scripted
-from orchestrator.cluster.edit import edited
-from orchestrator.cluster.objects import called, pods
-from orchestrator.cluster.placement import placed
-from orchestrator.cluster.reading import load
-from orchestrator.cluster.render import TARGETS, render
-from orchestrator.cluster.scale import Change, change
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.cluster.commands import steps
+from orchestrator.deploy.cluster.commands.kubernetes import runner_pools
+from orchestrator.deploy.cluster.commands.step import CommandPaths, CommandStep, scripted
+from orchestrator.deploy.cluster.edit import edited, with_counts
+from orchestrator.deploy.cluster.objects import called, pods
+from orchestrator.deploy.cluster.placement import placed
+from orchestrator.deploy.cluster.reading import load
+from orchestrator.deploy.cluster.render import TARGETS, render
+from orchestrator.deploy.cluster.scale import Change, change
 from tests.unit.cli.test_help import parse
 from tests.unit.cluster.rendered import CLUSTER, parsed
 
-SITE = Site("mine.toml", "out", "run", {"runner": ["pod-a", "pod-b", "pod-c"]})
+SITE = CommandPaths(
+    topology="mine.toml", out="out", home="run", living={"runner": ["pod-a", "pod-b", "pod-c"]}
+)
 
 
-def changed(example: str, *asked: str, **more: Any) -> Change:
+def changed(example: str, *requested: str, **more: Any) -> Change:
     raw = tomllib.loads((CLUSTER / f"{example}.toml").read_text())
     for key, value in more.items():
         raw.setdefault(key, {}).update(value)
-    return change(raw, asked, f"{example}.toml")
+    return change(raw, requested, f"{example}.toml")
 
 
-def argv(found: Sequence[Step], *beginning: str) -> list[tuple[str, ...]]:
+def argv(found: Sequence[CommandStep], *beginning: str) -> list[tuple[str, ...]]:
     return [step.argv for step in found if step.argv[: len(beginning)] == beginning]
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [
         (("runners=6",), "runners[0]: max_replicas = 4 is less than replicas = 6"),
         (
@@ -53,36 +55,36 @@ def argv(found: Sequence[Step], *beginning: str) -> list[tuple[str, ...]]:
         (("servers=3",), "host gpu-1 has gpus = 8, but its processes need 6 (servers[0]) + 4 (trainer) = 10"),
         (("gateways=0",), "gateways.replicas: Input should be greater than or equal to 1"),
         (("gateways=2",), "has gateways=2 already: there is nothing to change"),
-        (("gateways=3", "gateways=4"), "gateways.replicas is asked for twice"),
+        (("gateways=3", "gateways=4"), "gateways.replicas is requested twice"),
         (("gateways=2..3",), "gateways is one pool with a fixed count"),
-        (("servers=1..2",), "nothing scales them by itself"),
+        (("servers=1..2",), "they are not scaled automatically"),
         (("trainer=2",), "trainer is not scaled: there is one trainer"),
         (("runner=2",), "unknown role 'runner'; known: gateways, orchestrators, runners, verifiers, servers"),
         (("runners.big=2",), "runners has no pool 'big'; known: default"),
-        (("runners=two",), "'runners=two' is no count"),
+        (("runners=two",), "'runners=two' is not a count"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_written(
-    tmp_path: Path, asked: tuple[str, ...], says: str
+    tmp_path: Path, requested: tuple[str, ...], says: str
 ) -> None:
     file = tmp_path / "topology.toml"
     shutil.copy(CLUSTER / "topology.toml", file)
-    said = CliRunner().invoke(app, ["scale", str(file), *asked, "--write", "-t", "systemd"])
-    assert said.exit_code == 1 and said.stdout == ""
-    assert isinstance(said.exception, ConfigurationError)
-    assert says in str(said.exception) and "\n" not in str(said.exception)
+    result = CliRunner().invoke(app, ["scale", str(file), *requested, "--write", "-t", "systemd"])
+    assert result.exit_code == 1 and result.stdout == ""
+    assert isinstance(result.exception, ConfigurationError)
+    assert says in str(result.exception) and "\n" not in str(result.exception)
     assert file.read_bytes() == (CLUSTER / "topology.toml").read_bytes()
 
 
 def test_the_file_has_the_new_counts_and_all_else_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     shutil.copy(CLUSTER / "topology.toml", file)
-    asked = ["scale", str(file), "runners=1..3", "gateways=1", "verifiers=2", "--write"]
-    said = CliRunner().invoke(app, asked[:-1])
-    assert said.exit_code == 0 and "is as it was: --write changes it" in said.stdout
+    words = ["scale", str(file), "runners=1..3", "gateways=1", "verifiers=2", "--write"]
+    result = CliRunner().invoke(app, words[:-1])
+    assert result.exit_code == 0 and "is as it was: --write changes it" in result.stdout
     assert file.read_text() == (CLUSTER / "topology.toml").read_text()
-    said = CliRunner().invoke(app, asked)
-    assert said.exit_code == 0 and "has the new counts" in said.stdout
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and "has the new counts" in result.stdout
     old, new = (CLUSTER / "topology.toml").read_text().splitlines(), file.read_text().splitlines()
     assert [line for line in new if line not in old] == [
         "replicas = 1",
@@ -98,26 +100,46 @@ def test_the_file_has_the_new_counts_and_all_else_as_it_was_written(tmp_path: Pa
     ("text", "key", "made"),
     [
         ("a = 1", ("gateways", None, "replicas"), "a = 1\n\n[gateways]\nreplicas = 3\n"),
-        ("[gateways] # two\nport = 1\n", ("gateways", None, "replicas"), "[gateways] # two\nreplicas = 3\nport = 1\n"),
+        ("[gateways] # two\nport = 1\n", ("gateways", None, "replicas"), "[gateways] # two\nport = 1\nreplicas = 3\n"),
+        (
+            "[gateways]\nport = 1\n\n# who shows it\n[web]\nport = 2\n",
+            ("gateways", None, "replicas"),
+            "[gateways]\nport = 1\nreplicas = 3\n\n# who shows it\n[web]\nport = 2\n",
+        ),
         ("a = 1\n[gateways]", ("gateways", None, "replicas"), "a = 1\n[gateways]\nreplicas = 3\n"),
         ("", ("runners", 0, "replicas"), "\n[[runners]]\nreplicas = 3\n"),
         (
-            "[[runners]]\nreplicas = 1 # a\n[[ runners ]]\nreplicas=2\n[web]\nreplicas = 1\n",
+            "[[runners]]\nreplicas = 1 # a\n[[runners]]\nreplicas=2\n[web]\nreplicas = 1\n",
             ("runners", 1, "replicas"),
-            "[[runners]]\nreplicas = 1 # a\n[[ runners ]]\nreplicas=3\n[web]\nreplicas = 1\n",
+            "[[runners]]\nreplicas = 1 # a\n[[runners]]\nreplicas=3\n[web]\nreplicas = 1\n",
+        ),
+        ("gateways = { replicas = 1_0 } # all\n", ("gateways", None, "replicas"), "gateways = { replicas = 3 } # all\n"),
+        ("gateways.replicas = 2\n", ("gateways", None, "replicas"), "gateways.replicas = 3\n"),
+        ("gateways.port = 2\n[web]\n", ("gateways", None, "replicas"), "gateways.port = 2\ngateways.replicas = 3\n[web]\n"),
+        ('[gateways]\n"replicas"   = 2   # quoted\n', ("gateways", None, "replicas"), '[gateways]\n"replicas"   = 3   # quoted\n'),
+        (
+            "runners = [{ name = 'a' }, # one\n  { name = 'b', replicas = 1 }]\n",
+            ("runners", 1, "replicas"),
+            "runners = [{ name = 'a' }, # one\n  { name = 'b', replicas = 3 }]\n",
         ),
     ],
 )  # fmt: skip
 def test_a_number_is_changed_where_it_stands_or_put_where_it_belongs(text: str, key: Any, made: str) -> None:
-    assert edited(text, {key: 3}, "file") == made
+    assert edited(text, {key: 3}) == made
 
 
-@pytest.mark.parametrize(
-    "text", ["gateways = { replicas = 2 }\n", "gateways.replicas = 2\n", '[gateways]\n"replicas" = 2\n']
-)
-def test_a_number_that_is_not_found_is_left_to_the_person(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"write gateways\.replicas = 3 into it yourself"):
-        edited(text, {("gateways", None, "replicas"): 3}, "file")
+def test_several_numbers_of_one_table_are_put_into_it() -> None:
+    counts: dict[tuple[str, int | None, str], int] = {
+        ("runners", 0, "replicas"): 1,
+        ("runners", 0, "max_replicas"): 3,
+        ("verifiers", 0, "replicas"): 2,
+    }
+    text = "[[runners]]\nname = 'a'  # all\n\n# below\n[web]\nport = 1\n"
+    made = edited(text, counts)
+    assert tomllib.loads(made) == with_counts(tomllib.loads(text), counts)
+    assert made.startswith(
+        "[[runners]]\nname = 'a'  # all\nreplicas = 1\nmax_replicas = 3\n\n# below\n[web]\nport = 1\n"
+    )
 
 
 CASES = [
@@ -143,7 +165,7 @@ def test_every_command_of_ours_is_one_and_all_of_it_is_one_script(case: tuple[st
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_units_that_go_are_stopped_those_that_come_are_started_and_whose_text_or_settings_change_begin_anew(
+def test_removed_units_are_stopped_new_ones_are_started_and_those_with_changed_text_or_settings_restart(
     case: tuple[str, ...],
 ) -> None:
     of = changed(*case)
@@ -152,9 +174,9 @@ def test_units_that_go_are_stopped_those_that_come_are_started_and_whose_text_or
         for each in (of.before, of.after)
     )
     found = steps(of, "systemd", SITE)
-    said = {
+    by_verb = {
         verb: {
-            unit for step in found for unit in _told(step, verb) if unit.endswith(".service")
+            unit for step in found for unit in _units(step, verb) if unit.endswith(".service")
         }
         for verb in ("disable --now", "enable --now", "restart")
     }  # fmt: skip
@@ -166,23 +188,25 @@ def test_units_that_go_are_stopped_those_that_come_are_started_and_whose_text_or
     differ = {
         unit for unit, text in units["new"].items() if unit in units["old"] and units["old"][unit] != text
     }
-    assert gone <= said["disable --now"] and come <= said["enable --now"]
-    assert said["disable --now"] - gone == said["enable --now"] - come  # those that move
-    again = said["restart"] | (said["enable --now"] - come)
+    assert gone <= by_verb["disable --now"] and come <= by_verb["enable --now"]
+    assert by_verb["disable --now"] - gone == by_verb["enable --now"] - come  # those that move
+    again = by_verb["restart"] | (by_verb["enable --now"] - come)
     assert differ <= again
-    roles = {unit.removeprefix(f"penstock-{of.after.name}-").rpartition("-")[0] for unit in said["restart"]}
+    roles = {
+        unit.removeprefix(f"penstock-{of.after.name}-").rpartition("-")[0] for unit in by_verb["restart"]
+    }
     assert roles <= {*of.readers}
 
 
-def _told(step: Step, verb: str) -> list[str]:
-    """The units that one command of systemctl is about."""
-    said = step.argv[-1] if step.argv else ""
-    return said.partition(f"systemctl {verb} ")[2].partition(" &&")[0].split()
+def _units(step: CommandStep, verb: str) -> list[str]:
+    """The units in one command of systemctl."""
+    line = step.argv[-1] if step.argv else ""
+    return line.partition(f"systemctl {verb} ")[2].partition(" &&")[0].split()
 
 
 @pytest.mark.parametrize("target", ["systemd", "compose"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_whoever_goes_or_begins_anew_is_drained_before(case: tuple[str, ...], target: str) -> None:
+def test_a_process_that_goes_or_moves_is_drained_before(case: tuple[str, ...], target: str) -> None:
     of = changed(*case)
     lines = [step.shell for step in steps(of, target, SITE)]
     for name in {
@@ -242,18 +266,18 @@ def test_a_host_that_only_loses_processes_has_the_new_files_before_anybody_start
         put = [call[-1].partition(":") for call in argv(steps(of, target, SITE), "rsync")]
         assert {address for address, _, _ in put} == loses
     (place,) = {place for _, _, place in put}
-    assert f"`{place}hosts/HOST`" in render(of.after, "compose")["README.md"]  # where a person begins
+    assert f"`{place}hosts/HOST`" in render(of.after, "compose")["README.md"]  # where a person starts
 
 
-def test_on_kubernetes_only_those_begin_anew_who_read_what_changes() -> None:
-    for asked, readers in (
+def test_on_kubernetes_only_the_readers_of_a_changed_setting_restart() -> None:
+    for requested, readers in (
         ("runners=2..3", {"orchestrator", "web"}),
         ("verifiers=3", set()),
         ("servers=3", {"gateway"}),
         ("gateways=3", {"runner"}),
         ("orchestrators=3", set()),
     ):
-        of = changed("examples/nodes4", asked)
+        of = changed("examples/nodes4", requested)
         old, new = (
             {called(pod.of): pod for pod in pods(parsed(dict(render(each, "kubernetes"))))}
             for each in (of.before, of.after)
@@ -292,7 +316,7 @@ def test_on_kubernetes_the_pods_of_a_deployment_that_go_are_drained_and_marked_b
     )
 
 
-def test_on_kubernetes_gateways_begin_anew_one_by_one_each_drained_before() -> None:
+def test_on_kubernetes_gateways_restart_one_by_one_each_drained_before() -> None:
     found = steps(changed("examples/nodes4", "servers=3", "gateways=1").apart(), "kubernetes", SITE)
     about = [
         step.argv[3]
@@ -310,23 +334,23 @@ def test_on_kubernetes_gateways_begin_anew_one_by_one_each_drained_before() -> N
         "partition 0",
         server,
     ]
-    assert found[-1].argv[-1] == "--undo"  # whoever comes later at its address works
+    assert found[-1].argv[-1] == "--undo"  # a later process at its address works
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [
         ("runners=2..0", r"runners\[0\]\.max_replicas: 4 → 0 makes KEDA cease to scale them"),
         ("verifiers=2..3", r"verifiers\[0\]\.max_replicas: 0 → 3 makes KEDA begin to scale them"),
     ],
 )
-def test_keda_begins_and_ceases_to_scale_a_pool_by_helm_alone(asked: str, says: str) -> None:
-    of = changed("examples/nodes4", asked).apart()
+def test_keda_begins_and_ceases_to_scale_a_pool_by_helm_alone(requested: str, says: str) -> None:
+    of = changed("examples/nodes4", requested).apart()
     with pytest.raises(ConfigurationError, match=says) as refused:
         steps(of, "kubernetes", SITE)
     assert "\n" not in str(refused.value)
     assert argv(steps(of, "helm", SITE), "helm")
-    assert steps(changed("examples/nodes4", asked, kubernetes={"autoscaling": False}), "kubernetes", SITE)
+    assert steps(changed("examples/nodes4", requested, kubernetes={"autoscaling": False}), "kubernetes", SITE)
 
 
 def test_a_pool_that_keda_scales_is_left_to_it() -> None:
@@ -370,7 +394,7 @@ def test_a_rollout_server_that_takes_the_address_of_one_that_goes_works_before_a
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Stands in for every program of a script: each call becomes a line of `called`; `fails` names a word at which one fails."""
+    """Stands in for every program of a script: each call becomes a line of `called`; `fails` names a word at which a program fails."""
     place = tmp_path / "bin"
     place.mkdir()
     for name in ("penstock", "kubectl", "ssh", "rsync", "docker", "scontrol", "scancel", "sbatch"):
@@ -383,7 +407,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "systemd", "slurm", "compose"])
-def test_a_script_that_is_run_does_all_of_it_and_stops_where_somebody_does_not_drain(
+def test_a_script_does_every_step_and_stops_if_a_process_does_not_drain(
     tmp_path: Path, programs: Path, target: str
 ) -> None:
     of = changed("topology", "gateways=1")
@@ -400,8 +424,8 @@ def test_a_script_that_is_run_does_all_of_it_and_stops_where_somebody_does_not_d
     rc, some = run("drain gateway")
     assert rc == 1 and some == everything[: len(some)] and "drain gateway" in some[-1]
     assert not any(word in line for line in some for word in ("disable", "apply", "scancel"))
-    rc, some = run("cluster render")  # refused, it may be: a file was changed by hand
-    assert rc == 1 and some == everything[:1], "nobody is drained, nothing ends"
+    rc, some = run("cluster render")  # it may be refused: a file was changed by hand
+    assert rc == 1 and some == everything[:1], "no process is drained, nothing ends"
 
 
 def test_a_script_of_counts_that_were_not_written_does_nothing_when_it_is_run(
@@ -409,13 +433,13 @@ def test_a_script_of_counts_that_were_not_written_does_nothing_when_it_is_run(
 ) -> None:
     file = tmp_path / "topology.toml"
     shutil.copy(CLUSTER / "topology.toml", file)
-    asked = ["scale", str(file), "gateways=1", "-t", "systemd"]
+    words = ["scale", str(file), "gateways=1", "-t", "systemd"]
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "FAILS": "nothing fails"}
 
     def run(*more: str) -> subprocess.CompletedProcess[bytes]:
-        said = CliRunner().invoke(app, [*asked, *more])
-        assert said.exit_code == 0, said.exception
-        return subprocess.run(["sh"], input=said.stdout.encode(), env=environment, capture_output=True)
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code == 0, result.exception
+        return subprocess.run(["sh"], input=result.stdout.encode(), env=environment, capture_output=True)
 
     done = run()
     assert done.returncode == 1 and b"run penstock scale with --write" in done.stderr
@@ -424,12 +448,12 @@ def test_a_script_of_counts_that_were_not_written_does_nothing_when_it_is_run(
 
 
 def test_for_machines_it_says_counts_window_settings_and_commands() -> None:
-    said = CliRunner().invoke(
+    result = CliRunner().invoke(
         app,
         ["scale", str(CLUSTER / "topology.toml"), "runners=3..3", "-t", "compose", "-o", "here", "--json"],
     )
-    assert said.exit_code == 0, said.exception
-    found = json.loads(said.stdout)
+    assert result.exit_code == 0, result.exception
+    found = json.loads(result.stdout)
     assert found["counts"] == [
         {"key": "runners[0].replicas", "before": 2, "after": 3},
         {"key": "runners[0].max_replicas", "before": 4, "after": 3},

@@ -1,10 +1,10 @@
-"""How many runners there are: by work that waits and work that is held, with a login of their own role, one less at a time."""
+"""The number of runners: by waiting work and held work, with a login of their own role, reduced by one at a time."""
 
 import pytest
 
-from orchestrator.cluster.policy import broken
-from orchestrator.cluster.render import render
-from orchestrator.cluster.validate import unfit
+from orchestrator.deploy.cluster.policy import broken
+from orchestrator.deploy.cluster.render import render
+from orchestrator.deploy.cluster.validate import unfit
 from tests.unit.cluster.rendered import objects, parsed, topology
 from tests.unit.cluster.test_kubernetes import Objects, get
 
@@ -21,7 +21,7 @@ def test_a_pool_is_scaled_by_the_work_that_it_holds_too_a_slot_each() -> None:
     assert "'queued'" in query and "'running'" in query and "'%:runner'" in query
 
 
-def test_who_counts_logs_in_by_a_secret_that_no_object_holds() -> None:
+def test_the_scaler_logs_in_by_a_secret_that_no_object_holds() -> None:
     found = objects("nodes4")
     (of,) = scaled(found)
     login = get(found, "TriggerAuthentication", of["spec"]["triggers"][0]["authenticationRef"]["name"])

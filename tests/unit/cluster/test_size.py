@@ -9,10 +9,16 @@ from hypothesis import given as drawn
 from hypothesis import settings as slowly
 from hypothesis import strategies as st
 
-from orchestrator.cluster.queueing import asymptotic, mean_values, parallel
-from orchestrator.cluster.reading import load
-from orchestrator.cluster.rehearsal import Durations, Rehearsal, apart, rehearse
-from orchestrator.cluster.size import (
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.cluster.queueing import asymptotic, mean_values, parallel
+from orchestrator.deploy.cluster.reading import load
+from orchestrator.deploy.cluster.rehearsal import (
+    Durations,
+    Rehearsal,
+    apart,
+    rehearse,
+)
+from orchestrator.deploy.cluster.size import (
     Plan,
     _stages,
     bytes_of_step,
@@ -23,8 +29,14 @@ from orchestrator.cluster.size import (
     slot_s,
     train_s,
 )
-from orchestrator.cluster.workload import PRODUCT, Workload, changed, given, read, written
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.cluster.workload import (
+    PRODUCT,
+    Workload,
+    changed,
+    given,
+    read,
+    written,
+)
 from orchestrator.scheduling.admission import QueueSettings
 from tests.unit.cluster.test_topology import CLUSTER, FILES
 
@@ -33,8 +45,8 @@ RAW = {
     "server_tokens_s": 1800, "train_tokens_s": 20000, "slot_cv": 0.5,
 }  # fmt: skip
 WORK = given(RAW, "here")
-QUEUE = QueueSettings(in_flight=48, batch_groups=16, group_size=4, max_staleness=2, running_rollouts=67)
-PLAN = Plan(64, 32, 2, 2, 2, QUEUE)
+QUEUE = QueueSettings(capacity=48, batch_groups=16, group_size=4, max_staleness=2, running_rollouts=67)
+PLAN = Plan(slots=64, verify_slots=32, servers=2, gateways=2, orchestrators=2, queue=QUEUE)
 
 
 def repairmen(machines: int, broken_s: float, works_s: float) -> float:
@@ -79,24 +91,42 @@ def test_a_station_of_many_is_exact_where_it_is_idle_and_where_it_is_full() -> N
 def test_no_rehearsal_does_more_than_slots_and_trainer_can(
     batch: int, members: int, stale: int, slots: int, slot: float, train: float, seed: int
 ) -> None:
-    queue = QueueSettings(3 * batch, batch, members, stale, slots + members - 1)
-    found = rehearse(queue, slots, slots, Durations(slot, 0.1, train, 0.0), batches=12, seed=seed)
+    queue = QueueSettings(
+        capacity=3 * batch,
+        batch_groups=batch,
+        group_size=members,
+        max_staleness=stale,
+        running_rollouts=slots + members - 1,
+    )
+    found = rehearse(
+        queue, slots, slots, Durations(slot=slot, verify=0.1, train=train, slot_cv=0.0), batches=12, seed=seed
+    )
     assert found.groups == 11 * batch
     assert found.seconds >= 11 * train * (1 - 1e-9)
-    # What left its slot in this time was in it for `slot` each; those at work at the first commit had done part of it.
+    # A rollout that left its slot in this time was in it for `slot`; those at work at the first commit had done part of it.
     assert (found.rollouts - slots) * slot <= slots * found.seconds * (1 + 1e-9)
     assert found.stalest <= stale + -(-(queue.window - 1) // batch)
 
 
 def test_a_trainer_that_binds_is_always_at_work_and_sets_the_pace() -> None:
-    found = rehearse(QUEUE, 64, 64, Durations(1.0, 0.1, 60.0, 0.5), batches=10)
+    found = rehearse(QUEUE, 64, 64, Durations(slot=1.0, verify=0.1, train=60.0, slot_cv=0.5), batches=10)
     assert found.trainer_busy == pytest.approx(1.0) and found.seconds == pytest.approx(9 * 60.0)
 
 
 def test_a_round_that_waits_for_everything_takes_the_sum_of_its_waits() -> None:
-    queue = QueueSettings(2, 2, 2, 0, 5)  # a batch at a time, and nothing else in flight
+    queue = QueueSettings(
+        capacity=2, batch_groups=2, group_size=2, max_staleness=0, running_rollouts=5
+    )  # a batch at a time, and nothing else in flight
     waits = Durations(
-        2.0, 3.0, 7.0, dispatch=0.5, settle=0.25, claim=0.125, admit=1.0, conclude=0.0625, told=0.03125
+        slot=2.0,
+        verify=3.0,
+        train=7.0,
+        dispatch=0.5,
+        settle=0.25,
+        claim=0.125,
+        admit=1.0,
+        conclude=0.0625,
+        report=0.03125,
     )
     found = rehearse(queue, 4, 4, waits, batches=11)
     assert found.seconds == pytest.approx(
@@ -106,21 +136,31 @@ def test_a_round_that_waits_for_everything_takes_the_sum_of_its_waits() -> None:
 
 
 def test_waits_that_differ_make_a_group_wait_for_its_slowest() -> None:
-    same = rehearse(QUEUE, 64, 64, Durations(1.0, 0.1, 0.1, dispatch=1.0, settle=1.0), batches=40)
+    same = rehearse(
+        QUEUE, 64, 64, Durations(slot=1.0, verify=0.1, train=0.1, dispatch=1.0, settle=1.0), batches=40
+    )
     differ = rehearse(
         QUEUE,
         64,
         64,
-        Durations(1.0, 0.1, 0.1, dispatch=1.0, settle=1.0, dispatch_cv=1.0, settle_cv=1.0),
+        Durations(slot=1.0, verify=0.1, train=0.1, dispatch=1.0, settle=1.0, dispatch_cv=1.0, settle_cv=1.0),
         batches=40,
     )
     assert differ.seconds > 1.2 * same.seconds
 
 
 def test_members_that_are_alike_do_not_make_a_group_wait_for_its_slowest() -> None:
-    queue = QueueSettings(2, 2, 4, 0, 11)  # a batch at a time: it waits for the slowest of all
+    queue = QueueSettings(
+        capacity=2, batch_groups=2, group_size=4, max_staleness=0, running_rollouts=11
+    )  # a batch at a time: it waits for the slowest of all
     apart_, alike = (
-        rehearse(queue, 8, 8, Durations(10.0, 0.1, 0.1, 0.5, slot_alike=share), batches=40)
+        rehearse(
+            queue,
+            8,
+            8,
+            Durations(slot=10.0, verify=0.1, train=0.1, slot_cv=0.5, slot_alike=share),
+            batches=40,
+        )
         for share in (0.0, 0.99)
     )
     assert alike.seconds < 0.85 * apart_.seconds
@@ -131,21 +171,25 @@ def test_members_that_are_alike_do_not_make_a_group_wait_for_its_slowest() -> No
 
 
 def test_a_slot_is_free_before_its_result_is_recorded() -> None:
-    queue = QueueSettings(400, 4, 4, 99, 400)  # slots bind
-    found = rehearse(queue, 4, 64, Durations(1.0, 0.1, 0.1, told=1.0), batches=40)
+    queue = QueueSettings(
+        capacity=400, batch_groups=4, group_size=4, max_staleness=99, running_rollouts=400
+    )  # slots bind
+    found = rehearse(queue, 4, 64, Durations(slot=1.0, verify=0.1, train=0.1, report=1.0), batches=40)
     assert found.slots_busy > 0.97 and found.rollouts / found.seconds == pytest.approx(4.0, rel=0.03)
 
 
 def test_rollouts_wait_for_as_many_others_as_are_in_slots_and_not_for_as_many_as_could_be() -> None:
     crowded = WORK.model_copy(update={"server_tokens_s": 200.0})
-    idle = crowded.model_copy(update={"train_fixed_s": 4000.0})  # most of the time nobody rolls out
+    idle = crowded.model_copy(update={"train_fixed_s": 4000.0})  # most of the time no rollout runs
     assert rehearsed(PLAN, idle)[1] < 0.7 * rehearsed(PLAN, crowded)[1]
     assert rehearsed(PLAN, crowded)[1] == pytest.approx(slot_s(PLAN, crowded, 64), rel=0.05)
     assert slot_s(PLAN, crowded, 2.0) < slot_s(PLAN, crowded, 2.5) < slot_s(PLAN, crowded, 3.0)
 
 
 def test_filtered_groups_are_generated_and_not_trained() -> None:
-    found = rehearse(QUEUE, 64, 64, Durations(10.0, 0.1, 0.1, 0.3, filtered=0.5), batches=40)
+    found = rehearse(
+        QUEUE, 64, 64, Durations(slot=10.0, verify=0.1, train=0.1, slot_cv=0.3, filtered=0.5), batches=40
+    )
     assert found.rollouts / 4 == pytest.approx(2 * found.groups, rel=0.15)
 
 
@@ -156,16 +200,44 @@ def test_filtered_groups_are_generated_and_not_trained() -> None:
         (replace(PLAN, verify_slots=4), WORK, "verifiers"),
         (PLAN, WORK.model_copy(update={"train_tokens_s": 1000.0}), "trainer"),
         (PLAN, WORK.model_copy(update={"server_tokens_s": 200.0}), "rollout servers"),
-        (replace(PLAN, slots=400, verify_slots=400, queue=replace(QUEUE, in_flight=16)),
-         WORK.model_copy(update={"verify_s": 60.0, "new_tokens": 40.0}), "queue"),
-        (replace(PLAN, slots=10**6, verify_slots=10**6, servers=10**5, queue=QueueSettings(10**6, 1000, 4, 10**4, 10**6)),
-         WORK.model_copy(update={"train_tokens_s": 1e12}), "gateways"),
+        (
+            replace(PLAN, slots=400, verify_slots=400, queue=replace(QUEUE, capacity=16)),
+            WORK.model_copy(update={"verify_s": 60.0, "new_tokens": 40.0}),
+            "queue",
+        ),
+        (
+            replace(
+                PLAN,
+                slots=10**6,
+                verify_slots=10**6,
+                servers=10**5,
+                queue=QueueSettings(
+                    capacity=10**6,
+                    batch_groups=1000,
+                    group_size=4,
+                    max_staleness=10**4,
+                    running_rollouts=10**6,
+                ),
+            ),
+            WORK.model_copy(update={"train_tokens_s": 1e12}),
+            "gateways",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_short_is_what_binds(plan: Plan, work: Workload, binds: str) -> None:
     assert plan.slots < 1000 or binds == "gateways"
-    if plan.slots >= 1000:  # by the stages alone: nobody rehearses a million slots
-        quiet = Rehearsal(1.0, 1, 1, 1, 0.5, 0.5, 0.5, 0.0, 0)
+    if plan.slots >= 1000:  # by the stages alone: a million slots are not rehearsed
+        quiet = Rehearsal(
+            seconds=1.0,
+            batches=1,
+            groups=1,
+            rollouts=1,
+            slots_busy=0.5,
+            verifiers_busy=0.5,
+            trainer_busy=0.5,
+            staleness=0.0,
+            stalest=0,
+        )
         stages = _stages(plan, work, 60.0, train_s(plan, work), 1.0, quiet)
         assert min(stages, key=lambda stage: stage.most).name == binds
         return
@@ -183,10 +255,17 @@ def test_every_example_is_sized(file: Path) -> None:
 
 
 def test_more_of_what_binds_is_more_and_enough_in_flight_ends_the_queue() -> None:
-    tight = replace(PLAN, queue=replace(QUEUE, in_flight=16))
+    tight = replace(PLAN, queue=replace(QUEUE, capacity=16))
     found = size(tight, WORK)
     assert any("the queue lets 16 groups be in flight" in warning for warning in found.warnings)
-    wide = QueueSettings(found.least_in_flight, 16, 4, found.least_staleness, 67, window_fraction=1.0)
+    wide = QueueSettings(
+        capacity=found.least_in_flight,
+        batch_groups=16,
+        group_size=4,
+        max_staleness=found.least_staleness,
+        running_rollouts=67,
+        window_fraction=1.0,
+    )
     better = size(replace(PLAN, queue=wide), WORK)
     assert better.groups_h > found.groups_h * 1.2
     assert not any("the queue lets" in warning for warning in better.warnings)
@@ -205,17 +284,17 @@ def test_a_step_of_the_benchmark_takes_the_bytes_that_were_measured() -> None:
 
 def test_every_figure_of_the_product_stands_in_the_file_that_it_names() -> None:
     text = {figure.source: (CLUSTER.parents[1] / figure.source).read_text() for figure in PRODUCT.values()}
-    for name, said in {
+    for name, sentence in {
         "completions_cpu": "683 completions per CPU-second", "completions_target": "target 500", "session_cpu": "4.4 CPU-ms",
         "gateway_wait": "p50 4.1 ms", "step_rows": "4,130 rows/s", "changes": "5,216 changes/s", "relayed": "3,870 messages per CPU-second",
         "step_bytes": "steps 5.54 + 0.040 in indexes (least: 5.00)", "message_bytes": "messages 0.57 + 0.040",
         "prompt_bytes": "prompts 0.20 + 0.009",
     }.items():  # fmt: skip
-        assert said in text[PRODUCT[name].source], name
+        assert sentence in text[PRODUCT[name].source], name
     assert "p50 50.3" in text["ops/benchmarks/pool.md"]
 
 
-def test_a_checkpoint_that_does_not_fit_is_told_with_its_arithmetic() -> None:
+def test_a_checkpoint_that_does_not_fit_is_reported_with_its_arithmetic() -> None:
     found = size(
         replace(PLAN, keep_checkpoints=3, shared_gb=50), WORK.model_copy(update={"checkpoint_gb": 16.0})
     )
@@ -225,7 +304,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_with_its_arithmetic() -> None:
     )
 
 
-def test_what_is_not_known_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_missing_values_are_requested_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"new_tokens, added_tokens, .* must be given: measure them"):
         given({"turns": 3}, "here")
     with pytest.raises(ConfigurationError, match="speed: is not a known key"):
@@ -250,7 +329,7 @@ def test_the_example_of_the_guide_is_what_comes_out() -> None:
         assert f"| {stage.name} | {stage.why} | {3600 * stage.most:,.0f} |" in guide
     binding = next(stage for stage in found.stages if stage.name == found.binds)
     assert (
-        f"What binds: {binding.name}, {3600 * binding.most:,.0f} groups/h, of which the rehearsal reaches {found.groups_h:,.0f}"
+        f"What binds: {binding.name}, {3600 * binding.most:,.0f} groups/h; the rehearsal reaches {found.groups_h:,.0f}"
         in guide
     )
     assert (

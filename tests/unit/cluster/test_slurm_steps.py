@@ -1,4 +1,4 @@
-"""What each process of a job has of its node: GPUs that no other one has, and cores of its own where there are enough."""
+"""The share of a node that each process of a job has: GPUs of its own, and cores of its own if there are enough."""
 
 import re
 import subprocess
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.placement import placed
-from orchestrator.cluster.render import render
-from orchestrator.cluster.render.bare import resources_of, unit_of
-from orchestrator.cluster.render.slurm import script
-from orchestrator.cluster.topology import Resources, Topology
+from orchestrator.deploy.cluster.placement import placed
+from orchestrator.deploy.cluster.render import render
+from orchestrator.deploy.cluster.render.bare import resources_of, unit_of
+from orchestrator.deploy.cluster.render.slurm import script
+from orchestrator.deploy.cluster.topology import Resources, Topology
 from tests.unit.cluster.rendered import EXAMPLES, topology
 
 PLACE = re.compile(r"^(?:process|step) (\S+) (\d+) (\d+) (\d+) (\d+) (\d+) (alone|overlap) ", re.MULTILINE)
@@ -60,10 +60,10 @@ def test_on_a_node_with_too_few_cores_those_without_gpus_share_them() -> None:
 @pytest.mark.parametrize(
     ("update", "says"),
     [
-        ({"cpus": 40.0}, "host gpu-1 has cpus = 40, but 48 are asked for by its processes with GPUs"),
+        ({"cpus": 40.0}, "host gpu-1 has cpus = 40, but 48 are requested by its processes with GPUs"),
         (
             {"memory_gb": 500.0},
-            "host gpu-1 has memory_gb = 500, but 640 are asked for by its processes with GPUs",
+            "host gpu-1 has memory_gb = 500, but 640 are requested by its processes with GPUs",
         ),
     ],
 )
@@ -77,9 +77,9 @@ def test_processes_with_gpus_that_a_node_cannot_hold_are_refused(update: dict[st
 def srun(tmp_path: Path, gres: str, place: Sequence[str]) -> list[str]:
     """Options of `srun` for one step."""
     (body,) = re.findall(r"^step\(\) \{\n.*?^\}$", script(topology("node8")), re.MULTILINE | re.DOTALL)
-    said = tmp_path / "srun"
-    said.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    said.chmod(0o755)
+    program = tmp_path / "srun"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
     text = f"set -euo pipefail\nHET=() logs=. GRES={gres}\ndeclare -A running=()\n{body}\nstep {' '.join(place)} true\nwait"
     done = subprocess.run(
         ["bash", "-c", text],
@@ -103,13 +103,13 @@ def srun(tmp_path: Path, gres: str, place: Sequence[str]) -> list[str]:
 def test_a_step_says_which_gpus_it_has_and_whether_it_shares(
     gres: str, gpus: str, has: str, expected: list[str], tmp_path: Path
 ) -> None:
-    said = srun(tmp_path, gres, ["runner-0", "0", "0", "4", "8000", gpus, has])
-    assert [each for each in said if each.startswith(("--exact", "--overlap", "--gres"))] == expected
-    assert {"--cpus-per-task=4", "--mem=8000M"} <= set(said)
+    words = srun(tmp_path, gres, ["runner-0", "0", "0", "4", "8000", gpus, has])
+    assert [each for each in words if each.startswith(("--exact", "--overlap", "--gres"))] == expected
+    assert {"--cpus-per-task=4", "--mem=8000M"} <= set(words)
 
 
 def test_resources_of_a_step_are_those_of_its_process() -> None:
     of = topology("node8")
-    asked = resources_of(of, next(each for each in placed(of) if each.role == "runner"))
-    assert asked == Resources(cpus=16, memory_gb=64, disk_gb=20)
+    requested = resources_of(of, next(each for each in placed(of) if each.role == "runner"))
+    assert requested == Resources(cpus=16, memory_gb=64, disk_gb=20)
     assert steps(of)["runner-0"] == (16, 64000, 0, "alone")

@@ -1,4 +1,4 @@
-"""What a unit may do is enough for what its process does: sandboxes name themselves, ranks find each other and keep caches."""
+"""A unit's permissions are enough for its process: sandboxes name themselves, ranks find each other and keep caches."""
 
 import subprocess
 
@@ -9,7 +9,7 @@ from tests.unit.cluster.tools import wants
 
 
 def units(name: str) -> dict[str, dict[str, list[str]]]:
-    """Of each unit, by what its process is: values of each setting, in order."""
+    """Of each unit, by the kind of its process: values of each setting, in order."""
     found: dict[str, dict[str, list[str]]] = {}
     for file, text in files(name, "systemd").items():
         if file.endswith(".service"):

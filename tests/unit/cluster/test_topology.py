@@ -1,4 +1,4 @@
-"""A topology holds together, or is refused with the key and the arithmetic."""
+"""A topology is consistent, or is refused with the key and the arithmetic."""
 
 import copy
 import tomllib
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.placement import placed
-from orchestrator.cluster.reading import load, read
-from orchestrator.cluster.topology import hosts_of
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.cluster.placement import placed
+from orchestrator.deploy.cluster.reading import load, read
+from orchestrator.deploy.cluster.topology import hosts_of
 
 CLUSTER = Path(__file__).resolve().parents[3] / "ops" / "cluster"
 FILES = [CLUSTER / "topology.toml", *sorted((CLUSTER / "examples").glob("*.toml"))]
@@ -19,8 +19,9 @@ RAW = tomllib.loads((CLUSTER / "examples" / "nodes4.toml").read_text())
 
 def changed(key: str, value: Any) -> dict[str, Any]:
     """nodes4.toml with one key set, `servers.0.tp`; None removes it."""
-    raw: Any = copy.deepcopy(RAW)
-    node, path = raw, key.split(".")
+    raw: dict[str, Any] = copy.deepcopy(RAW)
+    node: Any = raw
+    path = key.split(".")
     for part in path[:-1]:
         node = node[int(part)] if part.isdigit() else node.setdefault(part, {})
     if value is None:
@@ -49,7 +50,7 @@ def test_every_example_holds_together(file: Path) -> None:
         (
             "config.queue.capacity", 40,
             "N + W = capacity + window = 40 + 12 = 52 groups idle the trainer: runners hold 256 slots ÷ group_size 8 = 32 groups, and the "
-            "slowest takes load.longest_over_mean = 2 times the mean, so 32 × 2 = 64 are passed meanwhile: set config.queue.capacity to 51",
+            "slowest takes load.longest_over_mean = 2 times the mean, so 32 × 2 = 64 pass it by then: set config.queue.capacity to 51",
         ),
         ("runners.0.slots", 1, "runners: replicas × slots = 4, but config.queue.group_size = 8"),
         ("config.queue.capacity", 8, "queue.capacity (8) must be at least queue.batch_groups (32)"),
@@ -100,7 +101,7 @@ def test_a_contradiction_is_refused_with_its_key_and_the_arithmetic(key: str, va
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_is_said_to_help_helps() -> None:
+def test_the_suggested_remedy_helps() -> None:
     with pytest.raises(ConfigurationError, match="capacity to 51"):
         read(changed("config.queue.capacity", 40))
     read(changed("config.queue.capacity", 51))

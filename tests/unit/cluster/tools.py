@@ -1,4 +1,5 @@
-"""Programs that rendered files are held against. The tier `cluster` installs them and fails without; elsewhere a test of a missing one is skipped."""
+"""Programs that check rendered files. The tier `cluster` installs them and fails without them; elsewhere, a test is skipped if its program is
+missing."""
 
 import os
 import shutil
@@ -7,7 +8,7 @@ import pytest
 
 
 def wants(*programs: str, root: bool = False) -> pytest.MarkDecorator:
-    """Skips the test where one of `programs` is missing, or root where it must be root, outside the tier."""
+    """Outside the tier, skips the test if one of `programs` is missing, or if the user is not root and must be."""
     missing = [program for program in programs if shutil.which(program) is None]
     if root and os.getuid() != 0:
         missing.append("root")

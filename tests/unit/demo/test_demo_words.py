@@ -1,4 +1,4 @@
-"""What the demo prints where no terminal looks: one line each, nothing that was not measured."""
+"""The demo's output without a terminal: one line each, nothing that was not measured."""
 
 import io
 import re
@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from orchestrator.demo import progress
-from orchestrator.demo.outcome import QUESTIONS, Outcome
-from orchestrator.demo.phases import Client
-from orchestrator.demo.progress import Progress
-from orchestrator.demo.report import show_outcome
+from ops.lab.demo import progress
+from ops.lab.demo.outcome import QUESTIONS, DemoOutcome
+from ops.lab.demo.phases import Client
+from ops.lab.demo.progress import Progress
+from ops.lab.demo.report import show_outcome
 
 pytestmark = pytest.mark.anyio
 LONG = 2**40
@@ -41,8 +41,8 @@ async def test_a_rate_is_of_the_time_between_two_lines_and_the_last_line_is_wher
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, run, out = [100.0], Counted([919, 1019, 1049]), io.StringIO()
-    monkeypatch.setattr("orchestrator.demo.progress.anyio.current_time", lambda: now[0])
-    shown = Progress(cast("Client", run), Console(file=out, width=80))
+    monkeypatch.setattr("ops.lab.demo.progress.anyio.current_time", lambda: now[0])
+    shown = Progress(client=cast("Client", run), console=Console(file=out, width=80))
     for now[0] in (100.0, 102.5, 105.0, 109.9, 110.0, 113.0):  # a look takes its time, too
         await shown.tick()
     now[0] = 116.0
@@ -59,7 +59,7 @@ async def test_a_rate_is_of_the_time_between_two_lines_and_the_last_line_is_wher
 async def test_queries_and_figures_stand_on_a_line_each_and_can_be_read() -> None:
     out = io.StringIO()
     question, statement = QUESTIONS[0]
-    run = Outcome(
+    run = DemoOutcome(
         run_id=7, ledger=600, lost=0, trained_twice=0, groups=LONG, rollouts=LONG, blackbox=LONG, steps=LONG, tokens_stored=LONG,
         tokens_naive=LONG, merge_ratio=2.5, train_steps=16, version=16, checkpoint="x", first_attempt=1.0, first_step=2.0,
         curve=[(n, 0.5) for n in range(10)], answers=[(question, statement, ["domain", "n"], [("coding", 12), ("agent", 3)])],

@@ -12,7 +12,7 @@ KINDS = ("policy", "qwen3", "minimax-m2", "template", "template-minimax", "templ
 
 
 def model_directory(kind: str, directory: Path) -> Path:
-    """A model directory for whose renderer `kind` stands."""
+    """A model directory for the renderer that `kind` names."""
     match kind:
         case "policy":
             return make_policy(directory, seed=0)

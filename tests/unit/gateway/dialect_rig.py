@@ -1,4 +1,4 @@
-"""What the tests of the dialects share: one conversation, spelled in three wires as their clients do; streams folded by the official packages.
+"""Shared by the tests of the dialects: one conversation, spelled in three wires as their clients do; streams folded by the official packages.
 
 A conversation is a list of entries: a user's text, a `Reply` of ours, or a list of (tool-call id, result).
 """
@@ -17,12 +17,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from orchestrator.contracts.events import StepTimings
-from orchestrator.gateway.dialects.anthropic import AnthropicDialect
-from orchestrator.gateway.dialects.base import Dialect, Incoming
-from orchestrator.gateway.dialects.chat import ChatDialect
-from orchestrator.gateway.dialects.responses import ResponsesDialect
-from orchestrator.gateway.messages import Call, Turn, canonical_json
-from orchestrator.gateway.requests import Reply
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.gateway.http.dialects.anthropic import AnthropicDialect
+from orchestrator.gateway.http.dialects.base import Dialect, Incoming
+from orchestrator.gateway.http.dialects.chat import ChatDialect
+from orchestrator.gateway.http.dialects.responses import ResponsesDialect
+from orchestrator.gateway.messages.requests import Reply
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 
 Entry = str | Reply | list[tuple[str, str]]
 Body = dict[str, Any]
@@ -37,13 +38,22 @@ PATCH = {
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
-def call(name: str, **arguments: Any) -> Call:
-    return Call(name, canonical_json(arguments))
+def call(name: str, **arguments: Any) -> CanonicalCall:
+    return CanonicalCall(name, canonical_json(arguments))
 
 
-def reply_of(turn: Turn, step: int = 0, finish: str = "stop", stopped: str | None = None) -> Reply:
+def reply_of(turn: Turn, step: int = 0, finish: Finish = Finish.STOP, stopped: str | None = None) -> Reply:
     """A recorded step as the gateway serves it."""
-    return Reply(step, turn, finish, "ok", 7, 3, StepTimings(), stopped)
+    return Reply(
+        step=step,
+        turn=turn,
+        finish=finish,
+        parse=ParseStatus.OK,
+        prompt_tokens=7,
+        completion_tokens=3,
+        timings=StepTimings(),
+        stopped=stopped,
+    )
 
 
 def chat_body(conversation: Sequence[Entry]) -> Body:
@@ -69,9 +79,9 @@ def responses_body(conversation: Sequence[Entry]) -> Body:
         if isinstance(entry, str):
             items.append({"role": "user", "content": [{"type": "input_text", "text": entry}]})
         elif isinstance(entry, Reply):
-            said = spoken(RESPONSES, entry)["output"]
-            freeform |= {item["call_id"] for item in said if item["type"] == "custom_tool_call"}
-            items += said
+            output = spoken(RESPONSES, entry)["output"]
+            freeform |= {item["call_id"] for item in output if item["type"] == "custom_tool_call"}
+            items += output
         else:
             for identifier, text in entry:
                 kind = "custom_tool_call" if identifier in freeform else "function_call"
@@ -133,7 +143,7 @@ def fold_chat(events: Iterable[bytes]) -> Body:
 
 
 def fold_responses(events: Iterable[bytes]) -> Body:
-    """The terminal response; its items are what the items' own events say, and what their deltas add up to."""
+    """The terminal response. Its items equal those of the items' own events, and the sums of their deltas."""
     adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     items: dict[int, Body] = {}
     for number, (name, data) in enumerate(decoded(events)):
@@ -150,6 +160,8 @@ def fold_responses(events: Iterable[bytes]) -> Body:
             items[at]["arguments"] += data["delta"]
         elif kind == "response.custom_tool_call_input.delta":
             items[at]["input"] += data["delta"]
+        elif kind == "response.shell_call_command.done":
+            items[at]["action"]["commands"].append(data["command"])
         elif kind == "response.output_item.done":
             assert {**items[at], "status": data["item"]["status"]} == data["item"]
             items[at] = data["item"]
@@ -174,7 +186,7 @@ def fold_anthropic(events: Iterable[bytes]) -> Body:
     return json.loads(snapshot.to_json(exclude_unset=True))  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wire:
     """A dialect, how its clients write a conversation, how they fold a stream, and the type of its whole reply."""
 
@@ -187,9 +199,11 @@ class Wire:
         return self.dialect.read(self.body(conversation), {})
 
 
-CHAT = Wire(ChatDialect(), chat_body, fold_chat, ChatCompletion)
-RESPONSES = Wire(ResponsesDialect(), responses_body, fold_responses, Response)
-ANTHROPIC = Wire(AnthropicDialect(), anthropic_body, fold_anthropic, anthropic_types.Message)
+CHAT = Wire(dialect=ChatDialect(), body=chat_body, fold=fold_chat, shape=ChatCompletion)
+RESPONSES = Wire(dialect=ResponsesDialect(), body=responses_body, fold=fold_responses, shape=Response)
+ANTHROPIC = Wire(
+    dialect=AnthropicDialect(), body=anthropic_body, fold=fold_anthropic, shape=anthropic_types.Message
+)
 WIRES = (CHAT, RESPONSES, ANTHROPIC)
 
 
@@ -205,7 +219,7 @@ def streamed(wire: Wire, incoming: Incoming, reply: Reply, pings: int = 1) -> li
 
 
 def without(value: Any, keys: Mapping[str, Any] | Sequence[str]) -> Any:
-    """`value` without these keys, at any depth: what differs between two replies by its nature."""
+    """`value` without these keys, at any depth: keys whose values always differ between two replies."""
     if isinstance(value, dict):
         return {key: without(item, keys) for key, item in value.items() if key not in keys}
     return [without(item, keys) for item in value] if isinstance(value, list) else value

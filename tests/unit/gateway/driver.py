@@ -1,4 +1,4 @@
-"""A policy made of what it is told to say, and harnesses that replay history their own way, around a real forest."""
+"""A policy that replies as scripted, and harnesses that replay history their own way, around a real forest."""
 
 import json
 import random
@@ -8,19 +8,27 @@ from typing import Any
 import numpy as np
 
 from orchestrator.contracts.ids import Ids, ids_from_bytes, ids_to_bytes
-from orchestrator.gateway.forest import Forest, Node, Origin, Placement
-from orchestrator.gateway.line import Line
-from orchestrator.gateway.messages import Call, Turn, call_id, canonical_json, read_messages
-from orchestrator.gateway.parse import parse_action
+from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.completions.parse import parse_action
+from orchestrator.gateway.messages.turns import (
+    CanonicalCall,
+    Turn,
+    call_id,
+    canonical_json,
+    read_messages,
+)
 from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.sessions.forest import Forest, Origin
+from orchestrator.gateway.sessions.id_buffer import IdBuffer
+from orchestrator.gateway.sessions.node import Node, Placement
 
 Message = dict[str, Any]
 TEXTS = ("oak", "elm 12", "a\n\nb", "ünïcode 목", "<|im_end|>", "</think>", "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What Postgres gets of a step's ids."""
+    """The part of a step's ids that Postgres gets."""
 
     parent: int | None
     keep_len: int
@@ -28,7 +36,7 @@ class Stored:
     action: bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Stepped:
     """One call. `message`: the reply as a harness replays it."""
 
@@ -40,7 +48,7 @@ class Stepped:
 
 @dataclass
 class Driver:
-    """Places, says, commits. `stored` folds to every step's full ids, which `step` checks against what was sent."""
+    """Places, speaks, commits. `stored` folds to every step's full ids, which `step` checks against the sent ids."""
 
     renderer: Renderer
     forest: Forest = field(init=False)
@@ -52,7 +60,7 @@ class Driver:
     def step(
         self, messages: list[Message], says: Turn, *, tools: str = "", cut: int | None = None
     ) -> Stepped:
-        """One call in which the policy says `says`; with `cut` only that many tokens of it, as if by length."""
+        """One call in which the policy replies `says`. With `cut`, only that many tokens of it, as if stopped by length."""
         placement = self.placing(messages, tools=tools)
         origin = self.forest.classify(placement, None)
         state = np.asarray(placement.ids, dtype="<i4")
@@ -62,24 +70,24 @@ class Driver:
         parsed = parse_action(self.renderer, action, ())
         self.stored.append(
             Stored(
-                origin.parent.idx if origin.parent else None,
-                origin.keep_len if origin.parent else 0,
-                ids_to_bytes(state[origin.keep_len if origin.parent else 0 :]),
-                ids_to_bytes(action),
+                parent=origin.parent.idx if origin.parent else None,
+                keep_len=origin.keep_len if origin.parent else 0,
+                delta=ids_to_bytes(state[origin.keep_len if origin.parent else 0 :]),
+                action=ids_to_bytes(action),
             )
         )
         assert np.array_equal(self.fold(idx), sent), "the fold of what is stored is what was sent"
         node = Node(
-            idx=idx, parent=placement.parent, history=placement.appended, reply=parsed.turn, line=Line(sent), full_len=len(sent),
+            idx=idx, parent=placement.parent, history=placement.appended, reply=parsed.turn, buffer=IdBuffer(sent), full_len=len(sent),
             state_len=len(state), root=origin.parent.root if origin.parent else idx, chain=bytes(32), tools=tools,
             agent="main", parse=parsed.status,
-            ended=action[-1] in self.renderer.stop_ids, finish="stop", digest="", versions=(0,),
+            ended=action[-1] in self.renderer.stop_ids, finish=Finish.STOP, digest="", versions=(0,),
         )  # fmt: skip
         self.forest.add(node)
-        return Stepped(as_message(node), node, origin, placement)
+        return Stepped(message=as_message(node), node=node, origin=origin, placement=placement)
 
     def placing(self, messages: list[Message], *, tools: str = "", before: int | None = None) -> Placement:
-        """Where a request belongs, or did before the step of that idx; nothing is recorded."""
+        """Where a request belongs, or belonged before the step of that idx; nothing is recorded."""
         return self.forest.place(read_messages(messages)[0], (), tools, before)
 
     def fold(self, idx: int) -> Ids:
@@ -92,12 +100,14 @@ class Driver:
 
 
 def saying(dice: random.Random) -> Turn:
-    """Anything that a policy may say."""
+    """A random reply of a policy."""
     calls = tuple(
-        Call("bash", canonical_json({"command": dice.choice(TEXTS), "n": str(dice.randrange(3))}))
+        CanonicalCall("bash", canonical_json({"command": dice.choice(TEXTS), "n": str(dice.randrange(3))}))
         for _ in range(dice.choice((0, 1, 1, 2)))
     )
-    return Turn("assistant", dice.choice(TEXTS), dice.choice(TEXTS).strip() or None, calls)
+    return Turn(
+        role="assistant", text=dice.choice(TEXTS), reasoning=dice.choice(TEXTS).strip() or None, calls=calls
+    )
 
 
 def as_message(node: Node) -> Message:
@@ -121,7 +131,7 @@ def user(text: str) -> Message:
 
 
 def respond(reply: Message, dice: random.Random) -> list[Message]:
-    """What a harness adds: one result per call, with an interjection at times, or a user message."""
+    """The messages that a harness adds: one result per call, sometimes with an interjection, or a user message."""
     results: list[Message] = [
         {"role": "tool", "tool_call_id": call["id"], "content": dice.choice(TEXTS)}
         for call in reply["tool_calls"]

@@ -47,7 +47,7 @@ def write_model(
     template: str | None = None,
     render: dict[str, Any] | None = None,
 ) -> Path:
-    """All that a gateway reads of a model directory; there are no weights in it."""
+    """All files that a gateway reads of a model directory, without weights."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -72,14 +72,14 @@ def chatml_model(directory: Path, template: str | None, **options: Any) -> Path:
 
 
 def minimax_model(directory: Path, **options: Any) -> Path:
-    """MiniMax-M2's tokens and, unless told otherwise, its template."""
+    """MiniMax-M2's tokens and, by default, its template."""
     options = {"model_type": "minimax_m2", "eos": "[e~[", "template": MINIMAX} | options
     return write_model(directory, build_tokenizer(MINIMAX_SPECIAL, MINIMAX_MARKERS), **options)
 
 
 IDENTITY = "You are a helpful assistant. Your name is MiniMax-M2.5 and is built by MiniMax."
 
-# The format's facts, in the words of this project. `clear_thinking` (default true) is what drops reasoning before the last user message.
+# The format's facts, in the words of this project. `clear_thinking` (default true) drops reasoning before the last user message.
 MINIMAX = (
     """\
 {%- macro call_block(calls) -%}
@@ -184,7 +184,7 @@ CHATML_KEEPS = (
 CHATML_DROPS = CHATML_KEEPS.replace(
     "{%- if message.reasoning_content %}", "{%- if message.reasoning_content and loop.index0 > ns.last %}"
 )
-# Reasoning stands in the content, and the template cuts it out of earlier turns.
+# The content contains the reasoning, and the template cuts it out of earlier turns.
 CHATML_CUTS = (
     _CHATML_START
     + "    {{- message.content.split('</think>')[-1].lstrip('\\n') if loop.index0 < ns.last else message.content }}\n"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from orchestrator.gateway.messages import Turn
-from orchestrator.gateway.record import auxiliary
-from orchestrator.gateway.requests import CompletionRequest
+from orchestrator.gateway.completions.record import auxiliary
+from orchestrator.gateway.messages.requests import CompletionRequest
+from orchestrator.gateway.messages.turns import Turn
 
 RULES = ("*-small", "text:*title generator*")
 

@@ -1,4 +1,4 @@
-"""Calls as MiniMax-M2 and Qwen3-Coder write them: every call kept, every value as it was said, typed by nothing but the tool's schema."""
+"""Calls as MiniMax-M2 and Qwen3-Coder write them: every call kept, every value as it was written, typed only by the tool's schema."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.grammar import read_calls, typed
-from orchestrator.gateway.messages import Call, Turn, canonical_json
-from orchestrator.gateway.parse import parse_action
+from orchestrator.gateway.completions.grammar import read_calls, typed
+from orchestrator.gateway.completions.parse import parse_action
+from orchestrator.gateway.completions.schema import declared, fits
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import Renderer, TokenizerAdapter, load_renderer
-from orchestrator.gateway.schema import declared, fits
 from tests.unit.gateway.models import CHATML_FUNCTION, chatml_model
 
 TOOL: dict[str, Any] = {
@@ -48,26 +48,26 @@ def arguments_of(*parameters: tuple[str, str]) -> Any:
     return read[0].mapping()
 
 
-@pytest.mark.parametrize("said", ["hello", "", "nullable", " null", "None", "0"])
-def test_a_nullable_parameter_is_null_only_when_null_was_said(said: str) -> None:
-    assert arguments_of(("maybe", said)) == {"maybe": said}
+@pytest.mark.parametrize("value", ["hello", "", "nullable", " null", "None", "0"])
+def test_a_nullable_parameter_is_null_only_when_null_was_written(value: str) -> None:
+    assert arguments_of(("maybe", value)) == {"maybe": value}
     assert arguments_of(("maybe", "null")) == {"maybe": None}
 
 
-@pytest.mark.parametrize("said", ["3", "3.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " two\n", "</invoke>", "a </parameter> b"])  # fmt: skip
-def test_a_string_stays_the_string_that_was_said(said: str) -> None:
-    assert arguments_of(("text", said)) == {"text": said}
+@pytest.mark.parametrize("value", ["3", "3.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " two\n", "</invoke>", "a </parameter> b"])  # fmt: skip
+def test_a_string_stays_the_string_that_was_written(value: str) -> None:
+    assert arguments_of(("text", value)) == {"text": value}
 
 
 def test_other_types_are_read_as_json() -> None:
-    said = (
+    arguments = (
         ("line", "3"),
         ("share", "0.5"),
         ("all", "true"),
         ("where", '["a", "b"]'),
         ("options", '{"x": null}'),
     )
-    assert arguments_of(*said) == {"line": 3, "share": 0.5, "all": True, "where": ["a", "b"], "options": {"x": None}}  # fmt: skip
+    assert arguments_of(*arguments) == {"line": 3, "share": 0.5, "all": True, "where": ["a", "b"], "options": {"x": None}}  # fmt: skip
 
 
 def test_where_a_schema_leaves_a_choice_its_order_decides_and_without_a_type_text_stays_text() -> None:
@@ -103,14 +103,17 @@ def test_every_parallel_call_is_kept_in_its_order_within_and_across_blocks(
     minimax: Renderer, minimax_tokens: TokenizerAdapter
 ) -> None:
     one, two, three = (invoke(("text", word)) for word in ("a", "b", "c"))
-    said = f"Hm.\n</think>\n\nso\n<minimax:tool_call>\n{one}{two}</minimax:tool_call>\n<minimax:tool_call>\n{three}</minimax:tool_call>[e~["
-    parsed = parse_action(minimax, minimax_tokens.encode(said), [TOOL])
-    calls = tuple(Call("edit", canonical_json({"text": word})) for word in ("a", "b", "c"))
-    assert (parsed.status, parsed.turn) == ("ok", Turn("assistant", "so", "Hm.", calls))
+    text = f"Hm.\n</think>\n\nso\n<minimax:tool_call>\n{one}{two}</minimax:tool_call>\n<minimax:tool_call>\n{three}</minimax:tool_call>[e~["
+    parsed = parse_action(minimax, minimax_tokens.encode(text), [TOOL])
+    calls = tuple(CanonicalCall("edit", canonical_json({"text": word})) for word in ("a", "b", "c"))
+    assert (parsed.status, parsed.turn) == (
+        "ok",
+        Turn(role="assistant", text="so", reasoning="Hm.", calls=calls),
+    )
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "Hm.\n</think>\n\n<minimax:tool_call>\n",
         "Hm.\n<minimax:tool_call>\n" + invoke(("text", "a")) + "</minimax:tool_call>",
@@ -121,9 +124,9 @@ def test_every_parallel_call_is_kept_in_its_order_within_and_across_blocks(
     ],
 )
 def test_what_does_not_fit_is_served_as_text_with_nothing_called(
-    minimax: Renderer, minimax_tokens: TokenizerAdapter, said: str
+    minimax: Renderer, minimax_tokens: TokenizerAdapter, text: str
 ) -> None:
-    parsed = parse_action(minimax, minimax_tokens.encode(said + "[e~["), [TOOL])
+    parsed = parse_action(minimax, minimax_tokens.encode(text + "[e~["), [TOOL])
     assert (parsed.status, parsed.turn.calls, parsed.turn.reasoning is not None) == ("ill_formed", (), True)
     assert "<think>" not in parsed.turn.text
 
@@ -136,7 +139,7 @@ values = st.fixed_dictionaries(
     {},
     optional={
         "text": words,
-        "maybe": st.one_of(st.none(), plain.filter(lambda said: said != "null")),
+        "maybe": st.one_of(st.none(), plain.filter(lambda value: value != "null")),
         "line": st.integers(-(2**53), 2**53),
         "share": st.floats(allow_nan=False, allow_infinity=False),
         "all": st.booleans(),
@@ -151,8 +154,8 @@ values = st.fixed_dictionaries(
 def test_what_the_policy_would_sample_for_a_message_parses_to_that_message(
     renderer: Renderer, text: str, reasoning: str, arguments: list[dict[str, Any]]
 ) -> None:
-    calls = tuple(Call("edit", canonical_json(each)) for each in arguments)
-    turn = Turn("assistant", text.strip(), reasoning.strip() or None, calls)
+    calls = tuple(CanonicalCall("edit", canonical_json(each)) for each in arguments)
+    turn = Turn(role="assistant", text=text.strip(), reasoning=reasoning.strip() or None, calls=calls)
     parsed = parse_action(renderer, renderer.action(turn), [TOOL])
     assert parsed.status == "ok"
     assert parsed.turn.same(turn) and parsed.turn.reasoning == turn.reasoning
@@ -163,7 +166,7 @@ def test_qwen3_coder_writes_calls_as_functions(tmp_path: Path) -> None:
     tokens = TokenizerAdapter(tmp_path / "m")
     body = "<function=edit>\n<parameter=text>\n  two\nlines\n</parameter>\n<parameter=line>\n3\n</parameter>\n</function>"
     parsed = parse_action(renderer, tokens.encode(f"so\n<tool_call>\n{body}\n</tool_call><|im_end|>"), [TOOL])
-    assert parsed.turn.calls == (Call("edit", canonical_json({"text": "  two\nlines", "line": 3})),)
+    assert parsed.turn.calls == (CanonicalCall("edit", canonical_json({"text": "  two\nlines", "line": 3})),)
 
 
 def test_types_are_found_behind_references_unions_enums_and_nullable() -> None:

@@ -1,11 +1,12 @@
-"""Anthropic Messages: what Claude Code and others send, and what they must get back."""
+"""Anthropic Messages: the requests of Claude Code and others, and the answers that they need."""
 
 from typing import Any
 
 import pytest
 
-from orchestrator.gateway.dialects.errors import error_for
-from orchestrator.gateway.messages import Turn
+from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.http.dialects.errors import error_for
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, bad_request, session_over, unavailable
 from tests.unit.gateway.dialect_rig import ANTHROPIC, COMMAND, call, decoded, reply_of, spoken, streamed
 
@@ -69,8 +70,8 @@ def test_a_billing_header_that_changes_with_every_request_changes_neither_prompt
 
 
 def test_a_system_prompt_that_speaks_of_the_header_later_keeps_it() -> None:
-    said = "Never print x-anthropic-billing-header: values."
-    assert read(system=said).turns[0].text == said
+    text = "Never print x-anthropic-billing-header: values."
+    assert read(system=text).turns[0].text == text
     assert read(system=BILLING.format(1)).turns[0].role == "user", "nothing else was in it"
 
 
@@ -104,7 +105,9 @@ def test_parallel_results_and_errors_become_tool_messages_before_the_users_words
 
 
 def test_minted_signatures_name_the_step_and_foreign_ones_are_accepted() -> None:
-    (block,) = spoken(ANTHROPIC, reply_of(Turn("assistant", "", "because"), 12))["content"]
+    (block,) = spoken(ANTHROPIC, reply_of(Turn(role="assistant", text="", reasoning="because"), 12))[
+        "content"
+    ]
     turns = read(
         user("a"), assistant(block, text("")), user("b"), assistant({**block, "signature": "EqMB"}), user("c")
     ).turns
@@ -114,7 +117,9 @@ def test_minted_signatures_name_the_step_and_foreign_ones_are_accepted() -> None
     ]
     assert (
         block["signature"]
-        == spoken(ANTHROPIC, reply_of(Turn("assistant", "", "because"), 12))["content"][0]["signature"]
+        == spoken(ANTHROPIC, reply_of(Turn(role="assistant", text="", reasoning="because"), 12))["content"][
+            0
+        ]["signature"]
     )
 
 
@@ -123,11 +128,13 @@ def test_redacted_thinking_is_left_out_counted_and_matches_any_reasoning() -> No
         user("a"), assistant({"type": "redacted_thinking", "data": "EmwK"}, text("yes")), user("b")
     )
     assert request.left_out == 1
-    assert Turn("assistant", "yes", "whatever was thought").same(request.turns[1])
+    assert Turn(role="assistant", text="yes", reasoning="whatever was thought").same(request.turns[1])
 
 
 def test_thinking_is_hidden_only_from_those_who_disable_it_and_then_still_matches() -> None:
-    reply = reply_of(Turn("assistant", "yes", "because", (call("bash", command="ls"),)))
+    reply = reply_of(
+        Turn(role="assistant", text="yes", reasoning="because", calls=(call("bash", command="ls"),))
+    )
     kinds = {}
     for setting in (
         None,
@@ -144,13 +151,27 @@ def test_thinking_is_hidden_only_from_those_who_disable_it_and_then_still_matche
     assert kinds == {"None": shown, "enabled": shown, "adaptive": shown, "disabled": shown[1:]}
 
 
+def test_thinking_that_is_omitted_comes_as_its_signature_and_still_matches() -> None:
+    reply = reply_of(Turn(role="assistant", text="yes", reasoning="because"), 12)
+    omitted = {"type": "adaptive", "display": "omitted"}
+    incoming = ANTHROPIC.dialect.read({"messages": [user("hello")], "thinking": omitted}, {})
+    whole = ANTHROPIC.dialect.reply(incoming, reply)
+    assert whole["content"][0]["thinking"] == "" and whole["content"][0]["signature"]
+    assert ANTHROPIC.fold(streamed(ANTHROPIC, incoming, reply))["content"] == whole["content"]
+    replayed = read(user("hello"), assistant(*whole["content"])).turns[1]
+    assert reply.turn.same(replayed) and replayed.hint == 12
+
+
 @pytest.mark.parametrize(
     ("reply", "stop"),
     [
-        (reply_of(Turn("assistant", "x")), ("end_turn", None)),
-        (reply_of(Turn("assistant", "x"), finish="length"), ("max_tokens", None)),
-        (reply_of(Turn("assistant", "x"), stopped="END"), ("stop_sequence", "END")),
-        (reply_of(Turn("assistant", "x", None, (call("bash", command="ls"),))), ("tool_use", None)),
+        (reply_of(Turn(role="assistant", text="x")), ("end_turn", None)),
+        (reply_of(Turn(role="assistant", text="x"), finish=Finish.LENGTH), ("max_tokens", None)),
+        (reply_of(Turn(role="assistant", text="x"), stopped="END"), ("stop_sequence", "END")),
+        (
+            reply_of(Turn(role="assistant", text="x", reasoning=None, calls=(call("bash", command="ls"),))),
+            ("tool_use", None),
+        ),
     ],
 )
 def test_the_stop_reason_says_why_it_ended(reply: Any, stop: tuple[str, str | None]) -> None:
@@ -159,7 +180,7 @@ def test_the_stop_reason_says_why_it_ended(reply: Any, stop: tuple[str, str | No
 
 
 def test_a_reply_that_says_nothing_has_one_empty_text_block() -> None:
-    assert spoken(ANTHROPIC, reply_of(Turn("assistant", "")))["content"] == [text("")]
+    assert spoken(ANTHROPIC, reply_of(Turn(role="assistant", text="")))["content"] == [text("")]
 
 
 def test_server_tools_remote_servers_and_what_they_left_are_stripped_and_counted() -> None:
@@ -190,13 +211,12 @@ def test_a_system_message_inside_the_conversation_is_folded_into_user_text() -> 
     [
         ([user([{"type": "image", "source": {}}])], {}, r"messages\[0\] holds an image.*text only"),
         ([user([{"type": "document", "source": {}}])], {}, r"messages\[0\] holds a document"),
-        ([user("a"), user([{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}])], {}, r"messages\[1\] holds an image"),
         ([user([{"type": "hologram"}])], {}, "unsupported type 'hologram'"),
         ([user(3)], {}, r"messages\[0\]: the content must be"),
         ([3], {}, r"messages\[0\] is not an object"),
         ([{"role": "wizard", "content": "x"}], {}, "unknown role 'wizard'"),
         ([assistant({"type": "tool_use", "id": "x", "input": {}})], {}, "has no function name"),
-        ([user("a")], {"system": 3}, "system holds content"),
+        ([user("a")], {"system": 3}, "system must be a string"),
         ([user("a")], {"max_tokens": 0}, "max_tokens must be a positive integer"),
         ([user("a")], {"tools": [{"name": "f", "input_schema": "{}"}]}, r"tools\[0\]: the schema of tool 'f'"),
         ([user("a")], {"tools": [{"input_schema": {}}]}, r"tools\[0\] has no name"),
@@ -208,7 +228,7 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(messages: list[Any], b
     assert problem.value.status == 400 and "\n" not in problem.value.message
 
 
-def test_fields_that_nobody_knows_are_tolerated() -> None:
+def test_unknown_fields_are_tolerated() -> None:
     request = read(
         context_management={"edits": [{"type": "clear_thinking_20251015"}]}, metadata={"user_id": "x"},
         output_config={"effort": "high"}, tool_choice={"type": "none"}, stop_sequences=["END"],

@@ -1,10 +1,11 @@
-"""Chat Completions: what its clients send and are owed, beyond what all wires share (test_dialect_properties.py)."""
+"""Chat Completions: the requests of its clients and the answers that they need, beyond those shared by all wires (test_dialect_properties.py)."""
 
 from typing import Any
 
 import pytest
 
-from orchestrator.gateway.messages import Turn
+from orchestrator.contracts.marks import BudgetKind
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, budget_exhausted, unavailable
 from tests.unit.gateway.dialect_rig import CHAT, COMMAND, call, chat_body, decoded, reply_of
 
@@ -26,7 +27,13 @@ def test_a_stream_begins_with_a_role_chunk_and_lives_by_comments_until_there_is_
 
 def test_parallel_calls_stream_as_one_delta_with_an_index_each() -> None:
     reply = reply_of(
-        Turn("assistant", "", None, (call("bash", command="a"), call("bash", command="b"))), step=4
+        Turn(
+            role="assistant",
+            text="",
+            reasoning=None,
+            calls=(call("bash", command="a"), call("bash", command="b")),
+        ),
+        step=4,
     )
     deltas = [
         delta
@@ -48,8 +55,8 @@ def test_a_stream_that_fails_ends_with_an_error_and_done() -> None:
     assert events[-1] == b"data: [DONE]\n\n"
 
 
-def test_a_full_context_is_told_in_the_words_by_which_programs_know_it() -> None:
-    error = CHAT.dialect.error(budget_exhausted("context", 2048))["error"]
+def test_a_full_context_is_reported_in_the_words_by_which_programs_know_it() -> None:
+    error = CHAT.dialect.error(budget_exhausted(BudgetKind.CONTEXT, 2048))["error"]
     assert (error["code"], error["param"]) == ("budget_exhausted", "context")
     assert (
         error["message"].startswith("prompt is too long")
@@ -103,7 +110,7 @@ def test_content_that_the_policy_cannot_read_is_refused_clearly(kind: str) -> No
 
 
 def test_results_of_parallel_calls_stand_in_the_order_of_their_calls() -> None:
-    """Templates print results without ids: their order is all that the policy has."""
+    """Templates print results without ids: the policy sees only their order."""
     calls = [{"id": name, "function": {"name": "f", "arguments": "{}"}} for name in ("x", "y", "z")]
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("z", "x", "y")]
     turns = read(
@@ -112,9 +119,9 @@ def test_results_of_parallel_calls_stand_in_the_order_of_their_calls() -> None:
     assert [turn.text for turn in turns[2:]] == ["x", "y", "z", "on"]
 
 
-def test_fields_that_nobody_knows_are_tolerated_and_settings_of_the_run_prevail() -> None:
+def test_unknown_fields_are_tolerated_and_settings_of_the_run_prevail() -> None:
     request = read(
-        frobnicate={"deep": [1]}, temperature=9, logit_bias={}, tool_choice="required", max_tokens=5, max_completion_tokens=7
+        frobnicate={"deep": [1]}, temperature=9, logit_bias={}, tool_choice="auto", max_tokens=5, max_completion_tokens=7
     )  # fmt: skip
     assert request.max_tokens == 5 and request.calls_allowed
     assert not read(tool_choice="none").calls_allowed
@@ -139,7 +146,7 @@ def test_a_malformed_body_is_refused_in_one_sentence(body: Any, words: str) -> N
     assert problem.value.status == 400 and "\n" not in problem.value.message
 
 
-def test_an_agents_name_that_is_no_text_is_made_one_so_that_its_step_can_be_recorded() -> None:
+def test_an_agents_name_that_is_not_valid_text_is_converted_so_that_its_step_can_be_recorded() -> None:
     named = CHAT.dialect.read(chat_body(["hello"]), {"x-penstock-agent": "side\udcff"}).request.agent
     assert named.encode() and named.startswith("side")
 

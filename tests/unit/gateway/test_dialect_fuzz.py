@@ -1,6 +1,6 @@
 """Any JSON on any wire is an answer or a refusal of one sentence; never a fault of ours.
 
-Bodies begin as what real clients send; then parts of them become any JSON at all. `PENSTOCK_FUZZ_EXAMPLES` sets how many are tried.
+Bodies start as requests of real clients; then parts of them become any JSON at all. `PENSTOCK_FUZZ_EXAMPLES` sets how many are tried.
 """
 
 import copy
@@ -15,11 +15,12 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.exchange import read_json
-from orchestrator.gateway.forest import Forest
-from orchestrator.gateway.messages import Turn
+from orchestrator.gateway.http.base import read_json
+from orchestrator.gateway.messages.requests import Reply
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.sessions.forest import Forest
 from tests.unit.gateway.conftest import _directory
 from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire, call, reply_of
 
@@ -53,10 +54,21 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-SAID = reply_of(
-    Turn("assistant", "ok", "so", (call("bash", command="ls"), call("apply_patch", input="+"))), 3
+REPLY = reply_of(
+    Turn(
+        role="assistant",
+        text="ok",
+        reasoning="so",
+        calls=(call("bash", command="ls"), call("apply_patch", input="+")),
+    ),
+    3,
 )
-CONVERSATION = ["do it", SAID, [("call_3_0", "a"), ("call_3_1", "b")], "and now?"]
+CONVERSATION: list[str | Reply | list[tuple[str, str]]] = [
+    "do it",
+    REPLY,
+    [("call_3_0", "a"), ("call_3_1", "b")],
+    "and now?",
+]
 SPICE = {
     "stream": True, "stop": ["END"], "stop_sequences": ["END"], "max_tokens": 9, "max_completion_tokens": 9, "max_output_tokens": 9,
     "tool_choice": "auto", "temperature": 1, "n": 1, "previous_response_id": None, "metadata": {"a": "b"}, "thinking": {"type": "enabled"},
@@ -104,7 +116,7 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 class _Raw:
-    """A request of which only the body matters."""
+    """A request that has only a body."""
 
     client_max_size = 1 << 20
 
@@ -115,8 +127,8 @@ class _Raw:
         return self._raw
 
 
-def told(wire: Wire, renderer: Renderer, raw: bytes) -> Problem | None:
-    """What the gateway does with these bytes up to the policy, and with the policy's answer after it; the refusal if it refuses."""
+def problem_of(wire: Wire, renderer: Renderer, raw: bytes) -> Problem | None:
+    """The gateway's work on these bytes up to the policy, and on the policy's answer after it; returns the refusal if it refuses."""
     try:
         reading = read_json(_Raw(raw))  # type: ignore[arg-type]
         try:
@@ -134,20 +146,20 @@ def told(wire: Wire, renderer: Renderer, raw: bytes) -> Problem | None:
         assert len(placement.ids)
     except Problem as problem:
         return problem
-    except RecursionError:  # which the routes take for this
+    except RecursionError:  # the routes turn this error into the same refusal
         return bad_request("the body is nested too deeply")
     finally:
         reading.close()
-    msgspec.json.encode(wire.dialect.reply(incoming, SAID))
+    msgspec.json.encode(wire.dialect.reply(incoming, REPLY))
     events = wire.dialect.events(incoming)
-    stream = b"".join([events.opening(), events.waiting(), *events.finished(SAID)])
+    stream = b"".join([events.opening(), events.waiting(), *events.finished(REPLY)])
     stream += b"".join(wire.dialect.events(incoming).failed(bad_request("x")))
     assert stream.endswith(b"\n\n")
     return None
 
 
 def check(wire: Wire, renderer: Renderer, raw: bytes) -> None:
-    problem = told(wire, renderer, raw)
+    problem = problem_of(wire, renderer, raw)
     if problem is not None:
         assert 400 <= problem.status < 500 and problem.message and "\n" not in problem.message, (
             problem.message
@@ -193,10 +205,10 @@ def test_any_bytes_are_answered_or_refused(wire: Wire, shown: Renderer, raw: byt
 
 def test_an_untouched_body_is_answered_on_every_wire(shown: Renderer) -> None:
     for wire in (CHAT, RESPONSES, ANTHROPIC):
-        assert told(wire, shown, json.dumps(wire.body(CONVERSATION)).encode()) is None
+        assert problem_of(wire, shown, json.dumps(wire.body(CONVERSATION)).encode()) is None
 
 
-# What was found, and mended.
+# Earlier findings, fixed since.
 FOUND: list[tuple[Wire, dict[str, Any]]] = [
     (RESPONSES, {"input": [{"type": []}]}),
     (RESPONSES, {"input": [{"type": {"a": 1}, "role": "user", "content": "x"}]}),

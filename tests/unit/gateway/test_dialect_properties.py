@@ -1,4 +1,4 @@
-"""Every wire says the same: what is recorded is what is served, streamed or not, and what is replayed is what was recorded."""
+"""Every wire carries the same: the recorded reply is the served one, streamed or not, and the replayed reply is the recorded one."""
 
 import json
 from typing import Any
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.messages import Call, Turn, canonical_json
-from orchestrator.gateway.requests import Reply
-from orchestrator.pool.clean import clean
+from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.messages.requests import Reply
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
+from orchestrator.pool.sanitize import clean
 from tests.unit.gateway.dialect_rig import (
     ANTHROPIC,
     CHAT,
@@ -35,21 +36,26 @@ values = st.recursive(
 
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
-    """What the parser makes of an action: any text, reasoning, and calls of a function, of a freeform tool, of a namespace."""
+    """The parser's results for an action: any text, reasoning, and calls of a function, of a freeform tool, of a namespace."""
     calls = st.one_of(
-        st.dictionaries(texts, values, max_size=3).map(lambda a: Call("bash", canonical_json(a))),
-        texts.map(lambda text: Call("apply_patch", canonical_json({"input": text}))),
-        texts.map(lambda text: Call("apply_patch", canonical_json({"input": text, "why": 1}))),
-        texts.map(lambda text: Call("mcp__files__read", canonical_json({"path": text}))),
+        st.dictionaries(texts, values, max_size=3).map(lambda a: CanonicalCall("bash", canonical_json(a))),
+        texts.map(lambda text: CanonicalCall("apply_patch", canonical_json({"input": text}))),
+        texts.map(lambda text: CanonicalCall("apply_patch", canonical_json({"input": text, "why": 1}))),
+        texts.map(lambda text: CanonicalCall("mcp__files__read", canonical_json({"path": text}))),
     )
-    return Turn("assistant", draw(texts), draw(texts) or None, tuple(draw(st.lists(calls, max_size=3))))
+    return Turn(
+        role="assistant",
+        text=draw(texts),
+        reasoning=draw(texts) or None,
+        calls=tuple(draw(st.lists(calls, max_size=3))),
+    )
 
 
 replies = st.builds(
     reply_of,
     turns(),
     st.integers(0, 999),
-    st.sampled_from(("stop", "length")),
+    st.sampled_from((Finish.STOP, Finish.LENGTH)),
     st.sampled_from((None, "END")),
 )
 
@@ -63,7 +69,7 @@ def test_a_folded_stream_is_the_reply_that_is_not_streamed(wire: Wire, reply: Re
     wire.shape.model_validate(whole)
     odds = ("created", "created_at", "completed_at", "index", "object", "stop_details")
     folded, whole = without(wire.fold(streamed(wire, incoming, reply, pings)), odds), without(whole, odds)
-    if wire is CHAT:  # chunks have no way to say null for what they do not bring
+    if wire is CHAT:  # chunks cannot express null for absent fields
         folded, whole = (without_nothing(value) for value in (folded, whole))
     assert folded == whole
 
@@ -84,11 +90,14 @@ def test_a_replayed_reply_is_the_recorded_one_with_its_ids_and_results(
     shuffled = list(results)
     shuffle.shuffle(shuffled)
     history: list[Entry] = ["hello", reply, shuffled] if results else ["hello", reply]
-    system, user, said, *rest = wire.read([*history, "go on"]).request.turns
+    system, user, replayed, *rest = wire.read([*history, "go on"]).request.turns
     assert (system.role, system.text, user.text) == ("system", "Rules.", "hello")
-    assert reply.turn.same(said) and (said.reasoning, said.calls) == (reply.turn.reasoning, reply.turn.calls)
+    assert reply.turn.same(replayed) and (replayed.reasoning, replayed.calls) == (
+        reply.turn.reasoning,
+        reply.turn.calls,
+    )
     if reply.turn.calls or (wire is not CHAT and (reply.turn.reasoning or wire is RESPONSES)):
-        assert said.hint == reply.step
+        assert replayed.hint == reply.step
     assert [turn.text for turn in rest] == [*(text for _, text in results), "go on"]
     assert {turn.role for turn in rest[:-1]} <= {"tool"}
 
@@ -119,8 +128,8 @@ def test_reasoning_survives_a_client_that_replays_only_its_sealed_form(reply: Re
         for item in spoken(RESPONSES, reply)["output"]
     ]
     body = {"input": [{"role": "user", "content": "hello"}, *sent, {"role": "user", "content": "go on"}]}
-    _, said, _ = RESPONSES.dialect.read(body, {}).request.turns
-    assert reply.turn.same(said) and said.reasoning == reply.turn.reasoning
+    _, replayed, _ = RESPONSES.dialect.read(body, {}).request.turns
+    assert reply.turn.same(replayed) and replayed.reasoning == reply.turn.reasoning
 
 
 @unhurried
@@ -132,5 +141,5 @@ def test_thinking_that_a_client_cleared_still_matches(reply: Reply, emptied: boo
         if emptied or block["type"] != "thinking"
     ]
     body = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": blocks}]}
-    said = ANTHROPIC.dialect.read(body, {}).request.turns[1]
-    assert said.reasoning is None and reply.turn.same(said)
+    replayed = ANTHROPIC.dialect.read(body, {}).request.turns[1]
+    assert replayed.reasoning is None and reply.turn.same(replayed)

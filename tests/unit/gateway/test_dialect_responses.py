@@ -1,4 +1,4 @@
-"""OpenAI Responses: what Codex, the AI SDK and others send, and what they must get back."""
+"""OpenAI Responses: the requests of Codex, the AI SDK and others, and the answers that they need."""
 
 import json
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from orchestrator.gateway.messages import Turn
+from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, session_over, unavailable
 from tests.unit.gateway.dialect_rig import (
     COMMAND,
@@ -37,7 +38,7 @@ def output(call_id: str, text: Any) -> dict[str, Any]:
 
 
 def test_created_and_in_progress_come_at_once_and_signs_of_life_are_events() -> None:
-    """Clients that count events, not bytes, give up on comments."""
+    """Clients that count events, not bytes, time out in spite of comments."""
     events = RESPONSES.dialect.events(RESPONSES.read(["hello"]))
     names = [name for name, _ in decoded([events.opening(), events.waiting(), events.waiting()])]
     assert names == ["response.created", *["response.in_progress"] * 3]
@@ -57,7 +58,7 @@ def test_a_stream_ends_with_a_terminal_event_also_on_our_own_errors(problem: Pro
 
 
 def test_a_reply_that_was_cut_off_is_incomplete_in_both_forms() -> None:
-    reply = reply_of(Turn("assistant", "half a"), finish="length")
+    reply = reply_of(Turn(role="assistant", text="half a"), finish=Finish.LENGTH)
     for response in (
         spoken(RESPONSES, reply),
         fold_responses(streamed(RESPONSES, RESPONSES.read(["hello"]), reply)),
@@ -101,23 +102,31 @@ def test_a_freeform_tool_takes_one_string_and_is_answered_as_a_custom_call() -> 
         and "start: /.+/" in shown["function"]["description"]
     )
     (item,) = spoken(
-        RESPONSES, reply_of(Turn("assistant", "", None, (call("apply_patch", input="*** Begin"),)), 3)
+        RESPONSES,
+        reply_of(
+            Turn(role="assistant", text="", reasoning=None, calls=(call("apply_patch", input="*** Begin"),)),
+            3,
+        ),
     )["output"]
     assert (item["type"], item["name"], item["input"], item["call_id"]) == (
         "custom_tool_call", "apply_patch", "*** Begin", "call_s3_0",
     )  # fmt: skip
     result = {"type": "custom_tool_call_output", "call_id": "call_s3_0", "output": "done"}
-    _, said, heard = read(USER, item, result).turns
-    assert said.calls == (call("apply_patch", input="*** Begin"),) and (heard.role, heard.text) == (
+    _, assistant, observed = read(USER, item, result).turns
+    assert assistant.calls == (call("apply_patch", input="*** Begin"),) and (
+        observed.role,
+        observed.text,
+    ) == (
         "tool",
         "done",
     )
 
 
 def test_a_freeform_call_with_other_arguments_is_served_as_it_was_made() -> None:
-    (item,) = spoken(RESPONSES, reply_of(Turn("assistant", "", None, (call("apply_patch", patch="x"),))))[
-        "output"
-    ]
+    (item,) = spoken(
+        RESPONSES,
+        reply_of(Turn(role="assistant", text="", reasoning=None, calls=(call("apply_patch", patch="x"),))),
+    )["output"]
     assert (item["type"], item["arguments"]) == ("function_call", '{"patch":"x"}')
 
 
@@ -127,7 +136,9 @@ def test_a_namespace_is_part_of_the_name_for_the_policy_and_a_field_for_the_prog
     body = {"input": "hello", "tools": [{"type": "namespace", "name": namespace, "tools": [inner]}]}
     incoming = RESPONSES.dialect.read(body, {})
     assert [tool["function"]["name"] for tool in incoming.request.tools] == ["mcp__files__read"]
-    reply = reply_of(Turn("assistant", "", None, (call("mcp__files__read", path="x"),)))
+    reply = reply_of(
+        Turn(role="assistant", text="", reasoning=None, calls=(call("mcp__files__read", path="x"),))
+    )
     (item,) = RESPONSES.dialect.reply(incoming, reply)["output"]
     assert (item["namespace"], item["name"]) == (namespace, "read")
     assert read(USER, item).turns[1].calls == reply.turn.calls
@@ -159,11 +170,14 @@ def test_parallel_calls_are_one_message_also_when_each_is_replayed_with_its_resu
 
 
 def test_replies_of_two_steps_in_a_row_stay_two_messages() -> None:
-    first = spoken(RESPONSES, reply_of(Turn("assistant", "", "hm"), 0, "length"))["output"]
-    second = spoken(RESPONSES, reply_of(Turn("assistant", "yes"), 1))["output"]
-    third = spoken(RESPONSES, reply_of(Turn("assistant", "", "so", (call("bash", command="ls"),)), 2))[
+    first = spoken(RESPONSES, reply_of(Turn(role="assistant", text="", reasoning="hm"), 0, Finish.LENGTH))[
         "output"
     ]
+    second = spoken(RESPONSES, reply_of(Turn(role="assistant", text="yes"), 1))["output"]
+    third = spoken(
+        RESPONSES,
+        reply_of(Turn(role="assistant", text="", reasoning="so", calls=(call("bash", command="ls"),)), 2),
+    )["output"]
     turns = read(USER, *first, *second, *third, output("call_s2_0", "x")).turns
     assert [(turn.text, turn.reasoning, len(turn.calls)) for turn in turns[1:4]] == [
         ("", "hm", 0), ("yes", None, 0), ("", "so", 1),
@@ -185,16 +199,15 @@ def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> Non
 @pytest.mark.parametrize(
     ("items", "body", "words"),
     [
-        ([], {"previous_response_id": "resp_1"}, "previous_response_id is not supported.*whole conversation"),
+        ([], {"previous_response_id": "resp_1"}, "previous_response_id refers to 'resp_1'.*whole conversation"),
         ([], {"conversation": "conv_1"}, "conversation is not supported"),
         ([], {"background": True}, "background responses are not supported"),
-        ([{"type": "item_reference", "id": "rs_1"}], {}, r"input\[0\] refers to a stored item"),
+        ([{"type": "item_reference", "id": "rs_1"}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
         ([USER, {"type": "telepathy"}], {}, r"input\[1\] is of the unknown type 'telepathy'"),
         ([USER, 3], {}, r"input\[1\] is not an object"),
         ([{"role": "wizard", "content": "x"}], {}, "unknown role 'wizard'"),
         ([{"type": "function_call", "call_id": "c"}], {}, r"input\[0\] is a tool call without a name"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], {}, r"input\[0\] holds an image"),
-        ([USER, called("c", "ls"), output("c", [{"type": "input_image"}])], {}, r"input\[2\] holds an image"),
         ([USER], {"tools": [{"type": "function", "name": "f", "parameters": 3}]}, r"tools\[0\]: the schema of tool 'f'"),
     ],
 )  # fmt: skip
@@ -209,7 +222,7 @@ def test_an_empty_input_is_refused() -> None:
         RESPONSES.dialect.read({"input": []}, {})
 
 
-def test_fields_that_nobody_knows_are_tolerated() -> None:
+def test_unknown_fields_are_tolerated() -> None:
     body = {
         **responses_body(["hello"]),
         "prompt_cache_key": "x",
@@ -217,3 +230,10 @@ def test_fields_that_nobody_knows_are_tolerated() -> None:
         "client_metadata": {},
     }
     assert RESPONSES.dialect.read(body, {}).request.turns == RESPONSES.read(["hello"]).request.turns
+
+
+@pytest.mark.parametrize("instructions", [5, {}, [{"role": "system", "content": "rules"}], False])
+def test_instructions_that_are_not_text_are_refused_and_not_left_out(instructions: Any) -> None:
+    with pytest.raises(Problem, match="instructions must be a string") as problem:
+        read(USER, instructions=instructions)
+    assert problem.value.param == "instructions"

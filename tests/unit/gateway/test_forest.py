@@ -1,4 +1,4 @@
-"""The forest: whatever a harness does with its history, the state that is sent extends what was sampled, id by id.
+"""The forest: for any harness and any treatment of its history, the sent state extends the sampled tokens, id by id.
 
 Random conversations are in tests/stateful/test_forest_machine.py; here are the rules one by one.
 """
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from orchestrator.contracts.states import StepKind
-from orchestrator.gateway.branches import Difference
-from orchestrator.gateway.messages import Call, Turn, read_messages
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn, read_messages
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.render import Renderer
+from orchestrator.gateway.sessions.branches import Difference
 from tests.unit.gateway.driver import Driver, Message, user
 
-LOOK = Turn("assistant", "", "look", (Call("bash", '{"command":"ls"}'),))
+LOOK = Turn(role="assistant", text="", reasoning="look", calls=(CanonicalCall("bash", '{"command":"ls"}'),))
 
 
 def place(driver: Driver, *messages: Message, tools: str = "") -> Any:
@@ -30,12 +30,12 @@ def test_a_changed_beginning_keeps_the_common_prefix_and_says_what_changed(rende
     placement = place(driver, system, user("oak elm"))
     origin = driver.forest.classify(placement, None)
     assert (origin.kind, origin.parent, origin.reason) == (StepKind.REWRITES, first.node, "rewritten")
-    assert origin.difference == Difference(0, 1, "text", "oak", "oak elm")
+    assert origin.difference == Difference(near=0, turn=1, field="text", recorded="oak", sent="oak elm")
     shared = origin.keep_len
     assert 0 < shared < first.node.state_len and first.node.full[shared] != placement.ids[shared]
     other = driver.forest.classify(place(driver, user("title?")), None)
     assert (other.kind, other.reason) == (StepKind.ROOT, "new_conversation")
-    assert other.difference == Difference(0, 0, "role", "system", "user")
+    assert other.difference == Difference(near=0, turn=0, field="role", recorded="system", sent="user")
 
 
 def conversation(renderer: Renderer) -> tuple[Driver, list[Message]]:
@@ -43,20 +43,32 @@ def conversation(renderer: Renderer) -> tuple[Driver, list[Message]]:
     driver = Driver(renderer)
     first = driver.step([user("oak?")], LOOK)
     history = [user("oak?"), first.message, {"role": "tool", "tool_call_id": "x", "content": "two oaks"}]
-    second = driver.step(history, Turn("assistant", "Two.", "I see."))
+    second = driver.step(history, Turn(role="assistant", text="Two.", reasoning="I see."))
     return driver, [*history, second.message]
 
 
 @pytest.mark.parametrize(
     ("at", "change", "difference"),
     [
-        (2, {"content": "two elms"}, Difference(1, 2, "text", "two oaks", "two elms")),
-        (3, {"content": "Three."}, Difference(1, 3, "text", "Two.", "Three.")),
-        (3, {"reasoning_content": "I guess."}, Difference(1, 3, "reasoning", "I see.", "I guess.")),
-        (1, {"tool_calls": []}, Difference(0, 1, "calls", 'bash{"command":"ls"}', "")),
+        (
+            2,
+            {"content": "two elms"},
+            Difference(near=1, turn=2, field="text", recorded="two oaks", sent="two elms"),
+        ),
+        (3, {"content": "Three."}, Difference(near=1, turn=3, field="text", recorded="Two.", sent="Three.")),
+        (
+            3,
+            {"reasoning_content": "I guess."},
+            Difference(near=1, turn=3, field="reasoning", recorded="I see.", sent="I guess."),
+        ),
+        (
+            1,
+            {"tool_calls": []},
+            Difference(near=0, turn=1, field="calls", recorded='bash{"command":"ls"}', sent=""),
+        ),
     ],
     ids=["a tool result", "an answer", "its reasoning", "a call that is gone"],
-)  # fmt: skip
+)
 def test_every_branch_says_where_it_first_differs(
     renderer: Renderer, at: int, change: Message, difference: Difference
 ) -> None:
@@ -70,20 +82,22 @@ def test_every_branch_says_where_it_first_differs(
 def test_a_conversation_under_other_tools_says_so(renderer: Renderer) -> None:
     driver, history = conversation(renderer)
     origin = driver.forest.classify(place(driver, *history, user("go on"), tools="other"), None)
-    assert origin.reason == "tools" and origin.difference == Difference(1, 0, "tools", None, "other")
+    assert origin.reason == "tools" and origin.difference == Difference(
+        near=1, turn=0, field="tools", recorded="", sent="other"
+    )
 
 
 def test_what_goes_on_after_a_cut_off_answer_is_flagged(renderer: Renderer) -> None:
     driver = Driver(renderer)
-    said = Turn("assistant", "Two oaks and an elm.", "I count again.")
-    first = driver.step([user("oak?")], said, cut=len(renderer.action(said)) - 2)
-    onward = driver.step([user("oak?"), first.message, user("go on")], said)
+    turn = Turn(role="assistant", text="Two oaks and an elm.", reasoning="I count again.")
+    first = driver.step([user("oak?")], turn, cut=len(renderer.action(turn)) - 2)
+    onward = driver.step([user("oak?"), first.message, user("go on")], turn)
     assert (onward.origin.kind, onward.origin.reason) == (StepKind.CONTINUES, "closed")
-    again = driver.step([user("oak?"), first.message, user("go on")], said)
+    again = driver.step([user("oak?"), first.message, user("go on")], turn)
     assert again.origin.reason == "sibling"
 
 
-def test_the_scaffolds_own_word_for_a_rewrite_is_kept_beside_the_difference(renderer: Renderer) -> None:
+def test_the_scaffolds_own_word_for_a_rewrite_is_kept_with_the_difference(renderer: Renderer) -> None:
     driver, history = conversation(renderer)
     origin = driver.forest.classify(place(driver, *history[:1], history[3], user("go on")), "window")
     assert origin.reason == "window" and origin.difference is not None
@@ -91,13 +105,13 @@ def test_the_scaffolds_own_word_for_a_rewrite_is_kept_beside_the_difference(rend
 
 def test_reasoning_that_is_replayed_must_match_and_missing_reasoning_matches_all(renderer: Renderer) -> None:
     driver = Driver(renderer)
-    first = driver.step([user("oak")], Turn("assistant", "yes", "because"))
-    bare = driver.step([user("elm")], Turn("assistant", "yes", None))
+    first = driver.step([user("oak")], Turn(role="assistant", text="yes", reasoning="because"))
+    bare = driver.step([user("elm")], Turn(role="assistant", text="yes", reasoning=None))
     other = {**first.message, "reasoning_content": "for no reason"}
     without = {key: value for key, value in first.message.items() if key != "reasoning_content"}
 
-    def parent(asked: str, said: Message) -> Any:
-        return place(driver, user(asked), said, user("go on")).parent
+    def parent(question: str, reply: Message) -> Any:
+        return place(driver, user(question), reply, user("go on")).parent
 
     assert parent("oak", first.message) is first.node and parent("oak", without) is first.node
     assert parent("oak", other) is None
@@ -105,19 +119,19 @@ def test_reasoning_that_is_replayed_must_match_and_missing_reasoning_matches_all
     assert parent("elm", other) is None, "reasoning that was never given does not match none"
 
 
-def test_equal_replies_are_told_apart_by_their_tool_call_ids(renderer: Renderer) -> None:
+def test_equal_replies_are_distinguished_by_their_tool_call_ids(renderer: Renderer) -> None:
     driver = Driver(renderer)
     for stepped in (driver.step([user("oak")], LOOK), driver.step([user("oak")], LOOK)):
         history = [user("oak"), stepped.message, {"role": "tool", "content": "a"}]
         assert place(driver, *history).parent is stepped.node
 
 
-def test_a_repeated_body_is_the_same_state_again_whatever_was_said_meanwhile(renderer: Renderer) -> None:
+def test_a_repeated_body_is_the_same_state_again_whatever_came_between(renderer: Renderer) -> None:
     driver = Driver(renderer)
-    plain = Turn("assistant", "yes", None)
+    plain = Turn(role="assistant", text="yes", reasoning=None)
     first = driver.step([user("oak")], plain)
     driver.step([user("oak"), first.message, user("go on")], plain)
-    driver.step([user("oak")], plain)  # an equal answer, by another step
+    driver.step([user("oak")], plain)  # an equal answer, from another step
     again = driver.step([user("oak"), first.message, user("go on")], plain)
     assert again.node.parent is first.node and again.origin.reason == "sibling"
 
@@ -136,7 +150,10 @@ def test_an_example_that_reads_like_another_conversations_reply_does_not_get_its
     renderer: Renderer,
 ) -> None:
     driver = Driver(renderer)
-    driver.step([user("how many oaks?")], Turn("assistant", "Two.", "A secret of the other conversation."))
+    driver.step(
+        [user("how many oaks?")],
+        Turn(role="assistant", text="Two.", reasoning="A secret of the other conversation."),
+    )
     example: Message = {"role": "assistant", "content": "Two.", "tool_calls": []}
     placement = place(driver, user("how many eyes?"), example, user("how many hands?"))
     text = renderer.decode(placement.ids.tolist())
@@ -146,19 +163,22 @@ def test_an_example_that_reads_like_another_conversations_reply_does_not_get_its
 def test_a_reply_whose_reasoning_a_program_left_out_keeps_it_where_its_neighbours_are_its_own(
     renderer: Renderer,
 ) -> None:
-    driver, begun = Driver(renderer), user("how many oaks?")
+    driver, opening = Driver(renderer), user("how many oaks?")
     system: Message = {"role": "system", "content": "It is noon."}
-    first = driver.step([system, begun], Turn("assistant", "Two.", "I count."))
+    first = driver.step([system, opening], Turn(role="assistant", text="Two.", reasoning="I count."))
     bare = {"role": "assistant", "content": "Two.", "tool_calls": []}
-    onward = driver.step([system, begun, bare, user("and elms?")], Turn("assistant", "One.", "I count on."))
+    onward = driver.step(
+        [system, opening, bare, user("and elms?")],
+        Turn(role="assistant", text="One.", reasoning="I count on."),
+    )
     assert onward.node.parent is first.node
     later: Message = {"role": "system", "content": "It is one."}
-    said = renderer.decode(place(driver, later, begun, bare, user("why?")).ids.tolist())
-    assert "I count." in said, "it answers the same question"
-    said = renderer.decode(place(driver, later, bare, user("and elms?")).ids.tolist())
-    assert "I count." in said, "the same was said to it"
-    said = renderer.decode(place(driver, later, user("eyes?"), bare, user("why?")).ids.tolist())
-    assert "I count." not in said
+    prompt = renderer.decode(place(driver, later, opening, bare, user("why?")).ids.tolist())
+    assert "I count." in prompt, "it answers the same question"
+    prompt = renderer.decode(place(driver, later, bare, user("and elms?")).ids.tolist())
+    assert "I count." in prompt, "it follows the same messages"
+    prompt = renderer.decode(place(driver, later, user("eyes?"), bare, user("why?")).ids.tolist())
+    assert "I count." not in prompt
 
 
 @pytest.mark.parametrize(
@@ -171,10 +191,15 @@ def test_a_reply_whose_reasoning_a_program_left_out_keeps_it_where_its_neighbour
     ],
 )
 def test_numbers_that_javascript_spells_otherwise_are_the_same_numbers(replayed: str, same: bool) -> None:
-    said = Turn("assistant", "", None, (Call("f", '{"a":1.0,"b":1e+21,"c":"1.0","d":[-0.0,2.5]}'),))
+    spoken = Turn(
+        role="assistant",
+        text="",
+        reasoning=None,
+        calls=(CanonicalCall("f", '{"a":1.0,"b":1e+21,"c":"1.0","d":[-0.0,2.5]}'),),
+    )
     call = {"function": {"name": "f", "arguments": replayed}}
     (turn,), _ = read_messages([{"role": "assistant", "tool_calls": [call]}])
-    assert said.same(turn) is same
+    assert spoken.same(turn) is same
 
 
 def test_traps_of_templates_are_folded_at_the_boundary() -> None:
@@ -208,27 +233,32 @@ def test_the_recorded_second_request_of_mini_swe_agent_continues_its_first(rende
     golden = Path(__file__).parents[2] / "wire" / "golden" / "harness" / "mini.json"
     first, second = (exchange["body_trimmed"]["messages"] for exchange in json.loads(golden.read_text()))
     driver = Driver(renderer)
-    said = Turn("assistant", "", "print it", (Call("bash", '{"command":"echo hi-from-fake"}'),))
-    stepped = driver.step(first, said)
+    spoken = Turn(
+        role="assistant",
+        text="",
+        reasoning="print it",
+        calls=(CanonicalCall("bash", '{"command":"echo hi-from-fake"}'),),
+    )
+    stepped = driver.step(first, spoken)
     placement = driver.forest.place(read_messages(second)[0], (), "")
     assert placement.parent is stepped.node
     assert [turn.role for turn in placement.appended] == ["tool"]
 
 
-def test_a_question_that_was_asked_before_is_a_sibling_whatever_else_went_on_from_there(
+def test_a_repeated_question_is_a_sibling_whatever_else_went_on_from_there(
     renderer: Renderer,
 ) -> None:
     driver, history = conversation(renderer)
-    asked = [*history, user("and elms?")]
-    driver.step(asked, Turn("assistant", "None."))
+    question = [*history, user("and elms?")]
+    driver.step(question, Turn(role="assistant", text="None."))
     invented: Message = {"role": "assistant", "content": "Many.", "tool_calls": []}
-    driver.step([*asked, invented, user("go on")], Turn("assistant", "Well."))
-    again = driver.step(asked, Turn("assistant", "Ten."))
+    driver.step([*question, invented, user("go on")], Turn(role="assistant", text="Well."))
+    again = driver.step(question, Turn(role="assistant", text="Ten."))
     assert (again.origin.reason, again.origin.difference) == ("sibling", None)
 
 
 def test_of_steps_that_a_request_cannot_tell_apart_the_newest_goes_on(renderer: Renderer) -> None:
-    driver, plain = Driver(renderer), Turn("assistant", "yes", None)
+    driver, plain = Driver(renderer), Turn(role="assistant", text="yes", reasoning=None)
     older = driver.step([user("oak")], plain)
     newer = driver.step([user("oak")], plain)
     onward = driver.step([user("oak"), older.message, user("go on")], plain)

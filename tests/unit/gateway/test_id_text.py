@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.upstream.id_text import LARGEST, json_ids
+from orchestrator.gateway.servers.client.id_text import LARGEST, json_ids
 
 
 @settings(deadline=None)  # the first call makes the table

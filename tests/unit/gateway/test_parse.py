@@ -1,4 +1,4 @@
-"""The parser: what is well-formed becomes a message, everything else is text and says so."""
+"""The parser: well-formed text becomes a message; everything else is text and is marked as such."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gateway.messages import Call, Turn, canonical_json
-from orchestrator.gateway.parse import parse_action
+from orchestrator.gateway.completions.parse import parse_action
+from orchestrator.gateway.completions.schema import fits
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import TokenizerAdapter, load_renderer
 from orchestrator.gateway.render.qwen3 import QwenRenderer
-from orchestrator.gateway.schema import fits
 from trainer.policy.init import make_policy
 
 BASH: dict[str, Any] = {
@@ -53,19 +53,22 @@ LS = call_text('{"name": "bash", "arguments": {"command": "ls"}}')
 WC = call_text('{"name": "bash", "arguments": {"command": "wc", "limit": null}}')
 
 
-def test_reasoning_text_and_parallel_calls_are_told_apart(renderer: QwenRenderer, ids_of: Any) -> None:
+def test_reasoning_text_and_parallel_calls_are_separated(renderer: QwenRenderer, ids_of: Any) -> None:
     parsed = parse_action(renderer, ids_of(f"<think>\nlook\n</think>\n\nso\n{LS}\n{WC}<|im_end|>"), [BASH])
     assert parsed.status == "ok"
     assert parsed.turn == Turn(
-        "assistant",
-        "so",
-        "look",
-        (Call("bash", '{"command":"ls"}'), Call("bash", '{"command":"wc","limit":null}')),
+        role="assistant",
+        text="so",
+        reasoning="look",
+        calls=(
+            CanonicalCall("bash", '{"command":"ls"}'),
+            CanonicalCall("bash", '{"command":"wc","limit":null}'),
+        ),
     )
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "<think>\nnever closed",
         f"<think>\n{LS}",
@@ -86,11 +89,11 @@ def test_reasoning_text_and_parallel_calls_are_told_apart(renderer: QwenRenderer
     ],
 )
 def test_what_does_not_fit_the_grammar_is_ill_formed_and_calls_nothing(
-    renderer: QwenRenderer, ids_of: Any, said: str
+    renderer: QwenRenderer, ids_of: Any, text: str
 ) -> None:
-    parsed = parse_action(renderer, ids_of(said + "<|im_end|>"), [BASH])
+    parsed = parse_action(renderer, ids_of(text + "<|im_end|>"), [BASH])
     assert parsed.status == "ill_formed" and parsed.turn.calls == ()
-    assert "<think>" not in parsed.turn.text or not said.startswith("<think>")
+    assert "<think>" not in parsed.turn.text or not text.startswith("<think>")
 
 
 def test_markers_that_are_spelled_rather_than_sampled_are_text(
@@ -132,8 +135,8 @@ words = st.lists(st.one_of(st.text(letters, max_size=6), quotes), max_size=4).ma
 def test_what_the_policy_would_sample_for_a_message_parses_to_that_message(
     renderer: QwenRenderer, text: str, reasoning: str, commands: list[str]
 ) -> None:
-    calls = tuple(Call("bash", canonical_json({"command": command})) for command in commands)
-    turn = Turn("assistant", text.strip(), reasoning.strip() or None, calls)
+    calls = tuple(CanonicalCall("bash", canonical_json({"command": command})) for command in commands)
+    turn = Turn(role="assistant", text=text.strip(), reasoning=reasoning.strip() or None, calls=calls)
     parsed = parse_action(renderer, renderer.action(turn), [BASH])
     assert parsed.status == "ok"
     assert parsed.turn.same(turn) and parsed.turn.reasoning == turn.reasoning

@@ -1,4 +1,4 @@
-"""A call costs what it appends: the tokens that are encoded for the hundredth turn are those of the second."""
+"""A call costs only its appended messages: the hundredth turn encodes as many tokens as the second."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gateway.messages import Call, Turn
+from orchestrator.gateway.messages.turns import CanonicalCall, Turn
 from orchestrator.gateway.render import TokenizerAdapter, load_renderer
 from tests.unit.gateway.conftest import KINDS, model_directory
 from tests.unit.gateway.driver import Driver, Message, user
 
 TURNS = 100
-SAYS = Turn("assistant", "I look.", "Where?", (Call("bash", json.dumps({"command": "ls"})),))
+SAYS = Turn(
+    role="assistant",
+    text="I look.",
+    reasoning="Where?",
+    calls=(CanonicalCall("bash", json.dumps({"command": "ls"})),),
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,7 +38,7 @@ def test_the_hundredth_turn_encodes_no_more_than_the_second(
     history: list[Message] = [user("How many oaks? " * 20)]
     costs, contexts = [], []
     for _ in range(TURNS):
-        # What the policy says is not rendered by the gateway: only placing counts.
+        # The gateway does not render the policy's replies: only placing counts.
         encoded = 0
         turns = driver.placing(history)
         costs.append(encoded)

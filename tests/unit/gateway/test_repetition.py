@@ -1,4 +1,4 @@
-"""A completion that repeats itself is ended at the token that proves it, whatever segments it was made in."""
+"""A completion that repeats itself is ended at the token that proves it, for any segmentation."""
 
 import doctest
 import math
@@ -10,19 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.contracts.ids import Ids
-from orchestrator.gateway import repetition
-from orchestrator.gateway.metrics import Metrics
-from orchestrator.gateway.repetition import Repetition, Watch
-from orchestrator.gateway.rollout_server import RolloutServer
-from orchestrator.gateway.servers import Flight, Generated, ServerPool
-from orchestrator.gateway.upstream import (
+from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.metrics import GatewayMetrics
+from orchestrator.gateway.servers import repetition
+from orchestrator.gateway.servers.client import (
     FinishReason,
     Generation,
     RolloutServerClient,
     SamplingParams,
     Timings,
-    VersionSpan,
+    WeightSpan,
 )
+from orchestrator.gateway.servers.in_flight import InFlight
+from orchestrator.gateway.servers.pool import ServerPool
+from orchestrator.gateway.servers.repetition import Repetition, RepetitionDetector
+from orchestrator.gateway.servers.segmented import Generated
+from orchestrator.gateway.servers.server import RolloutServer
 
 pytestmark = pytest.mark.anyio
 
@@ -46,60 +49,60 @@ def test_the_length_is_that_of_the_first_long_enough_run_however_the_tokens_come
         (n for n in range(tokens, len(logprobs) + 1) if all(sure[n - tokens : n])),
         None,
     )
-    watch, at, found = Watch(Repetition(tokens, 0.99)), 0, None
+    detector, at, found = RepetitionDetector(Repetition(tokens, 0.99)), 0, None
     ends = iter(early_ends)
     while at < len(logprobs) and found is None:
-        asked = watch.segment(left - at)
-        assert 1 <= asked <= left - at
-        given_now = logprobs[at : at + min(asked, next(ends, asked))]
-        found = watch.hear(given_now)
+        requested = detector.segment(left - at)
+        assert 1 <= requested <= left - at
+        given_now = logprobs[at : at + min(requested, next(ends, requested))]
+        found = detector.feed(given_now)
         at += len(given_now)
     assert found == expected
-    # What was sampled in vain is less than the least segment.
+    # The wasted tokens are fewer than the least segment.
     assert found is None or at - found < max(1, -(-tokens // repetition.LEAST_SEGMENT))
 
 
-def test_without_a_rule_everything_is_asked_for_at_once() -> None:
-    watch = Watch(Repetition())
-    assert watch.segment(100_000) == 100_000 and watch.hear([SURE] * 5_000) is None
+def test_without_a_rule_everything_is_requested_at_once() -> None:
+    detector = RepetitionDetector(Repetition())
+    assert detector.segment(100_000) == 100_000 and detector.feed([SURE] * 5_000) is None
 
 
 def test_a_completion_shorter_than_the_run_is_one_segment() -> None:
-    assert Watch(Repetition(3000)).segment(256) == 256
+    assert RepetitionDetector(Repetition(3000)).segment(256) == 256
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Script:
-    """A server whose completion is written down: one logprob per token, and how it ends."""
+    """A server with a scripted completion: one logprob per token, and its end."""
 
     logprobs: list[float]
-    finish: str = "stop"
-    asked: list[int] = field(default_factory=list)
+    finish: Finish = Finish.STOP
+    requested: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
 
     async def send(
         self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
     ) -> Generation:
         at = len(ids) - len(PROMPT)
-        self.asked.append(params.max_new_tokens)
+        self.requested.append(params.max_new_tokens)
         self.contexts.append(len(ids))
         now = self.logprobs[at : at + params.max_new_tokens]
         ended = at + len(now) == len(self.logprobs)
         made = tuple(range(10 + at, 10 + at + len(now)))
         return Generation(
-            rid,
-            made,
-            tuple(now),
-            (VersionSpan("1", 0, len(now)),),
-            FinishReason(self.finish if ended else "length"),  # type: ignore[arg-type]
-            "1",
-            len(ids),
-            len(now),
-            0,
-            0,
-            Timings(0.0, 0.0, 0.0),
-            "",
-            ids,
+            rid=rid,
+            output_ids=made,
+            logprobs=tuple(now),
+            spans=(WeightSpan("1", 0, len(now)),),
+            finish=FinishReason(self.finish if ended else Finish.LENGTH),
+            weight_version="1",
+            prompt_tokens=len(ids),
+            completion_tokens=len(now),
+            cached_tokens=0,
+            retractions=0,
+            timings=Timings(0.0, 0.0, 0.0),
+            text="",
+            sent=ids,
         )
 
 
@@ -107,30 +110,30 @@ async def complete(script: Script, rule: Repetition, most: int = 100) -> Generat
     server = RolloutServer(RolloutServerClient("http://127.0.0.1:30000"))
     server.admit(1)
     server.send = script.send  # type: ignore[method-assign]
-    pool = ServerPool([server], Metrics())
-    return await pool.generate(PROMPT, SamplingParams(max_new_tokens=most), "1:1", Flight(), rule)
+    pool = ServerPool([server], GatewayMetrics())
+    return await pool.generate(PROMPT, SamplingParams(max_new_tokens=most), "1:1", InFlight(), rule)
 
 
 async def test_the_action_ends_with_the_token_that_completes_the_run() -> None:
-    script = Script([UNSURE] * 5 + [SURE] * 50)
+    script = Script(logprobs=[UNSURE] * 5 + [SURE] * 50)
     made = await complete(script, Repetition(8, 0.99))
-    assert made.repeats and made.finish == "length" and made.stop is None
+    assert made.repeats and made.finish == Finish.LENGTH and made.stop is None
     assert made.ids == tuple(range(10, 23)) and len(made.logprobs) == 13
     assert [(span.version, span.start, span.end) for span in made.spans] == [(1, 0, 13)]
     assert made.seen.tolist() == [1, 2, 3, *made.ids]
-    assert script.contexts == [3, 11] and script.asked == [8, 5]
+    assert script.contexts == [3, 11] and script.requested == [8, 5]
 
 
 async def test_an_action_whose_own_last_token_completes_the_run_ended_by_itself() -> None:
-    made = await complete(Script([SURE] * 8), Repetition(8, 0.99))
-    assert (len(made.ids), made.finish, made.repeats) == (8, "stop", False)
+    made = await complete(Script(logprobs=[SURE] * 8), Repetition(8, 0.99))
+    assert (len(made.ids), made.finish, made.repeats) == (8, Finish.STOP, False)
 
 
 async def test_an_action_that_does_not_repeat_is_the_same_in_segments() -> None:
     logprobs = [SURE, SURE, UNSURE] * 10
-    whole = await complete(Script(logprobs), Repetition())
-    pieces = await complete(Script(logprobs), Repetition(8, 0.99))
-    assert (whole.segments, whole.finish) == (1, "stop") and pieces.segments > 3
+    whole = await complete(Script(logprobs=logprobs), Repetition())
+    pieces = await complete(Script(logprobs=logprobs), Repetition(8, 0.99))
+    assert (whole.segments, whole.finish) == (1, Finish.STOP) and pieces.segments > 3
     assert (pieces.ids, pieces.logprobs, pieces.spans, pieces.finish, pieces.repeats) == (
         whole.ids,
         whole.logprobs,
@@ -143,31 +146,31 @@ async def test_an_action_that_does_not_repeat_is_the_same_in_segments() -> None:
 
 @pytest.mark.parametrize("most", [7, 8, 9, 16, 30])
 async def test_the_limit_of_tokens_holds_across_segments(most: int) -> None:
-    made = await complete(Script([UNSURE] * 40), Repetition(8, 0.99), most)
-    assert len(made.ids) == most and made.finish == "length" and not made.repeats
+    made = await complete(Script(logprobs=[UNSURE] * 40), Repetition(8, 0.99), most)
+    assert len(made.ids) == most and made.finish == Finish.LENGTH and not made.repeats
 
 
-async def test_a_server_that_stops_for_lack_of_room_is_not_asked_again() -> None:
-    script = Script([UNSURE] * 5, finish="length")
+async def test_no_segment_is_requested_after_a_server_stops_for_lack_of_room() -> None:
+    script = Script(logprobs=[UNSURE] * 5, finish=Finish.LENGTH)
     made = await complete(script, Repetition(8, 0.99))
-    assert script.asked == [8] and made.finish == "length" and len(made.ids) == 5
+    assert script.requested == [8] and made.finish == Finish.LENGTH and len(made.ids) == 5
 
 
 async def test_a_call_that_is_given_up_between_two_segments_ends_there() -> None:
-    flight = Flight()
+    in_flight = InFlight()
 
     class Leaving(Script):
         async def send(
             self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
         ) -> Generation:
-            flight.abandoned.set()
+            in_flight.abandoned.set()
             return await super().send(ids, params, rid, key, routes_from)
 
     server = RolloutServer(RolloutServerClient("http://127.0.0.1:30000"))
     server.admit(1)
-    server.send = Leaving([UNSURE] * 40).send  # type: ignore[method-assign]
-    pool = ServerPool([server], Metrics())
+    server.send = Leaving(logprobs=[UNSURE] * 40).send  # type: ignore[method-assign]
+    pool = ServerPool([server], GatewayMetrics())
     made = await pool.generate(
-        PROMPT, SamplingParams(max_new_tokens=40), "1:1", flight, Repetition(8, math.exp(-0.01))
+        PROMPT, SamplingParams(max_new_tokens=40), "1:1", in_flight, Repetition(8, math.exp(-0.01))
     )
-    assert made.finish == "abort" and len(made.ids) == 8
+    assert made.finish == Finish.ABORT and len(made.ids) == 8

@@ -1,4 +1,4 @@
-"""A stop string ends an action also where a weight sync has cut the action in two."""
+"""A stop string ends an action even if a weight sync has cut the action in two."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from orchestrator.contracts.events import StepTimings, VersionSpan
-from orchestrator.gateway.servers import Generated
-from orchestrator.gateway.stops import cut_at_stop
+from orchestrator.contracts.events import StepTimings
+from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.spans import VersionSpan
+from orchestrator.gateway.completions.stops import cut_at_stop
+from orchestrator.gateway.servers.segmented import Generated
 
 
 def made(text: str, boundary: int, state: int = 3) -> Generated:
@@ -17,7 +19,17 @@ def made(text: str, boundary: int, state: int = 3) -> Generated:
     spans = (VersionSpan(1, 0, boundary), VersionSpan(2, boundary, len(ids)))
     seen = np.asarray([0] * state + list(ids), dtype="<i4")
     logprobs = tuple(-float(n) for n in range(len(ids)))
-    return Generated(ids, logprobs, spans, "length", None, False, StepTimings(), seen, 2)
+    return Generated(
+        ids=ids,
+        logprobs=logprobs,
+        spans=spans,
+        finish=Finish.LENGTH,
+        stop=None,
+        suspect=False,
+        timings=StepTimings(),
+        seen=seen,
+        segments=2,
+    )
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -52,7 +64,7 @@ def test_an_action_without_one_stays_as_it_is() -> None:
     assert cut_at_stop(action, ("END",), text_of, ()) is action
 
 
-def test_an_end_token_is_no_stop_string_whatever_its_text() -> None:
+def test_an_end_token_is_not_a_stop_string_whatever_its_text() -> None:
     action = made("go on|", 2)
     assert cut_at_stop(action, ("|",), text_of, {ord("|")}) is action
     cut = cut_at_stop(made("g|o on|", 2), ("|",), text_of, {ord("|")})

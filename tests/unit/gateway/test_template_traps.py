@@ -1,13 +1,18 @@
-"""What chat templates do to those who trust them: each trap with a test of what must hold instead, on the MiniMax-M2 family, which has all
-of them, and on every other renderer where it can be said of any.
+"""Traps of chat templates: each has a test of the property that must hold instead, on the MiniMax-M2 family, which has all of them, and
+on every other renderer to which it applies.
 """
 
 from typing import Any
 
 import pytest
 
-from orchestrator.gateway.messages import Call, Turn, canonical_json, read_messages
-from orchestrator.gateway.parse import parse_action
+from orchestrator.gateway.completions.parse import parse_action
+from orchestrator.gateway.messages.turns import (
+    CanonicalCall,
+    Turn,
+    canonical_json,
+    read_messages,
+)
 from orchestrator.gateway.render import Renderer, TokenizerAdapter, incremental
 from orchestrator.gateway.render.chat_template import ChatTemplate, TemplateRefused
 from tests.unit.gateway.models import IDENTITY, MINIMAX
@@ -20,24 +25,29 @@ LOOK: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
     },
 }
-ASK = Turn("user", "How many oaks?")
+ASK = Turn(role="user", text="How many oaks?")
 
 
-def says(text: str, reasoning: str | None = None, *calls: Call) -> Turn:
-    return Turn("assistant", text, reasoning, calls)
+def says(text: str, reasoning: str | None = None, *calls: CanonicalCall) -> Turn:
+    return Turn(role="assistant", text=text, reasoning=reasoning, calls=calls)
 
 
-def look(at: str) -> Call:
-    return Call("look", canonical_json({"at": at}))
+def look(at: str) -> CanonicalCall:
+    return CanonicalCall("look", canonical_json({"at": at}))
 
 
 def shown(renderer: Renderer, *turns: Turn, tools: Any = (), sampled: bool = False) -> str:
-    """The text of a conversation as the gateway puts it together."""
+    """The text of a conversation as the gateway renders it."""
     return renderer.decode(incremental(renderer, turns, tools, sampled=sampled))
 
 
-def test_the_minimax_format_is_what_it_is_said_to_be(minimax: Renderer) -> None:
-    turns = (ASK, says("I look.", "Where?", look("oak"), look("elm")), Turn("tool", "1"), Turn("tool", "2"))
+def test_the_minimax_format_is_as_documented(minimax: Renderer) -> None:
+    turns = (
+        ASK,
+        says("I look.", "Where?", look("oak"), look("elm")),
+        Turn(role="tool", text="1"),
+        Turn(role="tool", text="2"),
+    )
     assert shown(minimax, *turns) == (
         f"]~!b[]~b]system\n{IDENTITY}[e~[\n]~b]user\nHow many oaks?[e~[\n"
         "]~b]ai\n<think>\nWhere?\n</think>\n\nI look.\n<minimax:tool_call>\n"
@@ -66,7 +76,7 @@ def test_the_minimax_renderer_writes_what_the_template_writes_token_by_token(
     ]
     turns, _ = read_messages(messages)
     made = incremental(minimax, turns, [LOOK], sampled=False)
-    # Keys are sorted in what the gateway renders: equal calls have equal ids.
+    # The gateway renders sorted keys: equal calls have equal ids.
     for message in messages:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = dict(sorted(call["function"]["arguments"].items()))
@@ -81,11 +91,13 @@ def test_1_arguments_reach_the_template_as_a_mapping_however_they_are_spelled(
 ) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}]}  # fmt: skip
     (turn,), _ = read_messages([message])
-    assert renderer.said(turn) == renderer.said(says("", None, look("oak")))
+    assert renderer.given(turn) == renderer.given(says("", None, look("oak")))
 
 
 @pytest.mark.parametrize("arguments", ["not json", "[1", "[1]", "3", '"oak"', "null", "", None])
-def test_1_arguments_that_are_no_object_never_break_a_template(renderer: Renderer, arguments: Any) -> None:
+def test_1_arguments_that_are_not_an_object_never_break_a_template(
+    renderer: Renderer, arguments: Any
+) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}]}  # fmt: skip
     turns, _ = read_messages([{"role": "user", "content": "oak"}, message, {"role": "tool", "tool_call_id": "a", "content": "x"}])  # fmt: skip
     assert "look" in shown(renderer, *turns)
@@ -93,11 +105,13 @@ def test_1_arguments_that_are_no_object_never_break_a_template(renderer: Rendere
 
 # 2
 def test_2_reasoning_before_the_last_user_turn_is_kept(renderer: Renderer) -> None:
-    text = shown(renderer, ASK, says("Two.", "I count oaks."), Turn("user", "And elms?"), sampled=True)
+    text = shown(
+        renderer, ASK, says("Two.", "I count oaks."), Turn(role="user", text="And elms?"), sampled=True
+    )
     assert "I count oaks." in text and text.index("I count oaks.") < text.index("And elms?")
 
 
-def test_2_the_template_itself_is_told_not_to_clear_the_thinking() -> None:
+def test_2_the_template_receives_the_argument_not_to_clear_the_thinking() -> None:
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "why"},
@@ -109,7 +123,13 @@ def test_2_the_template_itself_is_told_not_to_clear_the_thinking() -> None:
 
 # 3
 def test_3_consecutive_tool_results_share_one_block(renderer: Renderer) -> None:
-    one = shown(renderer, ASK, says("", None, look("a"), look("b")), Turn("tool", "1"), Turn("tool", "2"))
+    one = shown(
+        renderer,
+        ASK,
+        says("", None, look("a"), look("b")),
+        Turn(role="tool", text="1"),
+        Turn(role="tool", text="2"),
+    )
     opened = {"]~b]tool": 1, "<|im_start|>user\n<tool_response>": 1}
     assert sum(one.count(block) for block in opened) == 1
     assert "1</response>\n<response>2" in one or "1\n</tool_response>\n<tool_response>\n2" in one
@@ -183,7 +203,7 @@ def test_8_a_tool_message_after_an_assistant_without_calls_becomes_the_users(ren
             {"role": "tool", "content": "an orphan"},
         ]
     )
-    assert turns[-1] == Turn("user", "an orphan") and "an orphan" in shown(renderer, *turns)
+    assert turns[-1] == Turn(role="user", text="an orphan") and "an orphan" in shown(renderer, *turns)
 
 
 # 9
@@ -225,17 +245,23 @@ QUOTES = (
 
 
 @pytest.mark.parametrize("quote", QUOTES)
-def test_11_a_quoted_special_token_stays_text_whoever_quotes_it(renderer: Renderer, quote: str) -> None:
+def test_11_a_quoted_special_token_stays_text_in_every_role(renderer: Renderer, quote: str) -> None:
     def special(*turns: Turn, tools: Any = ()) -> list[int]:
         marks = [getattr(renderer.markers, name) for name in ("think_open", "think_close", "call_open", "call_close")]  # fmt: skip
         ids = incremental(renderer, turns, tools, sampled=False)
         return [token for token in ids if token in {*marks, *renderer.stop_ids}]
 
     def talk(word: str) -> tuple[tuple[Turn, ...], Any]:
-        calls = (Call("look", canonical_json({"at": word, f"k{word}": [word]})),)
+        calls = (CanonicalCall("look", canonical_json({"at": word, f"k{word}": [word]})),)
         tool = {"type": "function", "function": {"name": "look", "description": word, "parameters": {"type": "object"}}}  # fmt: skip
         answer = says(f"so {word} so", f"r {word} r", *calls)
-        turns = (Turn("system", word), Turn("user", word), answer, Turn("tool", word), Turn("user", word))
+        turns = (
+            Turn(role="system", text=word),
+            Turn(role="user", text=word),
+            answer,
+            Turn(role="tool", text=word),
+            Turn(role="user", text=word),
+        )
         return turns, [tool]
 
     (quoted, tools), (harmless, other) = talk(quote), talk("oak")
@@ -246,4 +272,4 @@ def test_11_a_quoted_special_token_stays_text_whoever_quotes_it(renderer: Render
 
 @pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1", "\ufdd0\ufdd1<think>", "<\ufdd0think>", "\ufdd0" * 3])
 def test_11_the_guard_of_quotes_leaves_its_own_characters_as_they_are(renderer: Renderer, text: str) -> None:
-    assert text in shown(renderer, Turn("user", f"a {text} b"))
+    assert text in shown(renderer, Turn(role="user", text=f"a {text} b"))

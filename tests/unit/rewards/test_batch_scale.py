@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rewards.batch import BatchScale, BatchScaling, batch_scale
+from orchestrator.rewards.batch_scale import BatchScale, BatchScaling, batch_scale
 
 
 def test_tokens_and_not_steps_are_weighed() -> None:

@@ -1,23 +1,32 @@
 """Process signals, one by one."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rewards.process import (
-    SIGNALS,
-    ParsedAction,
-    ToolCall,
-    ill_formed_tool_call,
-    language_mixing,
-    process_score,
-    reasoning_structure,
-)
+from orchestrator.contracts.marks import ParseStatus
+from orchestrator.rewards import signals
+from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolCall
+from orchestrator.rewards.signals import SIGNALS
 
 ENGLISH = "We list the files first and count the lines of each one, then add the numbers."
 CHINESE = "我们先列出所有文件，然后数一下每个文件有多少行，最后把数字加起来。"
 GERMAN = "Für jede Datei zählen wir zuerst die Zeilen und addieren danach die Größen."
 RUSSIAN = "Сначала посчитаем строки каждого файла, а потом сложим полученные числа."
+
+
+def ill_formed_tool_call(action: ParsedAction) -> float:
+    return signals.ill_formed_tool_call(RecordedStep(action), ())
+
+
+def language_mixing(action: ParsedAction) -> float:
+    return signals.language_mixing(RecordedStep(action), ())
+
+
+def reasoning_structure(action: ParsedAction) -> float:
+    return signals.reasoning_structure(RecordedStep(action), ())
 
 
 def call(arguments: str, name: str = "bash") -> ToolCall:
@@ -30,7 +39,7 @@ def call(arguments: str, name: str = "bash") -> ToolCall:
         (ParsedAction(content="7"), 0.0),
         (ParsedAction(tool_calls=(call('{"command": "ls"}'),)), 0.0),
         (ParsedAction(tool_calls=(call("{}"), call("{}"))), 0.0),
-        (ParsedAction(content="<tool_call>{", parse="ill_formed"), -1.0),
+        (ParsedAction(content="<tool_call>{", parse=ParseStatus.ILL_FORMED), -1.0),
         (ParsedAction(tool_calls=(call("ls -l"),)), -1.0),
         (ParsedAction(tool_calls=(call('["ls"]'),)), -1.0),
         (ParsedAction(tool_calls=(call("{}"), call("{}", name=""), call("{}"), call("{}"))), -0.25),
@@ -49,7 +58,7 @@ def test_text_in_one_language_mixes_nothing(text: str) -> None:
     assert language_mixing(ParsedAction(content=text, reasoning=text)) == 0
 
 
-def test_technical_terms_in_chinese_text_and_code_in_any_script_are_no_mixing() -> None:
+def test_technical_terms_in_chinese_text_and_code_in_any_script_do_not_count_as_mixing() -> None:
     assert (
         language_mixing(ParsedAction(content="我用 Python 和 bash 写了一个脚本，它会统计 CSV 文件的行数。"))
         == 0
@@ -84,8 +93,8 @@ def test_the_worse_of_reasoning_and_content_counts() -> None:
         (ParsedAction(tool_calls=(call("{}"),)), 0.0),
         (ParsedAction(), -1.0),
         (ParsedAction(content=" \n"), -1.0),
-        (ParsedAction(reasoning="so it is 7", content="</think>7"), -1.0),
-        (ParsedAction(reasoning="<think>so it is 7", content="7"), -1.0),
+        (ParsedAction(reasoning="that makes 7", content="</think>7"), -1.0),
+        (ParsedAction(reasoning="<think>that makes 7", content="7"), -1.0),
         (ParsedAction(reasoning='<tool_call>{"name": "bash"}', content="7"), -1.0),
         (ParsedAction(content="write `<think>` before the plan"), 0.0),
         (ParsedAction(reasoning="a\nb\nc\na\nb\nc", content="7"), -0.5),
@@ -103,22 +112,11 @@ def test_a_recorded_reply_is_read_in_both_shapes_of_a_tool_call() -> None:
         "tool_calls": [{"id": "c1", "function": {"name": "bash", "arguments": '{"a": 1}'}}],
     }
     flat = {"reasoning": "hm", "tool_calls": [{"name": "bash", "arguments": {"a": 1}}]}
-    assert ParsedAction.from_reply(nested, "ok").tool_calls == (call('{"a": 1}'),)
-    assert ParsedAction.from_reply(flat, "ok") == ParsedAction("", "hm", (call('{"a": 1}'),), "ok")
-    assert ParsedAction.from_reply({}, "ill_formed") == ParsedAction(parse="ill_formed")
-
-
-def test_a_step_pays_the_sum_of_its_signals_and_never_more_than_one() -> None:
-    action = ParsedAction(content="</think>", parse="ill_formed")
-    score = process_score(action)
-    assert dict(score.signals) == {
-        "ill_formed_tool_call": -1.0,
-        "language_mixing": 0.0,
-        "reasoning_structure": -1.0,
-    }
-    assert score.value == -1
-    assert process_score(action, ("language_mixing",)).value == 0
-    assert process_score(action, ()).value == 0
+    assert ParsedAction.from_reply(nested, ParseStatus.OK).tool_calls == (call('{"a": 1}'),)
+    assert ParsedAction.from_reply(flat, ParseStatus.OK) == ParsedAction(
+        content="", reasoning="hm", tool_calls=(call('{"a": 1}'),), parse=ParseStatus.OK
+    )
+    assert ParsedAction.from_reply({}, ParseStatus.ILL_FORMED) == ParsedAction(parse=ParseStatus.ILL_FORMED)
 
 
 @given(
@@ -132,7 +130,19 @@ def test_a_step_pays_the_sum_of_its_signals_and_never_more_than_one() -> None:
         parse=st.sampled_from(["ok", "ill_formed"]),
     )
 )
-def test_every_signal_of_any_text_lies_between_minus_one_and_zero(action: ParsedAction) -> None:
+def test_every_signal_of_any_text_lies_between_minus_one_and_one(action: ParsedAction) -> None:
+    step = RecordedStep(action)
     for name, signal in SIGNALS.items():
-        assert -1 <= signal(action) <= 0, name
-    assert -1 <= process_score(action).value <= 0
+        assert -1 <= signal(step, [step, step]) <= (name == "structured_reasoning"), name
+
+
+@pytest.mark.parametrize(
+    "piece", ["<think ", "</tool_call ", "`", "```", "<|im_start", "a b ", "然", '{"a":']
+)
+def test_no_text_of_a_policy_holds_up_those_who_pay_for_it(piece: str) -> None:
+    text = piece * (200_000 // len(piece))
+    step = RecordedStep(ParsedAction(content=text, reasoning=text, tool_calls=(call(text),)))
+    began = time.process_time()
+    for signal in SIGNALS.values():
+        signal(step, [step])
+    assert time.process_time() - began < 2.0  # work that grows with the square of the text takes about ten

@@ -5,11 +5,13 @@ from types import ModuleType
 
 import pytest
 
-from orchestrator.rewards import batch, composite, process, returns, speed
+from orchestrator.rewards import batch_scale, comparison, composite, process, returns, signals, speed
 
 
 @pytest.mark.parametrize(
-    "module", [batch, composite, process, returns, speed], ids=lambda m: m.__name__.split(".")[-1]
+    "module",
+    [batch_scale, comparison, composite, process, returns, signals, speed],
+    ids=lambda m: m.__name__.split(".")[-1],
 )
 def test_every_worked_example_gives_the_numbers_that_it_shows(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)

@@ -8,7 +8,7 @@ from orchestrator.rewards.speed import SHORTEST_S, Speed, SpeedBase, agent_secon
 
 
 def test_queueing_of_the_platform_is_not_the_agents_time() -> None:
-    assert agent_seconds(wall_s=31, queued_s=19) == 12
+    assert agent_seconds(wall_s=31, waiting_s=19) == 12
     fast, slow = agent_seconds(60, 50), agent_seconds(11, 1)
     assert speed_bonuses([1, 1], [fast, slow], 10)[0] == speed_bonuses([1, 1], [fast, slow], 10)[1]
     assert agent_seconds(5, 9) == SHORTEST_S, "clocks of two hosts may disagree"
@@ -16,19 +16,23 @@ def test_queueing_of_the_platform_is_not_the_agents_time() -> None:
 
 def test_the_tasks_reference_comes_before_the_siblings() -> None:
     assert speed_bonuses([1, 1], [5, 20], 20) == [
-        Speed(5, 20, SpeedBase.REFERENCE, 0.8),
-        Speed(20, 20, SpeedBase.REFERENCE, 0.5),
+        Speed(agent_s=5, base_s=20, base=SpeedBase.REFERENCE, bonus=0.8),
+        Speed(agent_s=20, base_s=20, base=SpeedBase.REFERENCE, bonus=0.5),
     ]
 
 
 def test_without_a_reference_the_base_is_the_median_of_the_successful_siblings() -> None:
     speeds = speed_bonuses([1, 0, 0.5, 1, 1], [30, 1, 10, 20, 60])
+    assert speeds[2].bonus == pytest.approx(0.5 * h(10 / 30)), "half the work earns half the bonus"
     assert [s.base_s for s in speeds] == [20, None, 30, 30, 20]
-    assert speeds[0] == Speed(30, 20, SpeedBase.SIBLINGS, 0.4)
+    assert speeds[0] == Speed(agent_s=30, base_s=20, base=SpeedBase.SIBLINGS, bonus=0.4)
 
 
 def test_a_lone_success_is_its_own_base() -> None:
-    assert speed_bonuses([0, 1], [3, 7]) == [Speed(3), Speed(7, 7, SpeedBase.ITSELF, 0.5)]
+    assert speed_bonuses([0, 1], [3, 7]) == [
+        Speed(agent_s=3),
+        Speed(agent_s=7, base_s=7, base=SpeedBase.ITSELF, bonus=0.5),
+    ]
 
 
 def test_failure_is_never_paid_for_speed() -> None:
@@ -50,7 +54,7 @@ def test_bonuses_lie_between_zero_and_one_even_for_times_of_zero(
     for (performance, _), speed in zip(
         members, speed_bonuses([m[0] for m in members], [m[1] for m in members], reference_s), strict=True
     ):
-        assert (0 < speed.bonus <= 1) if performance > 0 else speed.bonus == 0
+        assert (0 < speed.bonus <= performance) if performance > 0 else speed.bonus == 0
 
 
 def test_a_reference_of_zero_seconds_is_a_bug_of_the_caller() -> None:

@@ -1,17 +1,19 @@
-"""Attempts over a fake cluster, well or hurt."""
+"""Attempts over a fake cluster, healthy or disturbed."""
 
-import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
 from sandboxes.base import File, SandboxSpec
 from sandboxes.kubernetes.provider import KubernetesProvider
-from sandboxes.owner import Work, working_on
+from sandboxes.owner import LeasedWork, WorkKind, working_on
 from tests.unit.sandboxes.fake_kubernetes import ALREADY, VERBS, Fake, Faults, Object, place, serving
+from tests.waiting import eventually
 
 
 @asynccontextmanager
@@ -25,18 +27,17 @@ async def cluster(
             yield fake, KubernetesProvider(replace(known, **{"ttl_s": 10.0, "start_s": 60.0, **settings}))  # type: ignore[arg-type]
 
 
-def work(rollout: int, attempt: int = 1, epoch: int = 1) -> Work:
-    return Work("a run", rollout, attempt, epoch, "attempt")
+def work(rollout: int, attempt: int = 1, epoch: int = 1) -> LeasedWork:
+    return LeasedWork(run="a run", rollout=rollout, attempt=attempt, epoch=epoch, kind=WorkKind.ATTEMPT)
 
 
-async def gone(fake: Fake, within_s: float = 20.0) -> None:
-    """Until nothing is left."""
-    with anyio.fail_after(within_s):
-        while fake.pods or fake.secrets:
-            await anyio.sleep(0.02)
+async def gone(fake: Fake, within_s: float = 60.0) -> None:
+    """Wait until nothing is left."""
+    await eventually(lambda: not fake.pods and not fake.secrets, within_s=within_s)
 
 
-HURT = {
+TURNS = 40  # attempts at the same time
+HURT: dict[str, Any] = {
     "throttled": 0.02,
     "broken": 0.02,
     "unanswered": 0.05,
@@ -48,13 +49,15 @@ HURT = {
 
 
 async def attempts(count: int, faults: Faults, *, least: int) -> None:
-    """So many attempts over a server that is hurt, at least `least` times in each way, as often told that something is already there: one pod
-    each, and none is left."""
+    """So many attempts over a disturbed server. Each kind of fault, and each "already there", happens at least `least` times. There is
+    one pod per attempt, and none is left."""
     async with cluster(faults=faults, start_s=120.0) as (fake, provider):
-        turn, slow = anyio.Semaphore(40), random.Random(3)
+        turn, slow = anyio.Semaphore(TURNS), random.Random(3)
 
         async def pull(_: Object) -> None:
-            await asyncio.sleep(slow.uniform(0.1, 0.8))
+            """An image that takes as long as some later pods take to be made: fewer than there are turns."""
+            until = min(count, len(fake.made) + slow.randrange(1, TURNS // 4))
+            await eventually(lambda: len(fake.made) >= until, within_s=math.inf)
 
         fake.pending = pull
 

@@ -4,9 +4,9 @@ REST with Status objects, resourceVersions, label and field selectors, pages, pr
 JSON with bookmarks and 410 Gone; pods/exec by websocket (v5.channel.k8s.io). Its "kubelet" starts the pod's own command once its Secret is there:
 
     processes=True   in bubblewrap, from the pod's own spec: its volumes, its capabilities, its memory; exec enters those namespaces
-    processes=False  as a keeper in this process, over the same socket: for thousands of pods
+    processes=False  as a supervisor in this process, over the same socket: for thousands of pods
 
-`faults` hurt it: see `Faults`.
+`faults` disturb it: see `Faults`.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import base64
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -33,9 +34,10 @@ from aiohttp import WSMsgType, web
 
 from sandboxes.base import Limits
 from sandboxes.cgroups import Cgroup, detect
-from sandboxes.inside.keeper import Keeper
 from sandboxes.inside.pipe import SOCKET
+from sandboxes.inside.supervisor import Supervisor
 from sandboxes.kubernetes.settings import KubernetesSettings
+from tests.waiting import eventually
 
 _PATH = {"PATH": "/usr/bin:/bin:/usr/sbin"}
 TOKEN = "a-token-of-the-account"
@@ -44,14 +46,15 @@ VERBS = {
     ("create", "pods"), ("get", "pods"), ("list", "pods"), ("watch", "pods"), ("delete", "pods"),
     ("create", "secrets"), ("get", "pods/exec"), ("create", "pods/exec"),
 }  # fmt: skip
-"""What the account may do: exactly the Role of the guide."""
+"""The account's permissions: exactly the Role of the guide."""
 Object = dict[str, Any]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Faults:
-    """Shares of requests that are throttled (429, Retry-After), answered with 500, carried out without an answer, cut off before, or slow; of watches
-    that are dropped or told that their version is too old. `seed` makes it repeatable."""
+    """Shares of requests that are throttled (429, Retry-After), answered with 500, carried out without an answer, cut off before, or slow (they wait
+    until another pod changes, for at most 0.1 s); of watches that are dropped or rejected because their version is too old. `seed` makes it
+    repeatable."""
 
     throttled: float = 0.0
     broken: float = 0.0
@@ -74,7 +77,7 @@ class Faults:
 
 
 ALREADY = "already there"
-"""In `Faults.happened`: a pod or secret was asked for again, 409; the first answer was lost."""
+"""In `Faults.happened`: a pod or secret was requested again, 409; the first answer was lost."""
 
 
 class Refused(Exception):
@@ -95,7 +98,7 @@ class Refused(Exception):
 
 
 class Fake:
-    """The server. `pods` and `secrets` are what is there; `made` counts every pod that was ever created, by name."""
+    """The server. `pods` and `secrets` are the current objects; `made` counts every pod that was ever created, by name."""
 
     def __init__(
         self, directory: Path, *, processes: bool, faults: Faults | None = None, network: bool = False
@@ -167,7 +170,7 @@ class Fake:
             try:
                 await runtime.stop()
             except asyncio.CancelledError:
-                # Killed, and not waited for yet: whoever ends this server does that.
+                # Killed, and not waited for yet: the code that ends this server waits.
                 self.runtimes[uid] = runtime
                 raise
         del self.pods[name]
@@ -185,10 +188,10 @@ class Fake:
         name = pod["metadata"]["name"]
         if self.pending is not None:
             await self.pending(pod)
-        while name not in self.secrets:  # the volume cannot be mounted yet
-            await asyncio.sleep(0.01)
-            if self.pods.get(name) is not pod:
-                return
+        # Until then the volume cannot be mounted.
+        await eventually(lambda: name in self.secrets or self.pods.get(name) is not pod, within_s=math.inf)
+        if name not in self.secrets:
+            return
         if "deletionTimestamp" in pod["metadata"]:
             return
         runtime = Runtime(self, pod)
@@ -239,7 +242,8 @@ class Fake:
     async def rest(self, request: web.Request, verb: str, kind: str, name: str) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else {}
         if self.faults.strikes("slow"):
-            await asyncio.sleep(0.1)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.news.wait(), 0.1)
         if self.faults.strikes("throttled"):
             raise Refused(
                 429, "TooManyRequests", "too many requests", retry_after=0 if kind == "secrets" else 1
@@ -250,18 +254,18 @@ class Fake:
             return self.hang_up(request)
         there = getattr(self, kind)
         if verb == "create":
-            told = self.create(kind, body)
+            answer = self.create(kind, body)
         elif verb == "delete":
-            told = self.delete(name, body)
+            answer = self.delete(name, body)
         elif verb == "list":
-            told = self.page(request, there)
+            answer = self.page(request, there)
         elif name not in there:
             raise Refused(404, "NotFound", f'{kind} "{name}" not found')
         else:
-            told = there[name]
+            answer = there[name]
         if self.faults.strikes("unanswered"):
             return self.hang_up(request)
-        return web.json_response(told, status=201 if verb == "create" else 200)
+        return web.json_response(answer, status=201 if verb == "create" else 200)
 
     def hang_up(self, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
@@ -377,12 +381,12 @@ class Runtime:
         self.process: asyncio.subprocess.Process | None = None
         self.first = 0
         self.cgroup: Cgroup | None = None
-        self.keeper: asyncio.Task[None] | None = None
+        self.supervisor: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
-        if self.keeper is not None:
-            return not self.keeper.done()
+        if self.supervisor is not None:
+            return not self.supervisor.done()
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
@@ -390,9 +394,10 @@ class Runtime:
         held = {name: base64.b64decode(data) for name, data in self.fake.secrets[self.name]["data"].items()}
         if not self.fake.processes:
             (self.place / "run/penstock").mkdir(parents=True)
-            self.keeper = asyncio.create_task(Keeper(json.loads(held["session.json"]), "", self.place).run())
-            while not (self.place / SOCKET.lstrip("/")).exists():
-                await asyncio.sleep(0.002)
+            self.supervisor = asyncio.create_task(
+                Supervisor(json.loads(held["session.json"]), "", self.place).run()
+            )
+            await eventually((self.place / SOCKET.lstrip("/")).exists, every_s=0.002)
             return
         read, write = os.pipe()
         command = self.command(held, write)
@@ -407,14 +412,14 @@ class Runtime:
             *command, env={}, pass_fds=(write,), stdin=subprocess.DEVNULL
         )
         os.close(write)
-        told = b""
-        while b"\n" not in told:
-            told += await asyncio.to_thread(os.read, read, 4096)
+        line = b""
+        while b"\n" not in line:
+            line += await asyncio.to_thread(os.read, read, 4096)
         os.close(read)
-        self.first = int(json.loads(told.split(b"\n")[0])["child-pid"])
+        self.first = int(json.loads(line.split(b"\n")[0])["child-pid"])
 
     def command(self, held: dict[str, bytes], status: int) -> list[str]:
-        """bubblewrap for what the pod's spec says."""
+        """bubblewrap's command line for the pod's spec."""
         spec = self.pod["spec"]
         container = spec["containers"][0]
         words = [
@@ -482,7 +487,7 @@ class Runtime:
     async def exec(
         self, command: list[str]
     ) -> tuple[asyncio.StreamReader, Any, Callable[[], Awaitable[None]]]:
-        if self.keeper is not None:
+        if self.supervisor is not None:
             reader, writer = await asyncio.open_unix_connection(str(self.place / SOCKET.lstrip("/")))
 
             async def nothing() -> None:
@@ -513,23 +518,23 @@ class Runtime:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            process._transport.close()  # type: ignore[attr-defined] # its pipes, which nobody reads any more
+            process._transport.close()  # type: ignore[attr-defined] # its pipes, which are not read any more
 
         return process.stdout, process.stdin, end
 
     async def ended(self) -> int:
-        if self.keeper is not None:
+        if self.supervisor is not None:
             with contextlib.suppress(asyncio.CancelledError):
-                await self.keeper
+                await self.supervisor
             return 0
         assert self.process is not None
         return await self.process.wait()
 
     async def stop(self) -> None:
-        if self.keeper is not None:
-            self.keeper.cancel()
+        if self.supervisor is not None:
+            self.supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self.keeper
+                await self.supervisor
         elif self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.first, 9)
@@ -557,7 +562,7 @@ def certificate(directory: Path) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def serving(fake: Fake) -> AsyncIterator[KubernetesSettings]:
-    """The server runs; yields what a provider needs to reach it."""
+    """The server runs; yields the values that a provider needs to reach it."""
     key, cert = certificate(fake.directory)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)

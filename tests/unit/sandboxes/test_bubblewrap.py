@@ -1,20 +1,26 @@
-"""What the bubblewrap provider says and does beyond the port."""
+"""The messages and acts of the bubblewrap provider beyond the port."""
 
 import os
+import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
 import anyio
 import pytest
 
-from sandboxes.base import File, KilledBy, SandboxError, SandboxSpec
+from sandboxes import procfs
+from sandboxes.base import File, KilledBy, SandboxError, SandboxLost, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
 from sandboxes.owner import records
 from sandboxes.reap import default_root
+from sandboxes.tree import TreeUsage
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
 
 
 async def refusal(spec: SandboxSpec) -> str:
@@ -116,6 +122,34 @@ async def test_the_surrounding_scope_can_be_cancelled_at_any_moment(root: Path) 
     assert records(default_root()) == []
 
 
+def monitors() -> set[int]:
+    """The bubblewrap processes that this process has started."""
+    return {
+        pid
+        for pid in procfs.tree(os.getpid())
+        if command(Path(f"/proc/{pid}")).partition(b"\0")[0].endswith(b"bwrap")
+    }
+
+
+async def test_a_program_that_dies_with_its_session_never_looks_as_if_it_had_ended_by_itself(
+    root: Path,
+) -> None:
+    async def ends_the_session(sandbox: BubblewrapSandbox, running: int, of: set[int]) -> None:
+        await eventually(lambda: len(sandbox.living()) >= running, every_s=0.001)
+        for pid in of:
+            os.kill(pid, signal.SIGKILL)
+
+    for _ in range(10):
+        before = monitors()
+        async with BubblewrapProvider().open(SandboxSpec()) as sandbox, anyio.create_task_group() as tasks:
+            assert isinstance(sandbox, BubblewrapSandbox)
+            assert (await sandbox.exec(["sh", "-c", "kill -9 0"])).exit_code == 137  # its own act: a result
+            with anyio.fail_after(60):
+                tasks.start_soon(ends_the_session, sandbox, 30, monitors() - before)
+                with pytest.raises(SandboxLost):
+                    await sandbox.exec(["sh", "-c", "for i in $(seq 30); do sleep 60 & done; wait"])
+
+
 async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:
     async with BubblewrapProvider().open(SandboxSpec()) as sandbox:
         for _ in range(5):
@@ -123,6 +157,18 @@ async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:
             process = await sandbox.start(["sleep", "60"])
             assert (await process.kill()).killed_by is KilledBy.CALLER
             assert time.monotonic() - began < 5
+
+
+async def test_time_is_kept_while_a_look_at_the_disk_takes_long(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(TreeUsage, "add", lambda used, _: (ended.wait(20), used)[1])
+    async with BubblewrapProvider(root).open(SandboxSpec()) as sandbox:
+        with anyio.fail_after(10):
+            result = await sandbox.exec(["sleep", "1000"], timeout_s=1)
+        ended.set()
+    assert result.killed_by is KilledBy.TIMEOUT and result.wall_s < 5
 
 
 async def test_problems_are_none_here_and_name_the_package_elsewhere(

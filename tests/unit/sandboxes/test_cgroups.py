@@ -50,7 +50,7 @@ def test_a_group_is_made_and_removed_with_its_parent(tmp_path: Path) -> None:
     group = Hierarchies(2, (tmp_path,)).create("one", Limits())
     assert (tmp_path / "penstock" / "one").is_dir()
     assert str(tmp_path / "penstock" / "one" / "cgroup.procs") in group.attach_script()
-    # Controllers were asked for at both levels above; on a real mount the kernel keeps these files.
+    # Controllers were requested at both levels above; on a real mount the kernel keeps these files.
     (tmp_path / "cgroup.subtree_control").unlink()
     (tmp_path / "penstock" / "cgroup.subtree_control").unlink()
     group.remove()

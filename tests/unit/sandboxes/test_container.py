@@ -1,40 +1,48 @@
-"""What the provider `container` says to engines, and of them; ./ops/test --tier containers runs it over a real one."""
+"""The commands that the provider `container` sends to engines, and its reports of them; ./ops/test --tier containers runs it over a real one."""
 
 import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandboxes import seccomp
-from sandboxes.base import Limits, SandboxError, SandboxSpec
-from sandboxes.container.engine import Engine, Mount, Run, profile
+from sandboxes.base import File, Folder, Limits, Link, SandboxError, SandboxSpec, SideService
+from sandboxes.container.engine import ContainerRun, Engine, Mount, ServiceRun, profile
 from sandboxes.container.image import digest
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 
 pytestmark = pytest.mark.anyio
 
-RUN = Run(
-    "penstock-1-1", "image:1", "7:7", True, Limits(memory_mb=64, processes=8, cpu_s=1.5, disk_mb=2),
-    [Mount(Path("/here/app"), "/app", writable=True), Mount(Path("/here/tests"), "/tests")],
-    {"penstock.sandbox": "1"}, {"PENSTOCK_SANDBOX": "1"}, Path("/here/seccomp.json"), "the script", ["/app", "true"],
-)  # fmt: skip
+RUN = ContainerRun(
+    name="penstock-1-1",
+    image="image:1",
+    user="7:7",
+    own_user=True,
+    limits=Limits(memory_mb=64, processes=8, cpu_s=1.5, disk_mb=2),
+    mounts=[Mount(Path("/here/app"), "/app", writable=True), Mount(Path("/here/tests"), "/tests")],
+    labels={"penstock.sandbox": "1"},
+    marks={"PENSTOCK_SANDBOX": "1"},
+    seccomp=Path("/here/seccomp.json"),
+    script="the script",
+    argv=["session-1"],
+)
 COMMON = [
-    "--rm", "--interactive", "--attach=stdin", "--attach=stdout", "--attach=stderr", "--name=penstock-1-1", "--pull=never",
-    "--log-driver=none", "--sig-proxy=false", "--network=none", "--ipc=private", "--cgroupns=private", "--hostname=sandbox",
-    "--no-healthcheck", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable",
-    "--security-opt=seccomp=/here/seccomp.json", "--user=7:7", "--workdir=/", "--memory=64m", "--memory-swap=64m",
-    "--shm-size=64m", "--pids-limit=8", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=nproc=10:10",
+    "--rm", "--detach", "--name=penstock-1-1", "--pull=never", "--log-driver=none", "--network=none", "--hostname=sandbox", "--ipc=private",
+    "--cgroupns=private", "--no-healthcheck", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges",
+    "--security-opt=label=disable", "--security-opt=seccomp=/here/seccomp.json", "--user=7:7", "--workdir=/", "--memory=64m",
+    "--memory-swap=64m", "--shm-size=64m", "--pids-limit=34", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=nproc=10:10",
     "--ulimit=fsize=2097152:2097152", "--ulimit=cpu=3:3", "--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555",
 ]  # fmt: skip
 REST = [
     "--label=penstock.sandbox=1", "--env=PENSTOCK_SANDBOX=1",
     "--mount", "type=bind,source=/here/app,target=/app", "--mount", "type=bind,source=/here/tests,target=/tests,readonly",
 ]  # fmt: skip
-TAIL = ["--entrypoint=/bin/sh", "image:1", "-c", "the script", "sh", "/app", "true"]
+TAIL = ["--entrypoint=/bin/sh", "image:1", "-c", "the script", "sh", "session-1"]
 
 
 def test_the_command_of_podman_is_exactly_this() -> None:
@@ -50,27 +58,102 @@ def test_the_command_of_podman_is_exactly_this() -> None:
         "--systemd=false",
         "--http-proxy=false",
     ]
-    begin = ["podman", "--log-level=error", "--runtime=crun", "run"]
-    assert engine.run(RUN) == [*begin, *COMMON, *own, "--cpus=1.5", *REST, "--tz=UTC", *TAIL]
+    assert engine.command == ["podman", "--log-level=error", "--runtime=crun"]
+    assert engine.run(RUN) == ["run", *COMMON, *own, "--cpus=1.5", *REST, "--tz=UTC", *TAIL]
+
+
+def test_a_program_is_led_into_its_container_with_its_own_user_and_nothing_else() -> None:
+    words = Engine(ContainerSettings()).exec("penstock-1-1", "7:7", "the script", ["/app", "true"])
+    assert words == [
+        *("exec", "--user=7:7", "--workdir=/", "penstock-1-1"),
+        *("/bin/sh", "-c", "the script", "sh", "/app", "true"),
+    ]
+
+
+def test_where_users_are_shared_the_containers_own_limit_of_processes_is_exact() -> None:
+    words = Engine(ContainerSettings()).run(replace(RUN, own_user=False))
+    assert "--pids-limit=8" in words and "--ulimit=nproc=32768:32768" in words
 
 
 def test_the_command_of_docker_is_exactly_this() -> None:
     engine = Engine(ContainerSettings(engine="/opt/docker", runtime="runsc"))
-    assert engine.run(RUN) == ["/opt/docker", "run", *COMMON, "--runtime=runsc", *REST, *TAIL]
+    assert engine.command == ["/opt/docker"]
+    assert engine.run(RUN) == ["run", *COMMON, "--runtime=runsc", *REST, *TAIL]
+
+
+SERVICE = ServiceRun(
+    name="penstock-1-services-1",
+    image="image:2",
+    shares="penstock-1-services",
+    service=SideService(
+        name="db",
+        build={},
+        shown="image:2",
+        entrypoint=("serve", "--fast"),
+        command=("--port", "80"),
+        env={"A": "b c", "PENSTOCK_SANDBOX": "another"},
+        work_dir="/srv",
+        user="7",
+        volumes=("/data",),
+    ),
+    limits=Limits(memory_mb=64, processes=8, disk_mb=2),
+    hosts=Mount(Path("/here/hosts"), "/etc/hosts"),
+    labels={"penstock.sandbox": "1"},
+    marks={"PENSTOCK_SANDBOX": "1"},
+    seccomp=Path("/here/seccomp.json"),
+)
+
+
+def test_the_command_of_a_side_service_is_exactly_this() -> None:
+    common = [
+        "--rm", "--name=penstock-1-services-1", "--pull=never", "--log-driver=none", "--sig-proxy=false",
+        "--network=container:penstock-1-services", "--pid=container:penstock-1-services", "--ipc=private", "--cgroupns=private",
+        "--no-healthcheck", "--cap-drop=all", "--cap-add=CHOWN", "--cap-add=DAC_OVERRIDE", "--cap-add=FOWNER", "--cap-add=KILL",
+        "--cap-add=NET_BIND_SERVICE", "--cap-add=SETGID", "--cap-add=SETUID", "--security-opt=no-new-privileges",
+        "--security-opt=label=disable", "--security-opt=seccomp=/here/seccomp.json", "--memory=64m", "--memory-swap=64m",
+        "--shm-size=64m", "--pids-limit=32", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=nproc=32768:32768",
+        "--ulimit=fsize=2097152:2097152", "--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555",
+        "--mount", "type=bind,source=/here/hosts,target=/etc/hosts,readonly",
+    ]  # fmt: skip
+    rest = [
+        "--label=penstock.sandbox=1", "--env=A=b c", "--env=PENSTOCK_SANDBOX=1", "--volume=/data", "--user=7", "--workdir=/srv",
+        "--entrypoint=serve",
+    ]  # fmt: skip
+    tail = ["image:2", "--fast", "--port", "80"]
+    podman = Engine(ContainerSettings(cpus=1.5, run_options=("--tz=UTC",)))
+    own = ["--systemd=false", "--http-proxy=false", "--cpus=1.5"]
+    assert podman.serve(SERVICE) == ["run", *common, *own, *rest, "--tz=UTC", *tail]
+    docker = Engine(ContainerSettings(engine="docker", runtime="runsc"))
+    assert docker.serve(SERVICE) == ["run", *common, "--runtime=runsc", *rest, *tail]
+    image_alone = replace(SERVICE, service=SideService(name="db", build={}, shown="x"))
+    assert podman.serve(image_alone)[-1] == "image:2"
+    assert not any(word.startswith("--entrypoint") for word in podman.serve(image_alone))
+
+
+def test_a_container_with_the_network_of_another_gets_a_name_from_podman_alone() -> None:
+    run = replace(RUN, shares="penstock-1-services")
+    words = [Engine(ContainerSettings(engine=each)).run(run) for each in ("podman", "docker")]
+    assert all(
+        "--network=container:penstock-1-services" in each and "--network=none" not in each for each in words
+    )
+    assert ["--hostname=sandbox" in each for each in words] == [True, False]
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker's client is not installed")
 def test_dockers_own_parser_takes_the_command() -> None:
     where = ["docker", "--host=unix:///nonexistent/docker.sock"]
-    command = Engine(ContainerSettings(engine="docker")).run(RUN)
-    command = [*where, *command[1:]]
+    engine = Engine(ContainerSettings(engine="docker"))
+    command = [*where, *engine.run(RUN)]
     command[command.index("--security-opt=seccomp=/here/seccomp.json")] = (
         "--security-opt=seccomp=unconfined"  # it reads the file
     )
     done = subprocess.run(command, capture_output=True, text=True)
     assert "flag" not in done.stderr and "daemon" in done.stderr, done.stderr
+    enter = engine.exec("penstock-1-1", "7:7", "the script", ["/app", "true"])
+    done = subprocess.run([*where, *enter], capture_output=True, text=True)
+    assert "flag" not in done.stderr and "daemon" in done.stderr, done.stderr
     wrong = subprocess.run([*where, "run", "--read-only-tmpfs=false", "x"], capture_output=True, text=True)
-    assert "unknown flag" in wrong.stderr  # a parser that took everything would prove nothing
+    assert "unknown flag" in wrong.stderr  # a parser that accepted everything would prove nothing
 
 
 def test_the_filter_is_that_of_bubblewrap_call_by_call() -> None:
@@ -97,7 +180,14 @@ def test_a_path_that_an_engine_would_misread_is_refused() -> None:
 
 
 def test_one_build_context_has_one_name() -> None:
-    assert digest({"a": b"1", "b": b"2"}) == digest({"b": b"2", "a": b"1"}) != digest({"a": b"12", "b": b""})
+    one, two = File(b"1"), File(b"2")
+    assert (
+        digest({"a": one, "b": two})
+        == digest({"b": two, "a": one})
+        != digest({"a": File(b"12"), "b": File(b"")})
+    )
+    names = {digest({"a": entry}) for entry in (one, File(b"1", 0o755), Link("1"), Folder(), Folder(0o700))}
+    assert len(names) == 5
 
 
 async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_problems(root: Path) -> None:
@@ -110,18 +200,18 @@ async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_pro
     assert unnamed.startswith("sandbox.container.image: name the image")
 
 
-async def test_an_engine_that_cannot_start_a_program_is_the_platforms_failure_and_says_why(
+async def test_an_engine_that_cannot_start_a_container_is_the_platforms_failure_and_says_why(
     root: Path,
 ) -> None:
     shim = engine(root, "if sys.argv[1] == 'run':\n    sys.exit('no space left on device')\n")
     async with ContainerProvider(ContainerSettings(engine=str(shim), image="x")).open(
         SandboxSpec()
     ) as sandbox:
-        with pytest.raises(SandboxError, match=r"did not start a program .*no space left on device"):
+        with pytest.raises(SandboxError, match=r"did not start a container .*no space left on device"):
             await sandbox.exec(["true"])
         [run] = [line for line in recorded(root) if line[0] == "run"]
-        assert f"--name=penstock-{sandbox.id}-1" in run and run[-2:] == ["/app", "true"]
-        assert ["rm", "--force", f"penstock-{sandbox.id}-1"] in recorded(root)
+        assert f"--name=penstock-{sandbox.id}-1" in run and run[-2:] == ["sh", "session-1"]
+        assert ["rm", "--force", "--volumes", "--ignore", f"penstock-{sandbox.id}-1"] in recorded(root)
 
 
 async def test_a_model_cannot_reach_the_engine_with_arguments(root: Path) -> None:
@@ -131,11 +221,11 @@ async def test_a_model_cannot_reach_the_engine_with_arguments(root: Path) -> Non
     ) as sandbox:
         for argument in ("a\0b", "\ud800"):
             assert (await sandbox.exec(["echo", argument])).exit_code == 126
-        assert not [line for line in recorded(root) if line[0] == "run"]
+        assert not [line for line in recorded(root) if line[0] == "exec"]
 
 
 def engine(directory: Path, does: str) -> Path:
-    """A podman that writes down what it is told, and does what it is told to do."""
+    """A podman that records its arguments, and then runs the code `does`."""
     shim = directory / "podman"
     head = f"#!{sys.executable}\nimport json, sys\nwith open({str(directory / 'argv')!r}, 'a') as f:\n"
     shim.write_text(f"{head}    f.write(json.dumps(sys.argv[1:]) + '\\n')\n{does}")

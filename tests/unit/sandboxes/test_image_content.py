@@ -1,4 +1,4 @@
-"""What an image's work directory may hold: bounded before it is kept, and refused in one sentence."""
+"""The permitted content of an image's work directory: bounded before it is kept, and refused in one sentence."""
 
 import io
 import sys
@@ -11,20 +11,21 @@ from pathlib import Path
 import anyio
 import pytest
 
-from orchestrator.flow.crossing import graded
-from orchestrator.flow.crossing import packed as result_of
+from orchestrator.tasks.artifacts import packed as result_of
+from orchestrator.tasks.artifacts import with_artifacts
 from orchestrator.tasks.environment import Environment
-from sandboxes.base import File, ImageRefused, Limits, SandboxError, SandboxSpec
-from sandboxes.container.content import Bounds, Content, read
+from sandboxes.base import BuildEntry, File, ImageRefused, Limits, SandboxError, SandboxSpec
+from sandboxes.container.content import DirectoryBounds, DirectoryContent, read
 from sandboxes.container.engine import Engine
 from sandboxes.container.image import Image, built, reads
 from sandboxes.container.provider import ContainerSandbox
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.owner import Owner
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
-SMALL = Bounds(entries=20, file=4096, total=8192)
+SMALL = DirectoryBounds(entries=20, file=4096, total=8192)
 Add = Callable[[tarfile.TarFile], None]
 
 
@@ -49,7 +50,7 @@ def packed(*entries: Add, form: int = tarfile.PAX_FORMAT) -> bytes:
     return out.getvalue()
 
 
-def content(data: bytes, bounds: Bounds = SMALL) -> Content:
+def content(data: bytes, bounds: DirectoryBounds = SMALL) -> DirectoryContent:
     return read(io.BytesIO(data), bounds)
 
 
@@ -72,7 +73,7 @@ def test_files_links_hard_links_and_directories_come_as_they_are() -> None:
         "n" * 200: (b"long", 0o644),
     }
     assert (found.links, found.directories) == ({"link": "/anywhere"}, ["sub"])
-    assert content(packed()) == Content()
+    assert content(packed()) == DirectoryContent()
 
 
 async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it_replaced_is_what_it_made_of_it(
@@ -80,7 +81,7 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
 ) -> None:
     names = ("kept/a", "gone/deep/a", "emptied/a", "tree/a", "edited", "removed", "file")
     image = Image(
-        "image",
+        name="image",
         content={name: File(b"image") for name in names},
         links={"link": "kept/a", "cut": "kept/a"},
         directories=("kept", "gone", "gone/deep", "emptied", "tree", "void", "__pycache__"),
@@ -91,17 +92,17 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
     )
     engine = Engine(ContainerSettings())
 
-    async with ContainerSandbox(root, SandboxSpec(), engine, image).opened() as box:
-        before = await box.changed()
+    async with ContainerSandbox(root, SandboxSpec(), engine, image).opened() as sandbox:
+        before = await sandbox.changed()
         assert not (before.added or before.modified or before.deleted)
-        await anyio.run_process(["sh", "-c", agent], cwd=root / box.id / "files/app")
-        changed = await box.changed()
+        await anyio.run_process(["sh", "-c", agent], cwd=root / sandbox.id / "files/app")
+        changed = await sandbox.changed()
     assert changed.deleted == (
         "cut", "emptied/a", "file", "gone", "gone/deep/a", "removed", "tree/a", "void",
     )  # fmt: skip
-    task = graded(Environment({}, build={"Dockerfile": b"FROM x"}), result_of(changed))
-    async with ContainerSandbox(root, task.spec(task.files, Limits()), engine, image).opened() as box:
-        app = root / box.id / "files/app"
+    task = with_artifacts(Environment(files={}, build={"Dockerfile": File(b"FROM x")}), result_of(changed))
+    async with ContainerSandbox(root, task.spec(task.files, Limits()), engine, image).opened() as sandbox:
+        app = root / sandbox.id / "files/app"
         found = {str(path.relative_to(app)): path for path in app.rglob("*")}
         assert sorted(found) == [
             "__pycache__", "edited", "emptied", "file", "file/in", "kept", "kept/a", "link", "tree",
@@ -110,7 +111,7 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
 
 
 def claims(size: int) -> bytes:
-    """A file of that size with nothing behind its header."""
+    """A file that claims that size, with nothing behind its header."""
     info = tarfile.TarInfo("big")
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -125,14 +126,14 @@ REFUSED = {
     "more than 0 MB": packed(*(entry(f"f{n}", b"x" * 4096) for n in range(3))),
     "more than 0 MB ": packed(entry("a", b"x" * 4096), *(entry(f"b{n}", kind=tarfile.LNKTYPE, to="a") for n in range(2))),
     "a sparse file": packed(entry("a", b"1\n0\n1\nx", pax_headers=PAX)),
-    "what is no file, directory or link: 'pipe'": packed(entry("pipe", kind=tarfile.FIFOTYPE)),
-    "what is no file, directory or link: 'dev'": packed(entry("dev", kind=tarfile.CHRTYPE)),
+    "neither a file nor a directory nor a link: 'pipe'": packed(entry("pipe", kind=tarfile.FIFOTYPE)),
+    "neither a file nor a directory nor a link: 'dev'": packed(entry("dev", kind=tarfile.CHRTYPE)),
     "a file without a plain name, or too deep: '/etc/x'": packed(entry("/etc/x")),
     "a file without a plain name, or too deep: '../x'": packed(entry("a/../../x")),
     "a file without a plain name": packed(entry("n" * 256)),
     "a file without a plain name ": packed(entry("a", pax_headers={"path": "a\0b"})),
     "or too deep: 'a/a/": packed(entry("a/" * 100 + "x")),
-    "'a/b' below what is no directory": packed(entry("a", kind=tarfile.SYMTYPE, to="/etc"), entry("a/b", b"x")),
+    "'a/b' below a path that is not a directory": packed(entry("a", kind=tarfile.SYMTYPE, to="/etc"), entry("a/b", b"x")),
     "'a' twice": packed(entry("a/b"), entry("a", kind=tarfile.SYMTYPE, to="/etc")),
     "'b' twice": packed(entry("b", b"1"), entry("b", b"2")),
     "a link that leads nowhere": packed(entry("a", kind=tarfile.SYMTYPE)),
@@ -141,13 +142,13 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_no_sandbox_takes_is_the_tasks_mistake_and_named(said: str) -> None:
+@pytest.mark.parametrize("problem", REFUSED)
+def test_what_no_sandbox_takes_is_the_tasks_mistake_and_named(problem: str) -> None:
     with pytest.raises(ImageRefused) as caught:
-        content(REFUSED[said])
-    told = str(caught.value)
-    assert told.startswith("environment/Dockerfile: the work directory of its image holds ")
-    assert said.strip() in told and "\n" not in told
+        content(REFUSED[problem])
+    message = str(caught.value)
+    assert message.startswith("environment/Dockerfile: the work directory of its image holds ")
+    assert problem.strip() in message and "\n" not in message
 
 
 WHOLE = packed(entry("a", b"x" * 700), entry("b", b"y"))
@@ -166,7 +167,7 @@ WHOLE = packed(entry("a", b"x" * 700), entry("b", b"y"))
     ],
     ids=["empty", "gzip", "junk", "short", "torn", "damaged", "headers"],
 )
-def test_what_is_no_whole_archive_is_the_platforms_failure(data: bytes) -> None:
+def test_an_incomplete_archive_is_the_platforms_failure(data: bytes) -> None:
     with pytest.raises(SandboxError, match=r"archive of an image's work directory") as caught:
         content(data)
     assert "\n" not in str(caught.value)
@@ -184,16 +185,16 @@ def test_a_size_that_is_only_claimed_takes_no_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(SandboxError, match="unexpected end of data"):
-            content(claims(200 << 20), Bounds())
+            content(claims(200 << 20), DirectoryBounds())
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
 
 
 def test_a_sandboxs_own_limits_bound_its_work_directory() -> None:
-    own = Bounds.of(Limits(disk_mb=64, disk_files=100))
-    assert own == Bounds(100, 64 << 20, 64 << 20)
-    assert Bounds.of(Limits(disk_mb=1 << 20, disk_files=1 << 30)) == Bounds()
+    own = DirectoryBounds.of(Limits(disk_mb=64, disk_files=100))
+    assert own == DirectoryBounds(100, 64 << 20, 64 << 20)
+    assert DirectoryBounds.of(Limits(disk_mb=1 << 20, disk_files=1 << 30)) == DirectoryBounds()
 
 
 ENGINE = """#!{python}
@@ -207,7 +208,7 @@ match sys.argv[1:]:
         print("c1")
     case ["cp", "c1:/srv/.", "-"]:
 {does}
-    case ["rm", "--force", "c1"]:
+    case ["rm", "--force", "--volumes", "--ignore", "c1"]:
         open({removed!r}, "w").close()
 """
 
@@ -228,33 +229,39 @@ async def test_a_work_directory_that_never_ends_is_cut_off_as_it_arrives(tmp_pat
         "while True: sys.stdout.buffer.write(part)",
     )
     with pytest.raises(ImageRefused, match=r"more than 1 MB \(sandbox.disk_mb"):
-        await built(endless, tmp_path, {"Dockerfile": b"FROM x"}, Limits(disk_mb=1, disk_files=10))
+        await built(
+            endless,
+            tmp_path,
+            SandboxSpec(build={"Dockerfile": File(b"FROM x")}, limits=Limits(disk_mb=1, disk_files=10)),
+        )
     assert (tmp_path / "removed").exists()
 
 
-async def test_whoever_is_told_to_stop_while_an_image_is_read_removes_the_container(tmp_path: Path) -> None:
+async def test_a_reader_that_is_cancelled_while_it_reads_an_image_removes_the_container(
+    tmp_path: Path,
+) -> None:
     copying = tmp_path / "copying"
+    context: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM x")}
     waits = engine(tmp_path, f"open({str(copying)!r}, 'w').close()", "import time", "time.sleep(100)")
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(built, waits, tmp_path, {"Dockerfile": b"FROM x"}, Limits())
-            while not copying.exists():
-                await anyio.sleep(0.01)
+            tasks.start_soon(built, waits, tmp_path, SandboxSpec(build=context))
+            await eventually(copying.exists)
             tasks.cancel_scope.cancel()
     assert (tmp_path / "removed").exists()
 
 
 async def test_what_an_engine_copies_is_read_and_what_it_breaks_off_is_not(tmp_path: Path) -> None:
-    limits, context = Limits(disk_mb=1), {"Dockerfile": b"FROM x"}
+    spec = SandboxSpec(build={"Dockerfile": File(b"FROM x")}, limits=Limits(disk_mb=1))
     whole = f"sys.stdout.buffer.write({WHOLE!r})"
-    image = await built(engine(tmp_path, whole), tmp_path, context, limits)
+    image = await built(engine(tmp_path, whole), tmp_path, spec)
     assert (image.work, sorted(image.content)) == ("/srv", ["a", "b"])
-    assert not (await built(engine(tmp_path, "sys.exit(1)"), tmp_path, context, limits)).content
+    assert not (await built(engine(tmp_path, "sys.exit(1)"), tmp_path, spec)).content
     with pytest.raises(SandboxError, match=r"cp failed after \d+ bytes"):
-        await built(engine(tmp_path, whole, "sys.exit(1)"), tmp_path, context, limits)
+        await built(engine(tmp_path, whole, "sys.exit(1)"), tmp_path, spec)
 
 
-def test_a_container_is_kept_for_a_reader_that_may_live_and_for_nobody_else() -> None:
+def test_a_container_is_kept_only_for_a_reader_that_may_be_alive() -> None:
     lives = Owner.current()
     assert Owner.read(str(lives)) == lives
     assert reads(f"reader:{lives}")

@@ -1,4 +1,4 @@
-"""The provider `kubernetes` against an API server of the real protocols: one pod per attempt whatever is lost, and none left.
+"""The provider `kubernetes` against an API server of the real protocols: one pod per attempt under every loss, and none left.
 
 ./ops/test --tier containers runs every promise of the port through it (tests/containers/test_kubernetes.py).
 """
@@ -10,22 +10,27 @@ import signal
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import kubernetes_validate
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.providers import ContainerSection, KubernetesSection
+from orchestrator.settings.providers import ContainerSection, KubernetesSection
 from sandboxes.base import File, KilledBy, Limits, SandboxError, SandboxSpec, SandboxSpent
 from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.settings import ContainerSettings
+from sandboxes.kubernetes import channel
 from sandboxes.kubernetes.objects import Identity, label, name_of, pod, secret
 from sandboxes.kubernetes.provider import KubernetesProvider
 from sandboxes.kubernetes.settings import KubernetesSettings
-from sandboxes.owner import Work, working_on
+from sandboxes.owner import LeasedWork, WorkKind, working_on
+from sandboxes.system import system_of
 from tests.unit.sandboxes.clusters import HURT, attempts, cluster, gone, work
 from tests.unit.sandboxes.fake_kubernetes import VERBS, Faults, Object, place
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +43,7 @@ def anyio_backend() -> str:
 
 
 async def test_attempts_have_a_pod_each_and_leave_none_whatever_is_lost() -> None:
-    """A thousand of them: tests/integration/test_thousand_pods.py."""
+    """A thousand of them: tests/integration/runner/test_thousand_pods.py."""
     await attempts(30, Faults(**HURT, seed=7), least=0)
 
 
@@ -57,11 +62,13 @@ async def test_owners_that_die_leave_pods_that_end_themselves_and_are_removed_by
                 group.start_soon(die, rollout)
         async with provider.open(SandboxSpec()) as alive:
             assert len(fake.pods) == 21
-            with anyio.fail_after(20):
-                while set(fake.pods) != {alive.id}:
-                    await provider.tidy()
-                    await anyio.sleep(0.1)
-            with pytest.raises(FileNotFoundError):  # it is as alive as it was
+
+            async def tidied() -> bool:
+                await provider.tidy()
+                return set(fake.pods) == {alive.id}
+
+            await eventually(tidied, within_s=20, every_s=0.1)
+            with pytest.raises(FileNotFoundError):  # it is still alive
                 await alive.get("/app/absent")
         await gone(fake)
 
@@ -75,7 +82,7 @@ async def test_a_pod_of_another_owner_is_not_adopted_and_not_removed() -> None:
         other = KubernetesProvider(provider.settings)
         with working_on(work(5)):
             async with provider.open(SandboxSpec()) as mine:
-                with working_on(work(5)), pytest.raises(SandboxError, match="its lease is somebody else's"):
+                with working_on(work(5)), pytest.raises(SandboxError, match="another worker holds its lease"):
                     async with other.open(SandboxSpec()):
                         pass
                 assert list(fake.pods) == [mine.id]
@@ -83,7 +90,7 @@ async def test_a_pod_of_another_owner_is_not_adopted_and_not_removed() -> None:
 
 async def test_sandboxes_of_one_attempt_have_names_of_their_own_and_labels_say_whose_they_are() -> None:
     async with cluster() as (fake, provider):
-        with working_on(Work("Run_1", 12, 3, 7, "verification")):
+        with working_on(LeasedWork(run="Run_1", rollout=12, attempt=3, epoch=7, kind=WorkKind.VERIFICATION)):
             async with provider.open(SandboxSpec()) as one, provider.open(SandboxSpec()) as two:
                 assert one.id.endswith("-r12-a3-e7-verification-1") and two.id.endswith(
                     "-r12-a3-e7-verification-2"
@@ -98,23 +105,53 @@ async def test_a_program_goes_on_while_the_line_is_lost_and_nothing_of_its_outpu
         async with provider.open(SandboxSpec()) as sandbox:
             script = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.005; done"
             process = await sandbox.start(["sh", "-c", script])
-            for _ in range(4):
-                await process.read()
-                await anyio.sleep(0.2)
+            seen = b""
+            for number in range(1, 5):
+                while seen.count(b"\n") < 50 * number:
+                    new, _ = await process.read()
+                    assert new, "it ended"
+                    seen += new
                 await fake.drop_lines()
             result = await process.wait()
             assert result.ok, result
             assert result.stdout.decode().split("\n")[:-1] == [f"line {i}" for i in range(300)]
 
 
-async def test_a_line_that_was_up_for_long_is_made_again_however_it_ended() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a supervisor with rights becomes another user")
+async def test_programs_of_a_pod_run_as_the_uid_of_their_task() -> None:
+    async with cluster(processes=True) as (_, provider):
+        named = KubernetesProvider(replace(provider.settings, user_namespaces=True))
+        async with named.open(SandboxSpec(user="4321", files={"/app/in": File(b"text", 0o600)})) as sandbox:
+            result = await sandbox.exec(
+                ["sh", "-c", "id -u; echo $USER; cat in; touch new && stat -c %u new"]
+            )
+            assert result.stdout.decode() == "4321\n4321\ntext4321\n", result
+            assert system_of(sandbox) == provider.settings.image
+        for user in ("root", "worker", "65536"):
+            with pytest.raises(
+                ValueError, match=f"programs cannot run as {user}: programs of a pod run as a uid"
+            ):
+                async with named.open(SandboxSpec(user=user)):
+                    pass
+        with pytest.raises(
+            ValueError,
+            match=r"programs cannot run as 4321: pods have users of their own with sandbox\.kubernetes",
+        ):
+            async with provider.open(SandboxSpec(user="4321")):
+                pass
+
+
+async def test_a_line_that_was_up_for_long_is_made_again_however_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
+    monkeypatch.setattr(channel, "time", clock)
     async with cluster(ttl_s=10.0) as (fake, provider):
         async with provider.open(SandboxSpec(files={"/app/kept": File(b"x")})) as sandbox:
-            with anyio.move_on_after(5.1):  # longer than a line may be away
-                await anyio.sleep_forever()
+            ahead_s = 5.1  # longer than a line may be away
             await fake.break_lines()
-            while fake.lines:
-                await anyio.sleep(0.01)
+            await eventually(lambda: not fake.lines)
             assert await sandbox.get("/app/kept") == b"x"
 
 
@@ -145,33 +182,30 @@ async def test_a_pod_that_was_ended_for_its_memory_is_the_programs_doing() -> No
         async with provider.open(SandboxSpec()) as sandbox:
             [runtime] = fake.runtimes.values()
             runtime.out_of_memory = True
-            assert runtime.keeper is not None
-            runtime.keeper.cancel()
+            assert runtime.supervisor is not None
+            runtime.supervisor.cancel()
             with anyio.fail_after(10):
-                while fake.pods[sandbox.id]["status"]["phase"] == "Running":
-                    await anyio.sleep(0.01)
+                await eventually(lambda: fake.pods[sandbox.id]["status"]["phase"] != "Running")
                 await fake.drop_lines()
-                while sandbox.out_of is None:  # type: ignore[attr-defined]
-                    await anyio.sleep(0.01)
+                closed: Any = sandbox
+                await eventually(lambda: closed.out_of is not None)
             result = await sandbox.exec(["true"])
             assert result.killed_by.value == "memory" and result.exit_code == 137
             with pytest.raises(SandboxSpent, match=r"has ended: .*OOMKilled"):
                 await sandbox.changed()
 
 
-async def test_a_program_whose_own_keeper_the_kernel_ended_for_memory_was_ended_for_its_memory() -> None:
+async def test_a_program_whose_own_supervisor_the_kernel_ended_for_memory_was_ended_for_its_memory() -> None:
     async with cluster(processes=True) as (_, provider):
         async with provider.open(SandboxSpec()) as sandbox:
             token = long_sleep()
-            process = await sandbox.start(["sh", "-c", f"echo begun; exec sleep {token}"])
-            assert (await process.read())[0] == b"begun\n"
-            with anyio.fail_after(20):
-                while not (programs := sleepers(token)):
-                    await anyio.sleep(0.01)
+            process = await sandbox.start(["sh", "-c", f"echo started; exec sleep {token}"])
+            assert (await process.read())[0] == b"started\n"
+            programs = await eventually(lambda: sleepers(token), within_s=20)
             answers = Path(f"/proc/{programs[0]}/stat").read_text().rpartition(")")[2].split()[1]
             os.kill(int(answers), signal.SIGKILL)
             result = await process.wait()
-            assert (result.killed_by, result.exit_code, result.stdout) == (KilledBy.MEMORY, 137, b"begun\n")
+            assert (result.killed_by, result.exit_code, result.stdout) == (KilledBy.MEMORY, 137, b"started\n")
             assert (await sandbox.exec(["true"])).ok and not sleepers(token)
 
 
@@ -194,13 +228,13 @@ async def test_a_program_whose_own_keeper_the_kernel_ended_for_memory_was_ended_
         ),
     ],
 )
-async def test_a_pod_that_does_not_start_is_told_with_the_clusters_reason(
+async def test_a_pod_that_does_not_start_is_reported_with_the_clusters_reason(
     status: Object, sentence: str
 ) -> None:
     async def pending(pod: Object) -> None:
         pod["status"] = status
         fake.record("pods", "MODIFIED", pod)
-        await asyncio.sleep(3600)
+        await anyio.sleep_forever()
 
     async with cluster(start_s=1.0) as (fake, provider):
         fake.pending = pending
@@ -226,7 +260,7 @@ async def test_what_the_account_may_not_do_is_a_problem_that_names_it(
 async def test_outside_a_pod_the_server_has_to_be_named() -> None:
     assert "KUBERNETES_SERVICE_HOST" not in os.environ
     [problem] = await KubernetesProvider(KubernetesSettings(image="x")).problems()
-    assert problem.startswith("sandbox.kubernetes.api_server: this is no pod")
+    assert problem.startswith("sandbox.kubernetes.api_server: this process does not run in a pod")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -235,7 +269,7 @@ def test_pod_and_secret_are_valid_in_every_version(version: str) -> None:
         image="x:1", runtime_class="gvisor", user_namespaces=True, node_selector={"pool": "sandboxes"},
         image_pull_secrets=("registry",), labels={"team": "a"},
     )  # fmt: skip
-    identity = Identity("penstock-1", "o", work(1), "host/runner", 1000)
+    identity = Identity(name="penstock-1", opening="o", work=work(1), owner="host/runner", uid=1000)
     made = pod(identity, SandboxSpec(limits=Limits(), binds={Path("/opt/x"): "/opt/x"}), settings)
     for thing in (made, secret(identity, settings, {"uid": 1}, "u")):
         kubernetes_validate.validate(thing, version, strict=True)
@@ -245,13 +279,19 @@ def test_pod_and_secret_are_valid_in_every_version(version: str) -> None:
 def test_a_name_follows_from_the_attempt_and_fits() -> None:
     assert name_of(work(1), 1) == name_of(work(1), 1)
     names = {
-        name_of(Work(run, 1, 1, epoch, "attempt"), n)
+        name_of(LeasedWork(run=run, rollout=1, attempt=1, epoch=epoch, kind=WorkKind.ATTEMPT), n)
         for run in ("a", "A", "-")
         for epoch in (1, 2)
         for n in (1, 2)
     }
     assert len(names) == 12
-    long = {name_of(Work("x" * 60, 2**40 + n, 99, 2**30, "verification"), 9) for n in range(20)}
+    long = {
+        name_of(
+            LeasedWork(run="x" * 60, rollout=2**40 + n, attempt=99, epoch=2**30, kind=WorkKind.VERIFICATION),
+            9,
+        )
+        for n in range(20)
+    }
     assert len(long) == 20 and all(len(name) <= 63 and name == label(name) for name in long)
 
 
@@ -264,7 +304,7 @@ def test_a_name_follows_from_the_attempt_and_fits() -> None:
         ({"active_s": 10}, "active_s: 10 is less than start_s"),
     ],
 )
-def test_bad_settings_are_refused_by_key(table: dict[str, object], sentence: str) -> None:
+def test_bad_settings_are_refused_by_key(table: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError) as refused:
         KubernetesSection(**table)
     assert sentence in str(refused.value)
@@ -275,11 +315,11 @@ def test_sections_and_settings_are_the_same() -> None:
         (ContainerSection(), ContainerSettings()),
         (KubernetesSection(), KubernetesSettings()),
     ):
-        told = {name: value for name, value in section.model_dump().items()}
-        assert told == {
-            each.name: getattr(settings, each.name) for each in fields(settings) if each.name in told
+        values = {name: value for name, value in section.model_dump().items()}
+        assert values == {
+            each.name: getattr(settings, each.name) for each in fields(settings) if each.name in values
         }
-        assert {each.name for each in fields(settings)} - set(told) <= {"owner"}
+        assert {each.name for each in fields(settings)} - set(values) <= {"owner"}
 
 
 async def test_what_would_have_to_be_copied_into_every_pod_is_limited(tmp_path: Path) -> None:
@@ -304,8 +344,7 @@ async def test_throttling_is_heeded() -> None:
     async with cluster(faults=Faults(throttled=1.0)) as (fake, provider), anyio.create_task_group() as tasks:
 
         async def until_throttled() -> None:
-            while not fake.faults.happened["throttled"]:
-                await anyio.sleep(0.01)
+            await eventually(lambda: fake.faults.happened["throttled"])
             fake.faults.throttled = 0.0
 
         tasks.start_soon(until_throttled)

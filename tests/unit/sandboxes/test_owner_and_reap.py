@@ -1,10 +1,12 @@
-"""Who owns a sandbox, and what happens to it when the owner was killed."""
+"""The owner of a sandbox, and the sandbox's fate when the owner was killed."""
 
 import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from sandboxes import procfs, tree
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
-from sandboxes.heir import heirs
+from sandboxes.cleanup_daemon import cleanup_daemons
 from sandboxes.owner import Owner, Record, prepare_root, record_path, records, working_as
 from sandboxes.reap import Reaped, default_root, reap
 
@@ -22,14 +24,14 @@ DAEMON = "(setsid sleep 600 &) "
 
 
 def killed_owner(reference: str) -> None:
-    """Start an owner in a process of its own, and kill it while its program runs, and its heir before."""
+    """Start an owner in a process of its own, and kill its cleanup daemon, then the owner while its program runs."""
     command = [sys.executable, "-W", "ignore", "-m", "sandboxes.conformance.victim", reference, DAEMON]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
-        said = victim.stdout.readline()
-        assert procfs.kill(heirs(victim.pid)) == 1
+        line = victim.stdout.readline()
+        assert procfs.kill(cleanup_daemons(victim.pid)) == 1
         victim.kill()
-    assert said == b"ready\n"
+    assert line == b"ready\n"
 
 
 def test_an_owner_is_dead_only_when_that_is_sure() -> None:
@@ -83,10 +85,10 @@ async def test_a_record_says_as_whom_its_owner_works_and_an_older_one_says_nothi
     assert (record.worker, unnamed.worker) == ("host:/runs/first:runner", "")
 
 
-def test_a_root_of_somebody_elses_is_refused(root: Path) -> None:
+def test_a_root_of_another_user_is_refused(root: Path) -> None:
     (root / "real").mkdir()
     (root / "link").symlink_to("real")
-    with pytest.raises(SandboxError, match="belongs to somebody else"):
+    with pytest.raises(SandboxError, match="belongs to another user"):
         prepare_root(root / "link")
 
 
@@ -97,9 +99,9 @@ def test_a_sandbox_that_cannot_be_removed_keeps_no_other_from_being_removed(
     prepare_root(base)
     dead = replace(Owner.current(), boot="another")
     for name in ("first", "stubborn", "torn"):
-        Record(name, dead, (), -1).write(base)
+        Record(id=name, owner=dead, cgroups=(), uid=-1).write(base)
         (base / name).mkdir()
-    record_path(base, "torn").write_bytes(b"")  # as a loss of power leaves it
+    record_path(base, "torn").write_bytes(b"")  # as a power loss leaves it
 
     def remove(path: Path) -> None:
         if path.name == "stubborn":
@@ -113,16 +115,16 @@ def test_a_sandbox_that_cannot_be_removed_keeps_no_other_from_being_removed(
     assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "stubborn", "stubborn.json"]
 
 
-def test_whoever_stands_still_while_it_cleans_up_stops_nobody_for_long(root: Path) -> None:
+def test_a_process_that_hangs_while_it_cleans_up_does_not_block_others_for_long(root: Path) -> None:
     base = default_root()
     prepare_root(base)
     with (base / "reap.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = reap(base, patience_s=0.05)
-    assert found.sandboxes == 0 and "somebody else" in found.failures[0]
+    assert found.sandboxes == 0 and "another process" in found.failures[0]
 
 
-def test_a_record_that_nobody_finishes_is_swept_and_one_that_somebody_writes_is_not(root: Path) -> None:
+def test_an_abandoned_record_is_swept_and_one_that_is_being_written_is_not(root: Path) -> None:
     base = default_root()
     prepare_root(base)
     for name, age_s in (("left", 5), ("written", 5), ("young", 0)):
@@ -134,12 +136,31 @@ def test_a_record_that_nobody_finishes_is_swept_and_one_that_somebody_writes_is_
     assert sorted(path.name for path in base.iterdir()) == ["reap.lock", "written.new", "young.new"]
 
 
-def test_a_sandbox_of_another_pid_namespace_is_removed_once_nobody_holds_its_record(root: Path) -> None:
+def test_a_record_can_be_written_while_records_are_swept(root: Path) -> None:
     base = default_root()
     prepare_root(base)
-    record = Record("away", replace(Owner.current(), namespace="pid:[1]"), (), -1)
+    written = threading.Event()
+
+    def sweeps() -> None:
+        while not written.is_set():
+            reap(base)
+
+    with ThreadPoolExecutor(2) as pool:
+        sweeping = pool.submit(sweeps)
+        try:
+            for number in range(2000):
+                os.close(Record(id=f"r{number % 4}", owner=Owner.current(), cgroups=(), uid=-1).write(base))
+        finally:
+            written.set()
+        sweeping.result()
+
+
+def test_a_sandbox_of_another_pid_namespace_is_removed_once_its_record_is_unlocked(root: Path) -> None:
+    base = default_root()
+    prepare_root(base)
+    record = Record(id="away", owner=replace(Owner.current(), namespace="pid:[1]"), cgroups=(), uid=-1)
     claim = record.write(base)
     assert not record.orphaned(base) and reap(base) == Reaped(0, 0)
     os.close(claim)  # as the kernel does for a container that ended
     assert record.orphaned(base) and reap(base) == Reaped(1, 0)
-    assert not record.orphaned(base), "nobody knows anything of a record that is gone"
+    assert not record.orphaned(base), "nothing is known of a record that is gone"

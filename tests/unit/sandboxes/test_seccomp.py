@@ -13,7 +13,7 @@ machines = pytest.mark.parametrize("machine", ARCHITECTURES)
 
 
 def answer(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """What the filter says to one call."""
+    """The filter's answer to one call."""
     code = seccomp.program(machine)
     assert code is not None
     padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.tasks.held import files as held
 from sandboxes import tree
 from sandboxes.base import File, PathRefused, RefusedReason
 
@@ -23,7 +24,7 @@ def test_removal_copes_with_a_tree_deeper_than_recursion_and_paths_allow(tmp_pat
         os.close(fd)
         fd = inner
     os.close(fd)
-    assert tree.usage(top).too_deep
+    assert tree.TreeUsage(most_bytes=1 << 40, most_files=1 << 20).add(top).too_deep
     tree.remove(top)
     assert not top.exists()
 
@@ -47,9 +48,48 @@ def test_usage_counts_what_a_sparse_file_occupies_not_what_it_claims(tmp_path: P
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 1 << 30)
     (tmp_path / "full").write_bytes(b"x" * 100_000)
-    used = tree.usage(tmp_path)
+    used = tree.TreeUsage(most_bytes=1 << 20, most_files=100).add(tmp_path)
     assert 100_000 <= used.bytes < 200_000
-    assert used.files == 2 and not used.too_deep
+    assert used.files == 2 and not used.over
+
+
+@pytest.mark.parametrize("count", [tree.TreeUsage, held.FileUsage])
+def test_a_count_ends_at_its_limit_however_much_lies_there_and_says_that_it_is_over(
+    tmp_path: Path, count: type[tree.TreeUsage] | type[held.FileUsage]
+) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        for n in range(100):
+            (tmp_path / place / str(n)).write_bytes(b"x" * 10_000)
+    whole = count(most_bytes=1 << 30, most_files=1000).add(tmp_path)
+    assert (whole.files, whole.over) == (202, False)
+    few = count(most_bytes=1 << 30, most_files=50).add(tmp_path).add(tmp_path)
+    assert (few.files, few.over) == (51, True)
+    small = count(most_bytes=100_000, most_files=1000).add(tmp_path)
+    assert small.over and small.bytes < 200_000
+
+
+@pytest.mark.parametrize("count", [tree.TreeUsage, held.FileUsage])
+def test_a_program_that_moves_what_was_counted_does_not_hold_up_the_count(
+    tmp_path: Path, count: type[tree.TreeUsage] | type[held.FileUsage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves a directory, as soon as it is listed, to the name that is listed next."""
+    for n in range(100):
+        (tmp_path / f"{n:02}").mkdir()
+        (tmp_path / "00" / str(n)).touch()
+    listed = os.listdir
+
+    def move(fd: int) -> list[str]:
+        found = sorted(listed(fd))
+        here = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if here != tmp_path and found and (ahead := tmp_path / f"{int(here.name) + 1:02}").exists():
+            ahead.rmdir()
+            here.rename(ahead)
+        return found
+
+    monkeypatch.setattr(os, "listdir", move)
+    used = count(most_bytes=1 << 30, most_files=300).add(tmp_path)
+    assert used.over and used.files == 301
 
 
 def test_usage_counts_what_lies_in_a_directory_that_its_owner_closed_and_leaves_it_closed(
@@ -61,7 +101,7 @@ def test_usage_counts_what_lies_in_a_directory_that_its_owner_closed_and_leaves_
         (tmp_path / name / "full").write_bytes(b"x" * 100_000)
     for name, mode in reversed(modes.items()):
         (tmp_path / name).chmod(mode)
-    look = "from sandboxes.tree import usage; used = usage(place); print(used.files, used.bytes)"
+    look = "from sandboxes.tree import TreeUsage; used = TreeUsage(most_bytes=1 << 40, most_files=99).add(place); print(used.files, used.bytes)"
     files, size = map(int, as_owner(look, tmp_path).split())
     assert files == 2 * len(modes) and size >= 100_000 * len(modes)
     for name, mode in modes.items():
@@ -79,7 +119,7 @@ def test_a_work_directory_that_its_owner_closed_is_compared_all_the_same(tmp_pat
 
 
 def as_owner(code: str, place: Path) -> str:
-    """What Python prints as an owner like any other: root without capabilities, too."""
+    """Python's output as an ordinary owner: root without capabilities, too."""
     become = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"] if os.geteuid() == 0 else []
     head = "import sys; from pathlib import Path; place = Path(sys.argv[1]); "
     done = subprocess.run(

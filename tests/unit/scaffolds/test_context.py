@@ -1,4 +1,4 @@
-"""What each context policy makes of a history."""
+"""The effect of each context policy on a history."""
 
 import doctest
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def turns(*numbers: int) -> list[Message]:
 
 
 @dataclass
-class Asked:
-    """The policy when it is asked to sum up: says `content`."""
+class Summariser:
+    """The policy at a request for a summary: replies `content`."""
 
     content: str = "all is well"
     histories: list[list[Message]] = field(default_factory=list)
@@ -39,8 +39,13 @@ class Asked:
         return cast(Completion, self)
 
 
-def past(rest: Sequence[Message], *, used: int = 0, ask: Any = None) -> Past:
-    return Past(HEAD, rest, used, 1000, ask or Asked())
+def past(rest: Sequence[Message], *, size: int = 0, ask: Any = None) -> Past:
+    """A history in which each message of `rest` has `size` tokens, and the head has none."""
+
+    async def length(messages: Sequence[Message]) -> int:
+        return size * (len(messages) - len(HEAD))
+
+    return Past(head=HEAD, rest=rest, context=1000, length=length, ask=ask or Summariser())
 
 
 def test_the_examples_of_the_docstrings_hold() -> None:
@@ -55,26 +60,34 @@ async def test_the_window_slides_when_it_is_full_and_keeps_whole_turns() -> None
 
 
 async def test_a_summary_stands_for_everything_before_it_older_summaries_included() -> None:
-    policy, asked = PeriodicSummary(max_turns=3, keep_turns=1), Asked(" found oak \n")
-    assert await policy.fit(past(turns(1, 2), ask=asked)) is None and asked.histories == []
+    policy, summariser = PeriodicSummary(max_turns=3, keep_turns=1), Summariser(" found oak \n")
+    assert await policy.fit(past(turns(1, 2), ask=summariser)) is None and summariser.histories == []
     older: Message = {"role": "user", "content": HEADING + "an older one"}
     rest = [older, *turns(1, 2, 3)]
     summary = {"role": "user", "content": HEADING + "found oak"}
-    assert await policy.fit(past(rest, ask=asked)) == [summary, *turn(3)]
-    assert asked.histories == [[*HEAD, *rest, {"role": "user", "content": REQUEST}]]
-    assert await PeriodicSummary(3, 0).fit(past(rest, ask=asked)) == [summary]
+    assert await policy.fit(past(rest, ask=summariser)) == [summary, *turn(3)]
+    assert summariser.histories == [[*HEAD, *rest, {"role": "user", "content": REQUEST}]]
+    assert await PeriodicSummary(3, 0).fit(past(rest, ask=summariser)) == [summary]
 
 
 async def test_a_policy_that_writes_no_summary_ends_its_episode() -> None:
     with pytest.raises(PolicyFault, match=r"^summary: "):
-        await PeriodicSummary(1, 0).fit(past(turns(1), ask=Asked(" ")))
+        await PeriodicSummary(1, 0).fit(past(turns(1), ask=Summariser(" ")))
 
 
-async def test_past_its_share_of_the_context_replies_and_tool_returns_go_and_what_users_said_stays() -> None:
-    policy = DropReplies(0.3, keep_turns=1)
-    said: Message = {"role": "user", "content": "mind the oak"}
-    rest = [*turn(1), said, *turns(2, 3)]
-    assert await policy.fit(past(rest, used=300)) is None
-    assert await policy.fit(past(rest, used=301)) == [said, *turn(3)]
-    assert await DropReplies(0.3, 0).fit(past(rest, used=301)) == [said]
-    assert await policy.fit(past([said, *turn(3)], used=301)) is None, "there is nothing to drop"
+async def test_past_its_share_of_the_context_replies_and_tool_returns_go_and_user_messages_stay() -> None:
+    instruction: Message = {"role": "user", "content": "mind the oak"}
+    rest = [*turn(1), instruction, *turn(2)]
+    assert await DropReplies().fit(past(rest, size=60)) is None, "exactly 30 %"
+    assert await DropReplies().fit(past(rest, size=61)) == [instruction], "all of them, as in the report"
+    assert await DropReplies(keep_turns=1).fit(past(rest, size=61)) == [instruction, *turn(2)]
+    assert await DropReplies(keep_turns=1).fit(past(turn(1), size=200)) is None, "there is nothing to drop"
+    assert await DropReplies().fit(past([instruction] * 9, size=200)) is None, "nor here"
+    assert await DropReplies(past=0.29).fit(past(turn(1), size=145)) is None, "290 of 1,000 are 29 %"
+
+
+async def test_turns_that_leave_no_room_for_an_action_are_not_kept() -> None:
+    rest = turns(1, 2, 3)
+    assert await DropReplies(keep_turns=2).fit(past(rest, size=249)) == turns(2, 3)
+    assert await DropReplies(keep_turns=2).fit(past(rest, size=250)) == turn(3)
+    assert await DropReplies(keep_turns=2).fit(past(rest, size=500)) == []

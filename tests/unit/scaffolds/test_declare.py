@@ -10,22 +10,22 @@ from scaffolds.scaffold_toml import from_toml
 
 from sandboxes.base import ExecResult, KilledBy, Sandbox
 
-TASK = TaskView("t", "general", "say {gateway.token}")
+TASK = TaskView(name="t", domain="general", instruction="say {gateway.token}")
 ENDPOINT = Endpoint("http://gateway/s/x/v1", "x", "/run/penstock/gateway.sock")
-LIMITS = AgentLimits(4, 2048, 10.0, 30.0)
+LIMITS = AgentLimits(turns=4, context=2048, tool_timeout_s=10.0, timeout_s=30.0)
 MINIMAL = (
     'name = "echo"\nversion = "1"\nargv = ["/bin/echo", "{limits.turns} {unknown.key} {gateway.token}"]\n'
 )
 
 
 class White:
-    async def run(self, task: TaskView, llm: Llm, box: Sandbox, ctx: Context) -> str:
+    async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         return ""
 
 
 class Black(BlackBoxDefaults):
     def launch(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Launch:
-        return Launch(["true"])
+        return Launch(argv=["true"])
 
 
 def written(directory: Path, toml: str) -> Path:
@@ -52,7 +52,7 @@ def test_the_digest_changes_with_any_source_file_and_with_no_byte_code(tmp_path:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "x.pyc").write_bytes(b"x")
     assert source_sha(tmp_path) == before
-    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "more.py").write_text("")
     assert source_sha(tmp_path) != before
 
 
@@ -103,11 +103,19 @@ def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path)
             r"stdin has .*; known: gateway.base_url, .*limits.turns",
         ),
         (MINIMAL + '[files]\n"/x" = "absent"', r"\[files\] /x: "),
+        (MINIMAL + '[files]\n"x" = "scaffold.toml"', r"\[files\] has 'x': write the absolute path"),
+        (MINIMAL + '[files]\n"/a/../x" = "scaffold.toml"', r"\[files\] has '/a/../x': write the absolute"),
+        (MINIMAL + '[env]\n"A=B" = "x"', r"\[env\]: 'A=B' is not a valid environment variable name"),
+        (MINIMAL + '[env]\nA = "\\u0000"', r"\[env\] has a NUL character"),
+        (MINIMAL + 'install = ["a\\u0000"]', "install has a NUL character"),
         (MINIMAL + 'answer = "all"', "answer must be one of last line, stdout, none"),
         (MINIMAL + 'tcp = "yes"', "tcp must be true or false"),
         (MINIMAL + '[program]\nnpm = "x.json"', r"\[program\] must hold npm or python"),
-        (MINIMAL + '[program]\nnpm = "x.json"\ninside = "/opt/x"', r"\[program\] npm: there is no .*x.json"),
-        (MINIMAL + "[needs]\nmemory = 1", r"\[needs\] must hold whole numbers for memory_mb"),
+        (
+            MINIMAL + '[program]\nnpm = "x.json"\ninside = "/opt/x"',
+            r"\[program\] npm: .*x.json does not exist",
+        ),
+        (MINIMAL + "[needs]\nmemory = 1", r"\[needs\] must hold whole numbers from 0 on for memory_mb"),
         (MINIMAL + '[check]\nend = "x"', r"\[check\] end is not a known key"),
         ("name =", "scaffold.toml: "),
     ],
@@ -117,13 +125,20 @@ def test_a_bad_toml_scaffold_gets_one_sentence_with_the_key(tmp_path: Path, toml
         from_toml(written(tmp_path, toml))
 
 
+def test_tools_that_begin_conversations_need_many_of_them(tmp_path: Path) -> None:
+    many = 'conversations = "many"\nsub_agents = ["task"]\n'
+    assert from_toml(written(tmp_path, many + MINIMAL)).manifest.sub_agents == ("task",)
+    with pytest.raises(ValueError, match='sub_agents needs conversations = "many"'):
+        from_toml(written(tmp_path, 'sub_agents = ["task"]\n' + MINIMAL))
+
+
 def test_a_scaffold_is_found_by_path_by_module_and_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, MINIMAL)
     assert find.find(str(path)).manifest == find.find(str(tmp_path)).manifest == from_toml(path).manifest
     assert find.find("scaffolds.shell:Shell") is find.find("shell")
     assert "shell" in find.known()
     for unknown in ("shel", "scaffolds.shell:Absent", "no_such_module:X", str(tmp_path / "absent.toml")):
-        with pytest.raises(ValueError, match=r"known: .*shell|cannot be imported|there is no scaffold"):
+        with pytest.raises(ValueError, match=r"known: .*shell|cannot be imported|does not exist"):
             find.find(unknown)
     with pytest.raises(ValueError, match="is not declared as a scaffold"):
         find.find("scaffolds.base:TaskView")
@@ -133,7 +148,18 @@ def test_exit_0_is_success_and_anything_else_the_platform_s_fault_unless_declare
     black = from_toml(written(tmp_path, MINIMAL + "policy_exit_codes = [3]")).black()
 
     def fault(code: int, killed_by: KilledBy = KilledBy.NONE) -> str | None:
-        found = black.classify(ExecResult(code, b"", b"", False, killed_by, 0.0, 0.0), None)
+        found = black.classify(
+            ExecResult(
+                exit_code=code,
+                stdout=b"",
+                stderr=b"",
+                truncated=False,
+                killed_by=killed_by,
+                wall_s=0.0,
+                cpu_s=0.0,
+            ),
+            None,
+        )
         return found.kind if found else None
 
     assert [fault(0), fault(3), fault(1), fault(137, KilledBy.TIMEOUT)] == [
@@ -147,7 +173,7 @@ def test_exit_0_is_success_and_anything_else_the_platform_s_fault_unless_declare
 def test_a_directory_stands_for_its_toml_or_its_only_python_file(tmp_path: Path) -> None:
     source = (
         'from scaffolds.declare import scaffold\n\n@scaffold(name="{}", version="1")\nclass Mine:\n'
-        '    async def run(self, task, llm, box, ctx):\n        return ""\n'
+        '    async def run(self, task, llm, sandbox, ctx):\n        return ""\n'
     )
     (tmp_path / "mine.py").write_text(source.format("mine"))
     assert find.find(f"{tmp_path}/").manifest.name == "mine"

@@ -8,8 +8,8 @@ import pytest
 from scaffolds.find import find
 from scaffolds.mini_swe import SUBMIT, MiniSweAgent, submission
 
-from orchestrator.gateway.messages import Turn
-from orchestrator.gateway.script import scripted_turn
+from orchestrator.gateway.messages.turns import Turn
+from orchestrator.gateway.sessions.script import scripted_turn
 from orchestrator.tasks.suite import Trajectory
 from orchestrator.tasks.suite import Turn as Move
 from orchestrator.tasks.suite.record import SCRIPTS
@@ -19,8 +19,12 @@ MOVES = (Move("count lines", "wc -l < oak.txt"), Move("first line", "head -n 1 o
 
 
 def replies(answer: str | None, seen: str) -> list[Turn]:
-    """What a scripted session serves, `seen` being the last observation."""
-    history = (Turn("user", "task"), Turn("assistant", "", None, ()), Turn("tool", seen))
+    """The replies of a scripted session; `seen` is the last observation."""
+    history = (
+        Turn(role="user", text="task"),
+        Turn(role="assistant", text="", reasoning=None, calls=()),
+        Turn(role="tool", text=seen),
+    )
     return [scripted_turn(reply, history) for reply in SCRIPTS["mini-swe-agent"](Trajectory(MOVES, answer))]
 
 

@@ -1,4 +1,4 @@
-"""What an agent sees of a command."""
+"""An agent's view of a command."""
 
 import pytest
 from scaffolds.observation import observe

@@ -1,4 +1,4 @@
-"""Programs of scaffolds: installed from locks, apart, once, and never unasked."""
+"""Programs of scaffolds: installed from locks, isolated, once, and never without consent."""
 
 import json
 import shutil
@@ -33,10 +33,10 @@ def wheel(place: Path, version: str) -> Program:
         )
         archive.writestr(f"{info}/RECORD", "")
     (place / "requirements.lock").write_text(f"{place / name}\n")
-    return Program("walker", "python", place / "requirements.lock", "/opt/walker")
+    return Program(name="walker", kind="python", lock=place / "requirements.lock", inside="/opt/walker")
 
 
-def test_a_program_is_installed_once_readable_for_everybody_and_writable_for_nobody_else(
+def test_a_program_is_installed_once_readable_by_all_and_writable_by_its_owner_alone(
     program: Program,
 ) -> None:
     assert programs.state_of(program) == "absent"
@@ -72,7 +72,7 @@ def test_what_cannot_be_installed_leaves_the_old_one_and_says_why(program: Progr
     assert not list(tmp_path.rglob("*.new.*"))
 
 
-def test_terms_that_are_a_persons_to_accept_are_asked_for(program: Program) -> None:
+def test_terms_that_only_a_person_can_accept_are_requested(program: Program) -> None:
     bound = replace(program, licence="its terms")
     with pytest.raises(
         ValueError, match=r"only you can accept \(its terms\): read them, then add --accept-licence"

@@ -1,4 +1,4 @@
-"""Admission: how many, from which domain, and the sentences at start."""
+"""Admission: how many groups, from which domain, and the sentences at start."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from orchestrator.scheduling.admission import (
     window_reach,
 )
 
-BASE = QueueSettings(in_flight=16, batch_groups=4, group_size=8, max_staleness=1, running_rollouts=64)
+BASE = QueueSettings(capacity=16, batch_groups=4, group_size=8, max_staleness=1, running_rollouts=64)
 
 
 def test_running_rollouts_bind_first_at_the_start() -> None:
@@ -51,7 +51,7 @@ def test_groups_resolved_without_training_make_room_for_others() -> None:
     assert dispatchable(QueueCounts(dispatched=8, resolved=3), wide) == 3
 
 
-def test_what_is_over_a_bound_is_no_negative_number_of_groups() -> None:
+def test_a_count_over_its_bound_dispatches_nothing() -> None:
     assert dispatchable(QueueCounts(dispatched=40, running_rollouts=100), BASE) == 0
 
 
@@ -105,7 +105,7 @@ def test_a_domain_without_a_share_is_not_served_in_this_stage() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"in_flight": 3}, "in_flight is 3 but a batch takes 4 groups.*N >= P"),
+        ({"capacity": 3}, "queue.capacity is 3 but a batch takes 4 groups.*N >= P"),
         ({"batch_groups": 0}, "at least 1 group"),
         ({"max_staleness": -1}, "cannot be negative"),
         ({"group_size": 1}, "group_size is 1"),
@@ -133,7 +133,7 @@ def test_shares_that_serve_nothing_are_refused(shares: dict[str, float]) -> None
 
 
 def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
-    settings = replace(BASE, in_flight=8, running_rollouts=64)  # W = 2, slots = 8
+    settings = replace(BASE, capacity=8, running_rollouts=64)  # W = 2, slots = 8
     assert window_reach(settings, longest_s=50, mean_s=10) == (8 + 2) / (8 * 5)
     warning = idle_warning(settings, longest_s=50, mean_s=10)
     assert warning is not None and "(8+2)/(8*5) = 0.25 < 1" in warning
@@ -141,9 +141,9 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "sentence"),
     [
-        # 11 of 24 are in flight, and yet: 23 + 1 groups of (2 + 1 + 3) batches of 4
+        # 11 of 24 are in flight, and yet admission is closed: 23 + 1 groups of (2 + 1 + 3) batches of 4
         (QueueCounts(dispatched=25, resolved=1, consumed=13, committed_batches=3), "queue.max_staleness = 2 allows (24 groups dispatched and not "
          "filtered, of (2 + 1 + 3 committed batches) × 4 groups = 24) until the next batch is committed"),
         (QueueCounts(dispatched=24, committed_batches=9), "the queue is full: 24 groups are in flight, and queue.capacity is 24"),
@@ -151,11 +151,11 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
          "queue.group_size − 1 = 8 + 4 − 1 = 11"),
     ],
 )  # fmt: skip
-def test_who_may_not_be_dispatched_is_told_which_bound_holds_with_its_key_and_its_sum(
-    counts: QueueCounts, said: str
+def test_the_bound_that_prevents_dispatch_is_named_with_its_key_and_its_sum(
+    counts: QueueCounts, sentence: str
 ) -> None:
-    settings = QueueSettings(in_flight=24, batch_groups=4, group_size=4, max_staleness=2, running_rollouts=11)
-    assert said in (binding(counts, settings) or "")
+    settings = QueueSettings(capacity=24, batch_groups=4, group_size=4, max_staleness=2, running_rollouts=11)
+    assert sentence in (binding(counts, settings) or "")
 
 
 @given(

@@ -35,7 +35,14 @@ def test_a_batch_of_four_closes_full_or_short_at_the_end(
 def test_the_last_groups_of_a_run_train_in_a_short_batch_or_are_filtered(
     groups: int, minimum: int | None, sizes: list[int], filtered: int
 ) -> None:
-    settings = QueueSettings(10, 5, 2, 1, running_rollouts=20, min_batch_groups=minimum)
+    settings = QueueSettings(
+        capacity=10,
+        batch_groups=5,
+        group_size=2,
+        max_staleness=1,
+        running_rollouts=20,
+        min_batch_groups=minimum,
+    )
     assert settings.short_batch == (3 if minimum is None else minimum)
     queue = simulate(settings, [1.0 + seq % 3 for seq in range(groups)]).queue
     assert [len(b.groups) for b in queue.batches if b.state == BatchState.COMMITTED] == sizes
@@ -43,7 +50,7 @@ def test_the_last_groups_of_a_run_train_in_a_short_batch_or_are_filtered(
 
 
 def test_a_run_whose_last_group_resolves_still_closes_its_batch() -> None:
-    settings = QueueSettings(4, 4, 2, 0, running_rollouts=8)
+    settings = QueueSettings(capacity=4, batch_groups=4, group_size=2, max_staleness=0, running_rollouts=8)
     queue = simulate(settings, [1.0, 1.0, 1.0, 9.0], zero_signal=lambda seq: seq == 3).queue
     assert [b.groups for b in queue.batches] == [(0, 1, 2)]
     assert queue.batches[0].state == BatchState.COMMITTED

@@ -1,4 +1,4 @@
-"""What becomes of a group whose members are all terminal."""
+"""The fate of a group whose members are all terminal."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ from orchestrator.scheduling.completion import Conclusion, Member, conclude, tra
 
 
 def group(*failures: FailureClass) -> list[Member]:
-    """Members as the failure classes leave them: verified when the policy is to be graded, else lost."""
+    """Members as the failure classes leave them: verified if the policy must be graded, else lost."""
     graded = (FailureClass.COMPLETED, FailureClass.POLICY_FAILURE, FailureClass.TIMEOUT)
     return [
         Member(i, RolloutState.VERIFIED if failure in graded else RolloutState.LOST, failure)
@@ -68,7 +68,7 @@ def test_a_cancelled_group_says_so() -> None:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.EVAL, Purpose.RECORD])
-def test_evaluation_and_recording_are_scored_with_whoever_has_a_verdict(purpose: Purpose) -> None:
+def test_evaluation_and_recording_are_scored_with_the_members_that_have_a_verdict(purpose: Purpose) -> None:
     scored = conclude(group(OK, INFRA, INFRA), zero_signal=True, purpose=purpose)
     assert scored == Conclusion(GroupState.SCORED, None, (0,))
     assert conclude(group(INFRA, INFRA), zero_signal=True, purpose=purpose).reason == FilterReason.TOO_FEW

@@ -1,10 +1,12 @@
 """Policies by name."""
 
+from pathlib import Path
+
 import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GroupState
-from orchestrator.scheduling.policies import Greedy, Windowed, queue_policy
+from orchestrator.scheduling.queue_policies import Greedy, Windowed, queue_policy
 from orchestrator.scheduling.window import QueueRow
 
 ROWS = [
@@ -19,7 +21,7 @@ ROWS = [
     ("name", "taken"), [("fifo", [3]), ("windowed", [3, 5]), ("greedy", [3, 5, 9])], ids=lambda x: str(x)
 )
 def test_each_built_in_policy_takes_its_own_share_of_the_same_rows(name: str, taken: list[int]) -> None:
-    policy = queue_policy(name, in_flight=8, fraction=0.5)
+    policy = queue_policy(name, capacity=8, fraction=0.5)
     needed = policy.rows_needed(8)
     assert policy.takeable(ROWS, 8) == policy.takeable(ROWS[:needed], 8) == taken
 
@@ -35,7 +37,9 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
         queue_policy("lifo", 8, 0.3)
 
 
-def test_a_third_party_registers_a_policy_by_entry_point(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_third_party_registers_a_policy_by_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "newest_first-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: newest-first\nVersion: 1\n")
@@ -44,7 +48,7 @@ def test_a_third_party_registers_a_policy_by_entry_point(tmp_path, monkeypatch) 
         "class Newest:\n"
         "    def rows_needed(self, wanted): return None\n"
         "    def takeable(self, rows, wanted): return [r.seq for r in rows if r.state == 'ready'][::-1][:wanted]\n"
-        "def make(in_flight, fraction): return Newest()\n"
+        "def make(capacity, fraction): return Newest()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert queue_policy("newest", 8, 0.3).takeable(ROWS, 2) == [9, 5]

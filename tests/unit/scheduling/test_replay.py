@@ -1,11 +1,13 @@
-"""The recorded history turned back into claims."""
+"""The recorded history converted back into claims."""
+
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contracts.states import GroupState
 from orchestrator.scheduling.admission import QueueSettings
-from orchestrator.scheduling.policies import Greedy, Windowed
+from orchestrator.scheduling.queue_policies import Greedy, Windowed
 from orchestrator.scheduling.replay import Claim, Transition, replay
 from orchestrator.scheduling.simulate import simulate
 
@@ -22,8 +24,12 @@ def history(*events: tuple[int, str]) -> list[Transition]:
     st.sampled_from(["fifo", "windowed", "greedy"]),
     st.randoms(),
 )
-def test_it_makes_every_claim_of_the_simulator_anew(durations, p, n, policy, random) -> None:  # type: ignore[no-untyped-def]
-    shaped = QueueSettings(max(n, p), p, 2, 3, running_rollouts=16, policy=policy)
+def test_it_makes_every_claim_of_the_simulator_again(
+    durations: list[float], p: int, n: int, policy: str, random: Random
+) -> None:
+    shaped = QueueSettings(
+        capacity=max(n, p), batch_groups=p, group_size=2, max_staleness=3, running_rollouts=16, policy=policy
+    )
     simulation = simulate(shaped, durations, train_s=1.5, zero_signal=lambda seq: seq % 5 == 3)
     recorded = list(simulation.queue.history)
     random.shuffle(recorded)

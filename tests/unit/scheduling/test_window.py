@@ -19,11 +19,19 @@ D, R, T, F = GroupState.DISPATCHED, GroupState.READY, GroupState.TAKEN, GroupSta
 def queue(
     n: int, p: int, s: int, *, fraction: float = 0.3, policy: str = "windowed", g: int = 2
 ) -> QueueSettings:
-    return QueueSettings(n, p, g, s, running_rollouts=n * g, policy=policy, window_fraction=fraction)
+    return QueueSettings(
+        capacity=n,
+        batch_groups=p,
+        group_size=g,
+        max_staleness=s,
+        running_rollouts=n * g,
+        policy=policy,
+        window_fraction=fraction,
+    )
 
 
 def literal(states: list[GroupState], window: int, wanted: int) -> list[int]:
-    """The rule as written: look at the window, take the oldest ready one, look again."""
+    """The rule as written: look at the window, take the oldest ready group, look again."""
     states = list(states)
     taken: list[int] = []
     while len(taken) < wanted:
@@ -41,7 +49,7 @@ def rows_of(states: list[GroupState]) -> list[QueueRow]:
 
 
 def passes(simulation: Simulation) -> dict[int, int]:
-    """For each group: how many younger ones were taken while it was neither taken nor resolved."""
+    """For each group: how many younger groups were taken while it was neither taken nor resolved."""
     count: dict[int, int] = {}
     waiting: set[int] = set()
     for t in simulation.queue.history:
@@ -199,7 +207,7 @@ class TestBounds:
         self, run: tuple[QueueSettings, list[float], float, frozenset[int]]
     ) -> None:
         for shaped, simulation in outcomes(run):
-            n, w, p, s = shaped.in_flight, shaped.window, shaped.batch_groups, shaped.max_staleness
+            n, w, p, s = shaped.capacity, shaped.window, shaped.batch_groups, shaped.max_staleness
             assert max(passes(simulation).values(), default=0) <= w - 1
             assert max(consumed_between(simulation).values(), default=0) <= n + w - 2
             assert max(simulation.staleness.values(), default=0) <= s + math.ceil((w - 1) / p)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.benchmarks.random_model import write_random_model
-from trainer.serving.directory import inspect_directory, load_tokenizer
+from trainer.model_directory import inspect_directory, load_tokenizer
 from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.model import load_model
 from trainer.serving.packing import Plan
@@ -23,8 +23,8 @@ def build(folder: Path) -> Scheduler:
 
 
 def sequence(rid: str) -> Sequence:
-    request = GenerateRequest(rid, (5, 6), Sampling(max_new_tokens=5, ignore_eos=True))
-    return Sequence(request, limit=5, seed=1, stop_ids=frozenset())
+    request = GenerateRequest(rid=rid, ids=(5, 6), sampling=Sampling(max_new_tokens=5, ignore_eos=True))
+    return Sequence(request=request, limit=5, seed=1, stop_ids=frozenset())
 
 
 def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Pa
         engine.submit(sequence("late"))
 
 
-def test_a_command_whose_caller_is_gone_runs_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_command_whose_caller_is_gone_runs_and_does_no_harm(tmp_path: Path) -> None:
     crashes: list[BaseException] = []
     engine = Engine(build(tmp_path), lambda touched: None, crashes.append)
-    given_up = engine.pause("abort")  # not yet started: whoever disconnects cancels it before it runs
+    given_up = engine.pause("abort")  # not yet started: a client that disconnects cancels it before it runs
     assert given_up.cancel()
     engine.start()
     assert engine.call(lambda scheduler: scheduler.paused).result(5) is True

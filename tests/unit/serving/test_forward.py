@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from trainer.benchmarks.random_model import write_random_model, write_tokenizer
+from trainer.model_directory import inspect_directory
 from trainer.serving.dense import DenseModel, supports
-from trainer.serving.directory import inspect_directory
 from trainer.serving.hf import HfModel
 from trainer.serving.kv import KvPool
 from trainer.serving.model import Model, load_model
@@ -52,7 +52,9 @@ def packed_logits(model: Model, sequences: list[list[int]], pieces: list[list[in
             feeds = []
             for i in who:
                 ids = sequences[i][fed[i] : fed[i] + pieces[i][turn]]
-                feeds.append(Feed(rows[i].arena, rows[i].index, fed[i], ids, len(ids)))
+                feeds.append(
+                    Feed(arena=rows[i].arena, row=rows[i].index, start=fed[i], tokens=ids, wanted=len(ids))
+                )
                 fed[i] += len(ids)
             plan, order = pack(feeds)
             logits = model.logits(plan)

@@ -1,4 +1,4 @@
-"""The prefix cache returns the keys and values that were put in for exactly the longest known prefix."""
+"""The prefix cache returns the stored keys and values for exactly the longest known prefix."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def ids(tokens: list[int]) -> Ids:
 
 
 def reader(tokens: list[int]) -> Callable[[int, int], Piece]:
-    """Keys and values that name the whole prefix they belong to, as real ones do: a hash of tokens[: i + 1]."""
+    """Keys and values that identify their whole prefix, as real ones do: a hash of tokens[: i + 1]."""
     marks = torch.tensor([float(hash(tuple(tokens[: i + 1])) % 100_003) for i in range(len(tokens))])
 
     def read(start: int, end: int) -> Piece:

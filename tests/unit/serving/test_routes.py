@@ -1,4 +1,4 @@
-"""The server tells which experts every token was sent to: those that transformers' own routers choose, whatever path the keys took."""
+"""The server returns the experts of every token: those that transformers' own routers choose, for every path of the keys."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -12,12 +12,11 @@ import torch
 from aiohttp.test_utils import TestServer
 from tokenizers import Tokenizer
 
-from orchestrator.contracts.routes import Experts, Routes
-from orchestrator.gateway.upstream import RequestRefused, RolloutServerClient, SamplingParams
+from orchestrator.gateway.servers.client import RequestRefused, RolloutServerClient, SamplingParams
+from orchestrator.trajectory.routes import Experts, Routes
 from tests.unit.trainer.forests import minimax_m2, qwen3_moe, saved
-from trainer.routing import routers_by_layer
+from trainer.model_directory import inspect_directory, load_tokenizer
 from trainer.serving.app import build_app
-from trainer.serving.directory import inspect_directory, load_tokenizer
 from trainer.serving.model import Model, load_model
 from trainer.serving.protocol import GenerateRequest, Limits, Refusal, Sampling, parse_generate
 from trainer.serving.scheduler import Scheduler
@@ -25,6 +24,7 @@ from trainer.serving.sequence import Sequence
 from trainer.serving.service import Service
 from trainer.serving.settings import parse_arguments
 from trainer.serving.state import Described
+from trainer.tree.routing import routers_by_layer
 
 pytestmark = pytest.mark.anyio
 BUILD = {"qwen3_moe": qwen3_moe, "minimax_m2": minimax_m2}
@@ -46,7 +46,7 @@ def served(
 
 
 def expected(reference: Any, ids: list[int]) -> Routes:
-    """Of all ids but the last: what the routers choose in one plain pass."""
+    """Of all ids but the last: the routers' choices in one plain pass."""
     chosen: dict[int, torch.Tensor] = {}
     hooks = [
         router.register_forward_hook(lambda _, __, out, layer=layer: chosen.update({layer: out[2]}))
@@ -61,11 +61,11 @@ def expected(reference: Any, ids: list[int]) -> Routes:
 
 def sequence(prompt: list[int], new: int, rid: str = "a", **more: Any) -> Sequence:
     sampling = Sampling(max_new_tokens=new, ignore_eos=True)
-    request = GenerateRequest(rid, tuple(prompt), sampling, return_routes=True, **more)
-    return Sequence(request, limit=new, seed=1, stop_ids=frozenset())
+    request = GenerateRequest(rid=rid, ids=tuple(prompt), sampling=sampling, return_routes=True, **more)
+    return Sequence(request=request, limit=new, seed=1, stop_ids=frozenset())
 
 
-def told(one: Sequence) -> Routes:
+def routes_of(one: Sequence) -> Routes:
     assert one.routes is not None
     return np.sort(one.routes.numpy(), -1)
 
@@ -92,19 +92,22 @@ def test_routes_are_those_of_transformers_also_for_cached_prefixes_and_after_ret
     roomy = scheduler(served)
     first = sequence(PROMPT, 9)
     run(roomy, first)
-    assert np.array_equal(told(first), expected(served[2], first.ids)) and len(told(first)) == 70 + 9 - 1
+    assert (
+        np.array_equal(routes_of(first), expected(served[2], first.ids))
+        and len(routes_of(first)) == 70 + 9 - 1
+    )
     cached = sequence([*PROMPT[:50], 7, 8, 9], 5, "b", routes_start=49)
     whole = sequence([*PROMPT[:50], 7, 8, 9], 5, "c")
     run(roomy, cached, whole)
     assert cached.cached_tokens == 50
-    assert np.array_equal(told(whole), expected(served[2], whole.ids))
-    assert np.array_equal(told(cached), told(whole)[49:])
+    assert np.array_equal(routes_of(whole), expected(served[2], whole.ids))
+    assert np.array_equal(routes_of(cached), routes_of(whole)[49:])
     tight = scheduler(served, max_total_tokens=560, context_length=300)
     many = [sequence([k, *PROMPT], 210, str(k)) for k in (3, 4)]
     run(tight, *many)
     assert tight.counters.retracted > 0
     for one in many:
-        assert np.array_equal(told(one), expected(served[2], one.ids))
+        assert np.array_equal(routes_of(one), expected(served[2], one.ids))
 
 
 def test_an_aborted_completion_has_the_routes_of_what_was_fed_and_one_that_waits_has_none(
@@ -119,7 +122,7 @@ def test_an_aborted_completion_has_the_routes_of_what_was_fed_and_one_that_waits
             one.step()
         one.abort(lambda _: True)
     assert waiting.routes is None and running.completion_tokens == 4
-    assert np.array_equal(told(running), expected(served[2], running.ids))
+    assert np.array_equal(routes_of(running), expected(served[2], running.ids))
 
 
 @asynccontextmanager
@@ -150,7 +153,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
 async def test_the_client_asks_for_routes_and_reads_them(tmp_path: Path) -> None:
     folder = saved(qwen3_moe, tmp_path, VOCAB)
     assert Experts.of(inspect_directory(folder).config) == EXPERTS
-    sampling = SamplingParams(6, ignore_eos=True, seed=3)
+    sampling = SamplingParams(max_new_tokens=6, ignore_eos=True, seed=3)
     async with serving(folder) as url:
         async with RolloutServerClient(url, experts=EXPERTS) as client:
             whole = await client.generate(PROMPT, sampling)

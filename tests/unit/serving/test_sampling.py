@@ -14,7 +14,7 @@ def table(*probabilities: float) -> torch.Tensor:
 
 def share(sampling: Sampling, *probabilities: float, n: int = 4000) -> list[float]:
     logits = table(*probabilities).expand(n, -1).clone()
-    drawn = draw(logits, [Draw(sampling, noise_key(1, i)) for i in range(n)])
+    drawn = draw(logits, [Draw(sampling=sampling, key=noise_key(1, i)) for i in range(n)])
     return [sum(one.token == token for one in drawn) / n for token in range(len(probabilities))]
 
 
@@ -40,7 +40,7 @@ def test_logprobs_are_taken_before_truncation_and_kept_ids_carry_their_own() -> 
     chances = {1: (0.5, 0.625), 2: (0.3, 0.375)}
     for position in range(20):
         key = noise_key(1, position)
-        (one,) = draw(table(0.2, 0.5, 0.3), [Draw(Sampling(top_k=2), key, mask=True)])
+        (one,) = draw(table(0.2, 0.5, 0.3), [Draw(sampling=Sampling(top_k=2), key=key, mask=True)])
         before, after = chances[one.token]
         assert math.isclose(one.logprob, math.log(before), rel_tol=1e-5)
         assert sorted(one.kept or []) == [1, 2]
@@ -50,10 +50,10 @@ def test_logprobs_are_taken_before_truncation_and_kept_ids_carry_their_own() -> 
 def test_rows_of_one_batch_keep_their_own_parameters() -> None:
     logits = table(0.2, 0.5, 0.3).expand(4, -1).clone()
     draws = [
-        Draw(Sampling(greedy=True), 5),
-        Draw(Sampling(top_k=1), 6),
-        Draw(Sampling(), 7, forbidden=(0, 1)),
-        Draw(Sampling(logit_bias=((0, 50.0),)), 8, top=2),
+        Draw(sampling=Sampling(greedy=True), key=5),
+        Draw(sampling=Sampling(top_k=1), key=6),
+        Draw(sampling=Sampling(), key=7, forbidden=(0, 1)),
+        Draw(sampling=Sampling(logit_bias=((0, 50.0),)), key=8, top=2),
     ]
     drawn = draw(logits, draws)
     assert [one.token for one in drawn] == [1, 1, 2, 0]

@@ -1,4 +1,4 @@
-"""The scheduler gives every sequence what it would get alone, however little memory there is."""
+"""The scheduler gives every sequence the same result as alone, in any amount of memory."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainer.benchmarks.random_model import write_random_model
-from trainer.serving.directory import inspect_directory, load_tokenizer
+from trainer.model_directory import inspect_directory, load_tokenizer
 from trainer.serving.model import Model, load_model
 from trainer.serving.protocol import GenerateRequest, Sampling
 from trainer.serving.scheduler import Scheduler
@@ -28,9 +28,12 @@ def scheduler(loaded: tuple[Model, Tokenizer], **limits: int) -> Scheduler:
 
 def sequence(prompt: list[int], new: int, seed: int = 1, **more: Any) -> Sequence:
     request = GenerateRequest(
-        f"{prompt[:3]}-{seed}", tuple(prompt), Sampling(max_new_tokens=new, ignore_eos=True), **more
+        rid=f"{prompt[:3]}-{seed}",
+        ids=tuple(prompt),
+        sampling=Sampling(max_new_tokens=new, ignore_eos=True),
+        **more,
     )
-    return Sequence(request, limit=new, seed=seed, stop_ids=frozenset())
+    return Sequence(request=request, limit=new, seed=seed, stop_ids=frozenset())
 
 
 def run(one: Scheduler, sequences: list[Sequence]) -> None:
@@ -86,7 +89,7 @@ def test_new_requests_join_between_decode_steps(loaded: tuple[Model, Tokenizer])
     assert (first.completion_tokens, second.completion_tokens) == (6, 1)
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_beside_a_decoding_sequence(
+def test_a_long_prompt_is_prefilled_in_chunks_alongside_a_decoding_sequence(
     loaded: tuple[Model, Tokenizer],
 ) -> None:
     one = scheduler(loaded, context_length=8192)

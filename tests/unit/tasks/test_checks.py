@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contracts.events import TestResult
-from orchestrator.tasks.suite.checks import Check, answer_is, file_is, is_absent, module_gives, script
+from orchestrator.tasks.suite.checks import OutputCheck, answer_is, file_is, is_absent, module_gives, script
 from orchestrator.tasks.verdict import parse_results, parse_reward
 
 Grade = Callable[..., tuple[float, list[TestResult]]]
@@ -22,9 +22,9 @@ def app(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def grade(tmp_path: Path, app: Path) -> Grade:
-    """Run a script of these checks in the work directory; `answer` None means that there is no answer file."""
+    """Run a script of these checks in the work directory; `answer` None means without an answer file."""
 
-    def run(*checks: Check, answer: str | None = "done") -> tuple[float, list[TestResult]]:
+    def run(*checks: OutputCheck, answer: str | None = "done") -> tuple[float, list[TestResult]]:
         (tmp_path / "test.sh").write_text(script("a-task", checks))
         if answer is not None:
             (tmp_path / "answer.txt").write_text(answer)
@@ -38,7 +38,7 @@ def grade(tmp_path: Path, app: Path) -> Grade:
         )
         assert ended.stdout == b""
         logs = tmp_path / "logs/verifier"
-        return parse_reward((logs / "reward.txt").read_text()), parse_results(
+        return parse_reward((logs / "reward.txt").read_text()).reward, parse_results(
             (logs / "results.json").read_text()
         )
 

@@ -1,4 +1,4 @@
-"""What a Dockerfile of FROM, WORKDIR, COPY and ENV comes to, and how everything else is refused."""
+"""The result of a Dockerfile of FROM, WORKDIR, COPY and ENV, and the refusals of everything else."""
 
 import doctest
 import re
@@ -8,9 +8,10 @@ import pytest
 
 import orchestrator.tasks.dockerfile
 import orchestrator.tasks.environment
-from orchestrator import plugins
-from orchestrator.config import SandboxSection
+from orchestrator.runtime import plugins
+from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.environment import Environment, read_environment
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import DEFAULT_ENV, File, Limits
@@ -27,7 +28,7 @@ BASES = SandboxSection().base_images
 
 def read(*lines: str, begin: str = "FROM debian:12", context: dict[str, bytes] | None = None) -> Environment:
     dockerfile = "\n".join([begin, *lines]).encode()
-    return read_environment({**CONTEXT, **(context or {}), "Dockerfile": dockerfile}, BASES)
+    return read_environment(Bundle.of({**CONTEXT, **(context or {}), "Dockerfile": dockerfile}), BASES)
 
 
 def refused(*lines: str, **options: Any) -> str:
@@ -50,7 +51,7 @@ def test_comments_continuation_lines_case_and_white_space_are_read_as_docker_doe
         "# syntax=docker/dockerfile:1\n# escape=\\\n\r\n  from\tdebian:12   AS base\r\n"
         "env A=1 \\\n  # a comment between\n\n    B=2\n\nCopy   top.txt \\\n  files/a.txt \\\n  /app/in/\n#COPY gone /app/\nWORKDIR in\n"
     )
-    found = read_environment({**CONTEXT, "Dockerfile": text.encode()}, BASES)
+    found = read_environment(Bundle.of({**CONTEXT, "Dockerfile": text.encode()}), BASES)
     assert found.env == {"A": "1", "B": "2"} and found.work_dir == "/app/in"
     assert {path: file.data for path, file in found.files.items()} == {
         "/app/in/top.txt": b"t",
@@ -69,7 +70,7 @@ def test_comments_continuation_lines_case_and_white_space_are_read_as_docker_doe
             "A": "none", "B": "yes", "C": "", "D": "$HOME", "E": "$HOME", "F": "/home/agent"}),
         ("ENV A=1 B=$A", {"A": "1", "B": ""}),
         ("ENV A=1\nENV B=$A$A", {"A": "1", "B": "11"}),
-        ("ENV A=x=y#z # is no comment=", {"A": "x=y#z"}),
+        ("ENV A=x=y#z # is not a comment=", {"A": "x=y#z"}),
     ],
 )  # fmt: skip
 def test_variables_are_set_quoted_and_filled_in(line: str, env: dict[str, str]) -> None:
@@ -115,7 +116,7 @@ def test_files_and_directories_are_copied_as_docker_does(line: str, files: dict[
     assert bodies(*line.split("\n")) == files
 
 
-def test_everything_is_copied_with_the_dockerfile_and_modes_are_as_asked_for() -> None:
+def test_everything_is_copied_with_the_dockerfile_and_modes_are_as_requested() -> None:
     assert set(bodies("COPY . .")) == {f"/app/{path}" for path in (*CONTEXT, "Dockerfile")}
     assert read("COPY --chmod=755 top.txt x", "COPY top.txt y").files == {
         "/app/x": File(b"t", 0o755), "/app/y": File(b"t")
@@ -126,7 +127,7 @@ def test_everything_is_copied_with_the_dockerfile_and_modes_are_as_asked_for() -
     "name", ["debian:bookworm", "docker.io/library/python:3.11-slim", "python:3.11 as base"]
 )
 def test_a_base_that_the_sandbox_stands_for_is_accepted(name: str) -> None:
-    assert read(begin=f"FROM {name}") == Environment({})
+    assert read(begin=f"FROM {name}") == Environment(files={})
     assert (
         read(begin="FROM own:1").files == {} if "own:1" in BASES else "own:1" in refused(begin="FROM own:1")
     )
@@ -137,7 +138,7 @@ def test_a_base_that_the_sandbox_stands_for_is_accepted(name: str) -> None:
     [
         (["RUN apt-get install -y jq"], "line 2: RUN is not one of FROM, WORKDIR, COPY and ENV: only a sandbox provider with container"),
         (["", "ADD x /app/"], "line 3: ADD is not one of"),
-        (["ENV A=1 \\", " B=2", "CMD [\"x\"]"], "line 4: CMD is not one of"),
+        (["ENV A=1 \\", " B=2", "VOLUME /x"], "line 4: VOLUME is not one of"),
         (["FROM debian:12"], "line 2: FROM begins a second stage"),
         (["COPY --from=base /x /app/"], "line 2: COPY has the flag --from"),
         (["COPY --chown=1:1 top.txt /app/"], "line 2: COPY has the flag --chown"),
@@ -145,8 +146,8 @@ def test_a_base_that_the_sandbox_stands_for_is_accepted(name: str) -> None:
         (["COPY <<EOF /app/x", "hi", "EOF"], "line 2: COPY has a here-document"),
         (["COPY ../secret /app/"], "line 2: COPY ../secret: a source lies in environment/"),
         (["COPY files/../../secret /app/"], "cannot be left with .."),
-        (["COPY absent.txt /app/"], "line 2: COPY absent.txt: there is no environment/absent.txt in the task"),
-        (["COPY *.nope /app/"], "there is no environment/*.nope"),
+        (["COPY absent.txt /app/"], "line 2: COPY absent.txt: environment/absent.txt does not exist in the task"),
+        (["COPY *.nope /app/"], "environment/*.nope does not exist"),
         (["COPY top.txt"], "line 2: COPY must be COPY source … destination"),
         (["COPY top.txt /etc/passwd"], "/etc/passwd: files can be placed below /app, /tmp, /logs, /home/agent only"),
         (["COPY top.txt /app/../usr/x"], "/usr/x: files can be placed below"),
@@ -168,8 +169,8 @@ def test_a_base_that_the_sandbox_stands_for_is_accepted(name: str) -> None:
 def test_what_needs_more_than_there_is_is_refused_by_line_and_instruction(
     lines: list[str], sentence: str
 ) -> None:
-    said = refused(*lines)
-    assert said.startswith("environment/Dockerfile line ") and sentence in said and "\n" not in said
+    error = refused(*lines)
+    assert error.startswith("environment/Dockerfile line ") and sentence in error and "\n" not in error
 
 
 @pytest.mark.parametrize(
@@ -215,12 +216,15 @@ def test_with_a_dockerfile_nothing_is_placed_that_it_does_not_copy() -> None:
 def test_a_provider_with_container_support_is_given_the_build_context_whatever_it_holds() -> None:
     task = a_task("FROM ubuntu:24.04\nRUN make")
     found = task.environment(BASES, containers=True)
-    assert found.build == {"Dockerfile": b"FROM ubuntu:24.04\nRUN make", "files/seed.txt": b"seed"}
+    assert found.build == {
+        "Dockerfile": File(b"FROM ubuntu:24.04\nRUN make"),
+        "files/seed.txt": File(b"seed"),
+    }
     assert found.spec({}, Limits()).build == found.build
 
 
 class Containers:
-    """What a provider with container support says of itself."""
+    """The capabilities of a provider with container support."""
 
     containers = True
 
@@ -244,3 +248,13 @@ def test_a_task_is_refused_before_it_is_published_with_its_name_and_the_line() -
     with pytest.raises(ValueError, match=re.escape("FROM registry.example/own:1: ")):
         check_admissible(other, section)
     check_admissible(other, SandboxSection(base_images=("registry.example/own:1",)))
+
+
+def test_a_dockerfile_with_several_instructions_that_are_refused_names_them_together() -> None:
+    text = b"FROM ubuntu:24.04\nRUN apt-get update\nVOLUME /a\nCOPY a /app/"
+    with pytest.raises(
+        ValueError,
+        match=r"line 2: RUN is not one of .*; line 3: VOLUME is not one of .*; line 1: FROM ubuntu:24\.04: ",
+    ) as refused:
+        read_environment(Bundle.of({"Dockerfile": text}), BASES)
+    assert str(refused.value).count("container support (`containers`) can build that") == 1

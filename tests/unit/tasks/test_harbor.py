@@ -2,13 +2,15 @@
 
 import json
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.tasks.harbor import MAX_MESSAGE_BYTES, Task, iter_jsonl, load
+from orchestrator.tasks.harbor import Task, iter_jsonl, load
+from orchestrator.tasks.message import MAX_MESSAGE_BYTES, needs_blobs
 from sandboxes.base import File
 
 MINIMAL = {
@@ -33,7 +35,7 @@ def test_a_task_gives_each_reader_only_its_own_files() -> None:
         "/app/a/b.txt": File(b"b\n"),
         "/app/raw.bin": File(b"\xff\x00\xfe"),
     }
-    assert task.tests_files() == {"test.sh": FULL["tests/test.sh"], "data/want.txt": b"hello\n"}
+    assert task.tests_files() == {"test.sh": File(FULL["tests/test.sh"]), "data/want.txt": File(b"hello\n")}
     assert task.solution == "echo hello\n"
     assert Task.from_files(MINIMAL).solution is None
 
@@ -97,19 +99,21 @@ def test_a_task_without_settings_instruction_or_tests_is_rejected_by_name(missin
         ({"a\nb": b"x"}, "is not a plain relative path"),
         ({"a\ud800": b"x"}, "is not a plain relative path"),
         (
-            {"environment/files/.git/HEAD": b"x"},
-            r"environment/files/.git/HEAD: a git repository may hold the answer",
-        ),
-        (
-            {"environment/files/a/.git": b"gitdir: /x"},
-            "a git repository may hold the answer in its history: leave it out",
-        ),
-        ({f"environment/files/bare/objects/ab/{'c' * 38}": b"x"}, "a git repository may hold the answer"),
-        (
             {"environment/files/data": b"PACK\0\0\0\2..."},
-            "environment/files/data: a git repository may hold the answer",
+            "environment/files/data: the objects of this git repository cannot be searched for the answer, which are cut off: pack it again",
         ),
-        ({"environment/files/data": b"# v2 git bundle\n"}, "a git repository may hold the answer"),
+        (
+            {"environment/files/data": b"# v2 git bundle\n"},
+            "cannot be searched for the answer, which are no pack of version 2 or 3",
+        ),
+        (
+            {
+                f"environment/files/.git/objects/ab/{'c' * 38}": zlib.compress(
+                    b"blob 34\0" + MINIMAL["tests/test.sh"]
+                )
+            },
+            "holds the whole text of tests/test.sh in an object of a git repository, which the agent must not see: begin a history",
+        ),
         (
             {"environment/files/notes": b"see:\n" + MINIMAL["tests/test.sh"]},
             "environment/files/notes holds the whole text of tests/test.sh, which the agent must not see",
@@ -136,10 +140,10 @@ def test_each_flaw_of_a_directory_is_one_sentence_that_names_the_file(
     ("message", "sentence"),
     [
         ([], 'a task must be an object with "files", got list'),
-        ({"files": [], "x": 1}, 'a task has only "files" and "files_b64", got \'x\''),
+        ({"files": [], "x": 1}, 'a task has only "files", "files_b64", .* and "trees", got \'x\''),
         ({"files": []}, '"files" must be an object of path to content, got list'),
         ({"files": {"task.toml": 3}}, '"files" must hold text under each path, got 3 at task.toml'),
-        ({"files": {"a": "x"}, "files_b64": {"a": "eA=="}}, 'a stands in both "files" and "files_b64"'),
+        ({"files": {"a": "x"}, "files_b64": {"a": "eA=="}}, 'a is in both "files" and "files_b64"'),
         ({"files_b64": {"a": "?"}}, "a is not valid base64: "),
         ({"files": {"a": "\ud800"}}, r"a is not valid Unicode text \(character 0\)"),
         ({"files": {"a\x1b[2J\nb": None}}, r"'a\\x1b\[2J\\nb' is not a plain relative path"),
@@ -152,16 +156,20 @@ def test_each_flaw_of_a_message_is_one_sentence(message: Any, sentence: str) -> 
         Task.from_message(message)
 
 
-def test_a_task_larger_than_a_message_is_refused_both_ways() -> None:
+def test_a_task_larger_than_a_message_is_packed_into_blobs_and_refused_in_one_message() -> None:
     task = Task.from_files(MINIMAL | {"environment/files/big": b"\xff" * (MAX_MESSAGE_BYTES * 3 // 4)})
-    with pytest.raises(ValueError, match=r"is 513 KB packed and a message carries at most 512 KB"):
-        task.to_message()
+    message = task.to_message()
+    assert needs_blobs(message) and len(json.dumps(message)) < 2000
+    with pytest.raises(ValueError, match="its files lie in blobs"):
+        Task.from_message(message)
     text = {path: body.decode() for path, body in MINIMAL.items()} | {"big": "x" * MAX_MESSAGE_BYTES}
-    with pytest.raises(ValueError, match=r"is 513 KB packed and a message carries at most 512 KB"):
+    with pytest.raises(
+        ValueError, match="it has 513 KB in one message, which may have 512 KB: publish its files as blobs"
+    ):
         Task.from_message({"files": text})
 
 
-def test_links_in_a_directory_are_refused_and_not_followed(tmp_path: Path) -> None:
+def test_links_out_of_a_folder_are_refused_and_not_followed(tmp_path: Path) -> None:
     def links_a_file(task: Path) -> str:
         (task / "notes.txt").symlink_to("/etc/hostname")
         return "notes.txt"
@@ -175,7 +183,9 @@ def test_links_in_a_directory_are_refused_and_not_followed(tmp_path: Path) -> No
         task = tmp_path / str(number)
         Task.from_files(MINIMAL).write(task)
         name = plant(task)
-        with pytest.raises(ValueError, match=f"{task}: {name} is a link: a task holds regular files only"):
+        with pytest.raises(
+            ValueError, match=f"{task}: {name} is a link that does not lead to a file of its folder"
+        ):
             load(task)
 
 

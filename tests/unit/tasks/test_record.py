@@ -1,4 +1,4 @@
-"""Demonstrations of the suite: who is shown what, and in which words."""
+"""Demonstrations of the suite: which skills are drawn, which trajectories are shown, and their wording."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def test_the_demonstration_of_a_task_is_its_solution_exactly_when_it_is_good() -
         assert solution is not None
         commands = [
             call["arguments"]["command"]
-            for reply in script(each.task.files)
+            for reply in script({path: file.data for path, file in each.task.files.items()})
             for call in reply.get("tool_calls", [])
         ]
         if not each.good:
@@ -57,7 +57,7 @@ def test_the_demonstration_of_a_task_is_its_solution_exactly_when_it_is_good() -
             assert commands[0] in solution.splitlines()
 
 
-def test_the_shell_scaffold_hears_one_command_a_turn_and_then_the_answer() -> None:
+def test_the_shell_scaffold_receives_one_command_a_turn_and_then_the_answer() -> None:
     looked = Trajectory((Turn("read file", "cat oak.txt"), Turn("count lines", "wc -l < oak.txt")), None)
     calls = [
         {"name": "bash", "arguments": {"command": command}} for command in ("cat oak.txt", "wc -l < oak.txt")

@@ -1,4 +1,4 @@
-"""The generated suite, without running it: split, balance, vocabulary, determinism. tests/integration/test_oracle.py runs it."""
+"""The generated suite, without running it: split, balance, vocabulary, determinism. tests/integration/tasks/test_oracle.py runs it."""
 
 import hashlib
 import re
@@ -21,6 +21,7 @@ from orchestrator.tasks.suite import (
     generate,
 )
 from orchestrator.tasks.suite.__main__ import main
+from sandboxes.base import digest_of
 
 TRAIN = generate("train", 400, seed=0)
 HELDOUT = generate("heldout", 100, seed=0)
@@ -29,8 +30,8 @@ ALL = [*TRAIN, *HELDOUT, *DEMO]
 
 
 def content_hashes(tasks: Iterable[SuiteTask]) -> set[bytes]:
-    """Of every file of the packed tasks: settings, instruction, initial files, tests and solution."""
-    return {hashlib.sha256(body).digest() for t in tasks for body in t.task.files.values()}
+    """Hashes of every file of the packed tasks: settings, instruction, initial files, tests and solution."""
+    return {digest_of(file) for t in tasks for file in t.task.files.values()}
 
 
 def trajectories(tasks: Iterable[SuiteTask]) -> Iterable[Trajectory]:
@@ -48,7 +49,7 @@ def test_heldout_tasks_share_no_instruction_and_no_file_content_with_the_others_
 
 def test_heldout_tasks_share_no_demonstrated_solution_with_the_others() -> None:
     def commands(tasks: Iterable[SuiteTask]) -> set[tuple[str, str]]:
-        """Last commands, in the families where they depend on the instruction alone."""
+        """Last commands, in the families whose last command depends on the instruction alone."""
         return {(t.family.name, t.good[0].turns[-1].command) for t in tasks if t.family.calls == 1}
 
     assert not commands(HELDOUT) & (commands(TRAIN) | commands(DEMO))
@@ -150,7 +151,7 @@ def test_instructions_are_short_lines_of_plain_words() -> None:
 
 
 def test_a_family_that_runs_out_of_tasks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.tasks.suite.draw._MAX_DRAWS", 0)
+    monkeypatch.setattr("orchestrator.tasks.suite.generator._MAX_DRAWS", 0)
     with pytest.raises(ValueError, match="family add_nums cannot give so many different train tasks"):
         generate("train", 1, seed=0)
 

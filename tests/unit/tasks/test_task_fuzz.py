@@ -3,6 +3,7 @@
 import json
 import os
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from scaffolds.find import find
 
 from orchestrator.contracts.events import ArtifactFile
-from orchestrator.flow.crossing import applied
+from orchestrator.tasks.artifacts import with_artifacts
+from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.verdict import parse_results, parse_reward
@@ -63,11 +65,11 @@ GOOD = {"task.toml": b"", "instruction.md": b"do", "tests/test.sh": b"true"}
 
 def one_sentence(error: ValueError) -> None:
     assert str(error) and "\n" not in str(error) and len(str(error)) < 2000, str(error)
-    str(error).encode()  # what people are shown can be shown
+    str(error).encode()  # messages for people can be shown
 
 
 def used(task: Task) -> None:
-    """What intake, runners and verifiers do with a task that was loaded."""
+    """The uses of a loaded task by intake, runners and verifiers."""
     json.dumps(task.to_message())
     assert task.instruction and task.name and len(task.content_hash) == 64
     for containers in (True, False):
@@ -117,7 +119,7 @@ def test_any_settings_are_read_or_refused(text: str) -> None:
 )
 def test_any_reward_file_is_a_number_from_0_to_1_or_refused(reward: str, results: str) -> None:
     try:
-        assert 0.0 <= parse_reward(reward) <= 1.0
+        assert 0.0 <= parse_reward(reward).reward <= 1.0
     except ValueError as error:
         one_sentence(error)
     try:
@@ -181,23 +183,24 @@ def test_any_scaffold_toml_is_a_scaffold_or_refused(
         assert str(error)
 
 
-def test_a_directory_with_anything_but_files_is_refused(tmp_path: Path) -> None:
+def test_a_directory_with_pipes_or_links_that_lead_out_of_it_is_refused(tmp_path: Path) -> None:
     for name, body in GOOD.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(body)
     assert load(tmp_path).instruction == "do"
-    makers = {
+    makers: dict[str, Callable[[Path], None]] = {
         "link": lambda path: path.symlink_to("/etc/passwd"),
         "a link to a folder": lambda path: path.symlink_to("/etc"),
         "pipe": lambda path: os.mkfifo(path),
         "a dangling link": lambda path: path.symlink_to(tmp_path / "nowhere"),
+        "a link upwards": lambda path: path.symlink_to("../../solution"),
     }
     for what, make in makers.items():
         odd = tmp_path / "environment" / "files" / "odd"
         odd.parent.mkdir(parents=True, exist_ok=True)
         make(odd)
         with pytest.raises(ValueError, match=r"odd is (a link|neither a file nor a folder)"):
-            load(tmp_path)
+            load(tmp_path).environment(None)
         odd.unlink()
         assert not odd.exists(), what
 
@@ -205,10 +208,10 @@ def test_a_directory_with_anything_but_files_is_refused(tmp_path: Path) -> None:
 @hurried
 @given(path=st.text(alphabet=string.ascii_letters + "/.\\", max_size=12))
 def test_artifacts_never_leave_the_work_directory(path: str) -> None:
-    """What a result names as a file is placed below /app or is refused by the sandbox, whatever a runner writes there."""
+    """A path that a result names as a file is placed below /app or is refused by the sandbox, for any path that a runner writes."""
     from sandboxes.directory import locate
 
-    files = applied({}, [ArtifactFile(path, "eA==")])
+    files = with_artifacts(Environment(files={}), [ArtifactFile(path=path, body="eA==")]).files
     for where in files:
         try:
             name, parts = locate(where)

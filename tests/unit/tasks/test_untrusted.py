@@ -1,16 +1,20 @@
-"""What runs the agent's programs while they are judged, in a real sandbox: it can do its work and nothing to its judge."""
+"""The wrapper that runs the agent's programs while they are judged, in a real sandbox: a program can do its work and cannot affect its judge."""
+
+import struct
 
 import pytest
 
-from orchestrator.flow.verify_runner import UNTRUSTED
-from orchestrator.tasks.verdict import UNTRUSTED_FILE
-from sandboxes.base import File, SandboxSpec
+from orchestrator.runner.grade import WRAPPER
+from orchestrator.tasks.held import confine
+from orchestrator.tasks.verdict import UNTRUSTED_FILE, UNTRUSTED_LIMITS
+from sandboxes.artifacts import stays
+from sandboxes.base import ExecResult, File, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 
 pytestmark = pytest.mark.anyio
 
 FILES = {
-    UNTRUSTED_FILE: UNTRUSTED,
+    **WRAPPER,
     "/tests/secret": File(b"sesame"),
     "/app/mine": File(b"mine\n"),
     "/logs/reward": File(b"0"),
@@ -21,9 +25,9 @@ JUDGE = (
 
 
 async def judged(*argv: str, secret: str = "token-4711") -> str:
-    """What a judge that runs this program says: the program's output, its code, the reward, the number of processes."""
-    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as box:
-        ended = await box.exec(
+    """The output of a judge that runs this program: the program's output, its code, the reward, the number of processes."""
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(
             ["bash", "-c", JUDGE, UNTRUSTED_FILE, *argv], env={"SECRET": secret}, timeout_s=60
         )
         assert ended.ok, ended
@@ -31,7 +35,7 @@ async def judged(*argv: str, secret: str = "token-4711") -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected"),
     [
         (
             "cat; cat mine; echo x > new && cat new; echo > $HOME/f; echo > $TMPDIR/f; exit 3",
@@ -39,25 +43,27 @@ async def judged(*argv: str, secret: str = "token-4711") -> str:
         ),
         ("cat /tests/secret || ls /tests", "code 2; 0;"),
         ("echo 1 > /logs/reward; touch /logs/other; rm /logs/reward", "code 1; 0;"),
-        ("kill -9 $PPID; sleep 1", "code 137; 0;"),
-        ("kill -9 -1; sleep 1", "code 137; 0;"),
+        ("kill -9 $PPID; kill -STOP $PPID; echo alive", "alive\ncode 0; 0;"),
+        ("kill -9 -1; echo alive", "alive\ncode 0; 0;"),
         ("for p in 2 3 4 5 6 7 8 9; do kill -9 $p; done; exit 0", "; 0;"),
         ("echo early; sleep 60", "early\ncode 124; 0;"),
         ("(setsid sh -c 'sleep 70 & sleep 71' >/dev/null 2>&1 &); exit 0", "code 0; 0;"),
         (":(){ :|:& };:; sleep 60", "; 0;"),
     ],
 )
-async def test_a_program_of_the_agent_does_its_work_and_nothing_to_its_judge(script: str, said: str) -> None:
-    heard = await judged("bash", "-c", script)
-    assert said in heard and "sesame" not in heard
-    # The judge, the sandbox's process 1 and what counts them; what the program left behind is dead.
-    assert int(heard.rpartition("; ")[2]) <= 5
+async def test_a_program_of_the_agent_does_its_work_and_nothing_to_its_judge(
+    script: str, expected: str
+) -> None:
+    output = await judged("bash", "-c", script)
+    assert expected in output and "sesame" not in output
+    # The judge, the sandbox's process 1 and the counting processes; the program's leftovers are dead.
+    assert int(output.rpartition("; ")[2]) <= 5
 
 
 async def test_it_sees_no_environment_but_its_own_and_no_memory_of_others() -> None:
     look = "for p in /proc/[0-9]*; do cat $p/environ; ls -l $p/fd; head -c 1 $p/mem; done 2>/dev/null; env"
-    heard = await judged("bash", "-c", look)
-    assert "token-4711" not in heard
+    output = await judged("bash", "-c", look)
+    assert "token-4711" not in output
     assert "HOME=/tmp/untrusted-" in await judged("env")
 
 
@@ -78,27 +84,160 @@ python3 -c 'print("judged")'; bash -lc 'echo twice'; ls -A ~ /tmp
 
 
 async def test_what_it_plants_where_programs_look_at_their_start_is_not_found_by_its_judge() -> None:
-    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as box:
-        ended = await box.exec(["bash", "-c", RUNS_MORE, UNTRUSTED_FILE, PLANT], timeout_s=60)
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", RUNS_MORE, UNTRUSTED_FILE, PLANT], timeout_s=60)
     assert ended.stdout.split() == [b"judged", b"twice", b"/home/agent:", b"/tmp:"], ended
 
 
 async def test_a_program_finds_what_its_environment_has_at_home_and_nothing_of_one_before_it() -> None:
-    files = {**FILES, "/home/agent/given": File(b"given\n")}
+    files = {**FILES, "/home/agent/given": File(b"given\n"), UNTRUSTED_LIMITS: File(b"home given\n")}
     script = "cat /home/agent/given; ls -A $HOME $TMPDIR; touch $HOME/mine $TMPDIR/mine /app/kept; mkdir -p $HOME/a/b; chmod 0 $HOME/a"
     judge = 'for i in 1 2; do python3 -I "$0" 5 bash -c "$1"; echo "code $?"; done; ls /app'
-    async with BubblewrapProvider().open(SandboxSpec(files=files)) as box:
-        ended = await box.exec(["bash", "-c", judge, UNTRUSTED_FILE, script], timeout_s=60)
+    async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, script], timeout_s=60)
     assert ended.stdout.count(b"given\n") == 2 and ended.stdout.count(b"code 0") == 2
     assert ended.stdout.endswith(b"kept\nmine\n") and ended.stdout.count(b"mine") == 1, ended
 
 
 @pytest.mark.parametrize("where", ["/home/agent", "/tmp", "/tests", "/"])
 async def test_it_runs_nothing_from_where_its_judge_has_what_is_its_own(where: str) -> None:
-    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as box:
-        ended = await box.exec(["python3", "-I", UNTRUSTED_FILE, "2", "touch", "ran"], cwd=where)
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["python3", "-I", UNTRUSTED_FILE, "2", "touch", "ran"], cwd=where)
         assert ended.exit_code == 125 and b"call it from the work directory" in ended.stderr
 
 
-async def test_what_cannot_be_started_and_what_cannot_be_held_is_said_by_the_exit_code() -> None:
+async def test_the_exit_code_tells_that_a_program_cannot_be_started() -> None:
     assert "code 127;" in await judged("no-such-program")
+
+
+async def limited(limits: str, *argv: str, before: str = "", after: str = "") -> ExecResult:
+    """A judge that runs this program under such limits."""
+    judge = f'{before}\npython3 -I "$0" 10 "$@"; echo "code $?"\n{after}'
+    files = {**FILES, UNTRUSTED_LIMITS: File(limits.encode())}
+    async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
+        return await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, *argv], timeout_s=60)
+
+
+ORPHAN = "import os, time; os.fork() and (os.wait(), time.sleep(20)); os.fork() and os._exit(0)"
+"""The first process waits; a process whose parent has ended does the rest."""
+
+
+@pytest.mark.parametrize(
+    ("limits", "script", "named"),
+    [
+        ("memory_bytes 60000000\n", "import time; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
+        ("memory_bytes 60000000\n", "ORPHAN; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
+        ("cpu_s 0.3\n", "while True: pass", "cpu"),
+        ("cpu_s 0.3\n", "ORPHAN\nwhile True: pass", "cpu"),
+        ("output_bytes 1000\n", "print('x' * 5000)", "output"),
+        ("disk_bytes 1000000\n", "for n in range(4): open(f'f{n}', 'wb').write(b'1' * 400_000)", "disk"),
+        ("disk_files 20\n", "for n in range(40): open(f'f{n}', 'wb')", "disk"),
+    ],
+)
+async def test_a_limit_that_a_program_uses_up_is_named_and_its_judge_goes_on(
+    limits: str, script: str, named: str
+) -> None:
+    script = script.replace("ORPHAN", ORPHAN)
+    ended = await limited(limits, "python3", "-c", script, after="ls /app")
+    assert b"code 137" in ended.stdout and ended.ok, ended
+    assert f"the program used up its {named}".encode() in ended.stderr
+    assert named != "disk" or (ended.stdout.endswith(b"mine\n") and b"f0" not in ended.stdout)
+
+
+async def test_the_time_of_all_programs_ends_before_that_of_their_judge() -> None:
+    ended = await limited("until_s 0.000001\n", "echo", "ran")
+    assert ended.stdout == b"code 124\n" and b"the time for programs is up" in ended.stderr
+
+
+async def test_in_a_place_of_its_own_a_program_makes_links_and_pipes_and_moves_none_into_the_work_directory() -> (
+    None
+):
+    script = (
+        "cd $TMPDIR && ln -s /etc e && mkfifo p && mkdir d && ln -s /etc d/e && echo made;"
+        " mv e p /app/; mv -T d /app/d; ln -s /etc /app/l; cd /app; ls -A"
+    )
+    ended = await limited("private 1\n", "bash", "-c", script)
+    assert ended.stdout.startswith(b"made\n"), ended
+    assert not {b"e", b"p", b"l"} & set(ended.stdout.split()), ended
+
+
+def older(version: int) -> dict[str, File]:
+    """The wrapper as on a kernel with this version of Landlock, too old for its limit on signals."""
+    version_call, scoped = b"return _call(_CREATE_RULESET, 0, 0, 1)", b"SCOPED_SIGNALS = 6"
+    changed = {
+        path: File(
+            file.data.replace(version_call, f"return {version}".encode()).replace(
+                scoped, b"SCOPED_SIGNALS = 99"
+            )
+        )
+        for path, file in WRAPPER.items()
+    }
+    assert changed != WRAPPER
+    return changed
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+async def test_on_older_kernels_a_program_cuts_off_nothing_of_its_judges(version: int) -> None:
+    script = (
+        "import os\nfor path in ('/logs/reward', '/home/agent/want'):\n"
+        "    try:\n        os.truncate(path, 0)\n    except OSError:\n        print('held')\n"
+    )
+    judge = 'echo 42 > ~/want; python3 -I "$0" 5 python3 -c "$1"; cat ~/want /logs/reward'
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES | older(version))) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, script], timeout_s=60)
+    assert ended.stdout == b"held\nheld\n42\n0", ended
+
+
+OLDER = older(4)
+"""The wrapper as on Linux 6.7 to 6.11: there, a confinement for signals does not also forbid moves."""
+
+
+@pytest.mark.parametrize("wrapper", [WRAPPER, OLDER], ids=["this kernel", "Linux 6.7"])
+async def test_a_link_that_an_agent_left_moves_to_no_place_from_which_it_leads_out(
+    wrapper: dict[str, File],
+) -> None:
+    assert stays("a/b/reward", "../../logs/reward")
+    script = "import os\ntry:\n    os.rename('a/b', 'out')\nexcept OSError:\n    print('held')\n"
+    judge = 'python3 -I "$0" 5 python3 -c "$1"; echo 1 > out/reward; cat out/secret /logs/reward'
+    spec = SandboxSpec(
+        files=FILES | wrapper,
+        links={"/app/a/b/reward": "../../logs/reward", "/app/a/b/secret": "../../tests/secret"},
+    )
+    async with BubblewrapProvider().open(spec) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, script], timeout_s=60)
+    assert ended.stdout == b"held\n0", ended
+
+
+async def test_shared_memory_works_for_a_program_and_holds_nothing_of_it_afterwards() -> None:
+    script = (
+        "import multiprocessing as m\nq = m.Queue()\np = m.Process(target=q.put, args=(4711,))\np.start()\nprint(q.get())\np.join()\n"
+        "open('/dev/shm/left', 'w').write('1')"
+    )
+    ended = await limited("private 1\n", "python3", "-c", script, after="ls -A /dev/shm")
+    assert ended.stdout == b"4711\ncode 0\n", ended
+
+
+async def test_what_a_judge_keeps_in_shared_memory_closes_it_to_the_program() -> None:
+    ended = await limited("private 1\n", "cat", "/dev/shm/want", before="echo sesame > /dev/shm/want")
+    assert b"sesame" not in ended.stdout and b"code 1" in ended.stdout
+
+
+async def test_a_judge_that_ends_its_server_under_test_leaves_nothing_of_it() -> None:
+    judge = (
+        'mkfifo /tmp/up; python3 -I "$0" 50 bash -c "echo up; sleep 61 & sleep 62" > /tmp/up & read line < /tmp/up;'
+        ' kill $!; wait $!; echo "code $? $line"; cat /proc/[0-9]*/cmdline | tr "\\0" " " | grep -c "sleep 6[12]"; ls -A /tmp'
+    )
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge.replace("sleep 6[12]", "^sleep 6"), UNTRUSTED_FILE])
+    assert ended.stdout == b"code 143 up\n0\nup\n", ended
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_jumps_to_instructions_that_there_are(machine: str) -> None:
+    for private in (False, True):
+        code = confine.calls(machine, private, version=1)
+        assert code is not None
+        count = len(code) // 8
+        for at, (kind, yes, no, _) in enumerate(struct.iter_unpack("<HBBI", code)):
+            assert kind & 7 != 5 or at + 1 + max(yes, no) < count
+    assert confine.calls("riscv64", True) is None

@@ -1,14 +1,14 @@
-"""Whether a model that is spread over ranks is the one that a rank has to itself, in everything that it computes with."""
+"""Whether a model that is spread over ranks equals the model of a single rank, in everything that it computes with."""
 
 from typing import Any
 
 import torch
 
-from trainer.ranks.shard import whole
+from trainer.ranks.fsdp import whole
 
 
 def differences(spread: Any, expected: Any) -> list[str]:
-    """The names of what `spread` has in another way, bit for bit; tied tensors, attributes and settings are looked at, too."""
+    """The names of the parts in which `spread` differs, bit for bit; includes tied tensors, attributes and settings."""
     ours, theirs = (
         {
             **dict(model.named_parameters(remove_duplicate=False)),
@@ -45,7 +45,7 @@ def differences(spread: Any, expected: Any) -> list[str]:
                 for key, value in vars(module).items()
                 if isinstance(value, str | int | float | bool | None)
                 and "fsdp" not in key
-                and key != "_is_hf_initialized"  # only loading asks for it
+                and key != "_is_hf_initialized"  # only loading uses it
             },
         }
         for model in (spread, expected)

@@ -96,7 +96,7 @@ def sub_agent_branches() -> list[Sample]:
 
 
 def duplicates() -> list[Sample]:
-    """Equal samples twice and thrice, with different advantages; and equal ids cut into state and action elsewhere."""
+    """Equal samples twice and three times, with different advantages; and equal ids cut into state and action elsewhere."""
     f = Forest(5)
     state, action = f.ids(5), f.ids(4)
     for _ in range(3):

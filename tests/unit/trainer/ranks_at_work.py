@@ -1,7 +1,6 @@
-"""Ranks at work, for test_ranks.py: `python -m tests.unit.trainer.ranks_at_work DIRECTORY` prints what each scenario came to, as JSON by its name.
+"""Ranks at work, for test_ranks.py: `python -m tests.unit.trainer.ranks_at_work DIRECTORY` prints the result of each scenario as JSON, by its name.
 
-A scenario is two processes that meet over loopback, forked from this one, which has loaded torch; what needs no meeting of its own is one
-of WORKS. `DIRECTORY` is empty, for checkpoints.
+A scenario is two processes that meet over loopback, forked from this one; WORKS need no meeting. `DIRECTORY` is empty, for checkpoints.
 """
 
 import json
@@ -19,42 +18,46 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from orchestrator.config import Config, TrainerSection
+from orchestrator.settings.config import Config
+from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer import forests
 from tests.unit.trainer.alike import differences
 from tests.unit.trainer.test_replay import drawn
 from tests.unit.trainer.vanilla import compute_in_double
+from tests.waiting import eventually_blocking
 from trainer import lora
-from trainer.batch import Part
+from trainer.activation_checkpointing import checkpoint_activations
+from trainer.batch import BatchPart
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
-from trainer.computing import compute_in
 from trainer.learner import Learner, save_first
 from trainer.logprobs import token_logprobs
 from trainer.loss.correction import CorrectionSettings
+from trainer.mixed_precision import compute_in
 from trainer.model import load_model
-from trainer.ranks import deal, same
-from trainer.ranks.join import following, leading
+from trainer.optimizer_shards import stored
+from trainer.ranks import consistency as same
+from trainer.ranks import load_sharded
+from trainer.ranks.fsdp import shard, whole
 from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors
-from trainer.ranks.meeting import Ranks
-from trainer.ranks.place import Place, fork
-from trainer.ranks.shard import shard, whole
-from trainer.ranks.shards import stored
+from trainer.ranks.lockstep import idle
+from trainer.ranks.process_group import Ranks
+from trainer.ranks.rank_env import Place, fork
+from trainer.ranks.rendezvous import following, leading
 from trainer.ranks.update import anchored_together, train_step_together
-from trainer.ranks.walk import idle
-from trainer.replay import attach_replay
-from trainer.routing import routers_of
 from trainer.samples import Sample
 from trainer.tree import forward
 from trainer.tree.forward import attach_tree_attention
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
+from trainer.tree.replay import attach_replay
+from trainer.tree.routing import routers_of
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 ARGUMENTS = {"run": "test"}
 MODELS = forests.MODELS | {
     "dense above experts": partial(forests.qwen3_moe, num_hidden_layers=3, mlp_only_layers=[2])
 }
-SMALL = Budget(20)  # many trunks and leaves, other ones on each rank
+SMALL = PassBudget(20)  # many trunks and leaves, different ones on each rank
 COMPARED = (
     "loss", "gradient_norm", "kl_k1", "entropy", "ess", "max_abs_dlogprob", "balance_loss", "expert_imbalance",
     "action_tokens", "samples", "naive_tokens", "replayed_share", "bias_range",
@@ -65,7 +68,7 @@ Work = Callable[[Ranks], Any]
 
 def patient(silence_s: float = 60.0, **trainer: Any) -> Config:
     return Config.model_validate(
-        {"clock": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64, **trainer}}
+        {"timeouts": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64, **trainer}}
     )
 
 
@@ -89,7 +92,7 @@ def at_work(place: Place, directory: Path) -> Any:
     """All of WORKS, one after the other, as rank 0 sees them."""
 
     def all_of_them(ranks: Ranks) -> dict[str, Any]:
-        works = {**WORKS, "dealt": partial(dealt, directory)}
+        works: dict[str, Work] = {**WORKS, "dealt": partial(dealt, directory)}
         return {name: work(ranks) for name, work in works.items()}
 
     if place.rank:
@@ -115,7 +118,7 @@ def steps(
     settings: UpdateSettings,
     ranks: Ranks | None,
 ) -> list[dict[str, Any]]:
-    """Train steps, on one rank or together; what their metrics say that does not depend on the ranks."""
+    """Train steps, on one rank or together; returns the part of their metrics that does not depend on the ranks."""
     found = []
     for samples in trained:
         if ranks is None:
@@ -140,9 +143,10 @@ def equal(
     repeat: bool = False,
     adapters: TrainerSection | None = None,
 ) -> Work:
-    """The largest difference between the weights of two ranks and of one; with `gradient` of one step of plain descent, which is it.
+    """The largest difference between the weights of two ranks and of one. With `gradient`, the weights are those of one step
+    of plain descent, so the difference is the gradient's.
 
-    With `repeat`, also whether the ranks come to the same bits again.
+    With `repeat`, also whether the ranks get the same bits again.
     """
 
     def optimizer(model: Any) -> torch.optim.Optimizer:
@@ -157,7 +161,7 @@ def equal(
         for _ in range(1 + repeat):
             model = model_of(name, adapters=adapters)
             if checkpointing:
-                model.activation_checkpointing_enable()
+                checkpoint_activations(model)
             shard(model, ranks)
             metrics = steps(model, optimizer(model), trained, settings, ranks)
             results.append((metrics, weights(model)))
@@ -193,7 +197,7 @@ def loose(**more: Any) -> UpdateSettings:
 
 
 def skipped(broken: str) -> Work:
-    """What two ranks do when `broken`, on rank 1 alone, is not finite: the reason, and whether any weight or moment is another."""
+    """How two ranks react when `broken`, on rank 1 alone, is not finite: the reason, and whether any weight or moment changed."""
 
     def work(ranks: Ranks) -> Any:
         model = model_of("qwen3", torch.float32)
@@ -213,11 +217,11 @@ def skipped(broken: str) -> Work:
             settings = UpdateSettings(budget=SMALL, negative_scale=1e30)
         [metrics] = steps(model, optimizer, [samples], settings, ranks)
         moments = {key: whole(value) for key, value in optimizer_tensors(model, optimizer).items()}
-        said = ranks.exchange(
+        counts = ranks.exchange(
             {"skip": metrics["skip"], "same": worst(weights(model) | moments, before) == 0.0}
         )
         mine = ranks.exchange(bool(np.isfinite(metrics["gradient_norm"])))
-        return {"ranks": said, "finite": mine}
+        return {"ranks": counts, "finite": mine}
 
     return work
 
@@ -230,7 +234,7 @@ def refused(ranks: Ranks) -> Any:
     shard(model, ranks)
     optimizer = make_optimizer(model, OptimizerSettings())
     try:
-        steps(model, optimizer, [samples], UpdateSettings(budget=Budget(64, longest - 1)), ranks)
+        steps(model, optimizer, [samples], UpdateSettings(budget=PassBudget(64, longest - 1)), ranks)
     except ValueError as error:
         return ranks.exchange(str(error))
     return ranks.exchange("")
@@ -238,7 +242,7 @@ def refused(ranks: Ranks) -> Any:
 
 def proximal(ranks: Ranks) -> Any:
     """The largest difference of proximal logprobs, each from the rank that trains its sample."""
-    settings = UpdateSettings(correction=CorrectionSettings("proximal"), budget=SMALL)
+    settings = UpdateSettings(correction=CorrectionSettings(anchor="proximal"), budget=SMALL)
     model, samples = model_of("qwen3"), forests.group_of_rollouts()
     expected = anchored(model, samples, settings)
     shard(model, ranks)
@@ -248,20 +252,20 @@ def proximal(ranks: Ranks) -> Any:
         for one, other in zip(found, expected, strict=True)
         if one.proximal_logprobs is not None and other.proximal_logprobs is not None
     ]
-    said = ranks.exchange([len(off), max(off)])
+    counts = ranks.exchange([len(off), max(off)])
     return {
-        "samples": [count for count, _ in said],
+        "samples": [count for count, _ in counts],
         "of": len(samples),
-        "off": max(most for _, most in said),
+        "off": max(most for _, most in counts),
     }
 
 
 def frozen(ranks: Ranks) -> Any:
-    """How many numbers one pass of adapters gathers, and how many of gradients it reduces; and what has a gradient after it."""
+    """How many numbers one pass of adapters gathers, how many of gradients it reduces, and which parameters have a gradient after it."""
     model = model_of("qwen3", adapters=ADAPTERS)
 
     def padded(trained: bool) -> int:
-        """FSDP fills the first dimension up until all ranks have the same."""
+        """FSDP pads the first dimension until all ranks have the same."""
         return sum(
             -(-len(one) // ranks.size) * ranks.size * one[0].numel()
             for one in model.parameters()
@@ -300,7 +304,7 @@ def frozen(ranks: Ranks) -> Any:
 
 
 def resumed_with_adapters(rank: int) -> Scenario:
-    """As `resumed`, with adapters of this rank; and the files of both ranks' checkpoint held against those that one rank makes of it."""
+    """As `resumed`, with adapters of this rank; also compares the files of both ranks' checkpoint with those of one rank's."""
 
     def scenario(place: Place, directory: Path) -> Any:
         section = patient(lora_rank=rank).trainer
@@ -328,7 +332,7 @@ def resumed_with_adapters(rank: int) -> Scenario:
 
 
 def adapter_of(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.path / "trainer/adapter.safetensors")
+    return dict(load_file(checkpoint.path / "trainer/adapter.safetensors"))
 
 
 def linked(older: Checkpoint, newer: Checkpoint) -> list[str]:
@@ -343,11 +347,11 @@ def linked(older: Checkpoint, newer: Checkpoint) -> list[str]:
 
 
 def resumed(place: Place, directory: Path, **trainer: Any) -> Any:
-    """A checkpoint of one rank goes on on two, and what these write goes on on one; compared with one rank all the way."""
+    """A checkpoint of one rank is continued by two, and their checkpoint by one; compared with one rank all the way."""
     configured = patient(**trainer)
     section = configured.trainer
     batches = [
-        [Part(build(), [])]
+        [BatchPart(build(), [])]
         for build in (forests.group_of_rollouts, forests.context_rewrites, forests.group_of_rollouts)
     ]
     if place.rank:
@@ -382,7 +386,7 @@ def resumed(place: Place, directory: Path, **trainer: Any) -> Any:
 
 
 def rounded(name: str, adapters: TrainerSection | None = None) -> Work:
-    """How far the gradient of passes in bfloat16 is from float32's, of two ranks and of one; and what such passes are made of."""
+    """How far the gradient of passes in bfloat16 is from float32's, of two ranks and of one; and the dtypes used in such passes."""
 
     def gradient(computed: torch.dtype, ranks: Ranks | None) -> torch.Tensor:
         model = model_of(name, torch.float32, adapters)
@@ -411,7 +415,7 @@ def rounded(name: str, adapters: TrainerSection | None = None) -> Work:
 
 
 def exported(ranks: Ranks) -> Any:
-    """Whether what is gathered for the export is what one process has, tied weights, experts and merged adapters included."""
+    """Whether the weights gathered for the export equal one process's, tied weights, experts and merged adapters included."""
     found = {}
     for name, adapters in (("qwen3", None), ("minimax_m2", None), ("qwen3_moe", ADAPTERS)):
         model = model_of(name, adapters=adapters)
@@ -428,7 +432,7 @@ def exported(ranks: Ranks) -> Any:
 
 
 def dealt(directory: Path, ranks: Ranks) -> Any:
-    """What differs, on either rank, between a model that rank 0 alone has read and the same one read by that rank; of each kind of model."""
+    """The differences, on either rank, between a model that rank 0 alone has read and the same model read by that rank; for each kind of model."""
     found = {}
     for name in ("qwen3", "qwen3_moe", "minimax_m2"):
         for adapters in (None, ADAPTERS):
@@ -440,52 +444,51 @@ def dealt(directory: Path, ranks: Ranks) -> Any:
             place = root / "version-000000"
             with pytest.MonkeyPatch.context() as patch:
                 if not ranks.leads:
-                    patch.delattr(deal, "load_model")
-                model = deal.dealt_model(place, section, ranks)
+                    patch.delattr(load_sharded, "load_model")
+                model = load_sharded.dealt_model(place, section, ranks)
             expected = load_model(place)
             if adapters is not None:
                 lora.restore(expected, place / "trainer", section)
-            said = ranks.exchange(differences(model, expected))
+            problems = ranks.exchange(differences(model, expected))
             ours, theirs = (torch.optim.SGD(one.parameters(), lr=1.0) for one in (model, expected))
             steps(model, ours, [MIXED], loose(), ranks)
             steps(expected, theirs, [MIXED], loose(), None)
             off = worst(weights(model), weights(expected))
-            said.append([] if off < 1e-5 else [f"after a train step {off}"])
-            found[f"{name}, rank {section.lora_rank}"] = [one for each in said for one in each]
+            problems.append([] if off < 1e-5 else [f"after a train step {off}"])
+            found[f"{name}, rank {section.lora_rank}"] = [one for each in problems for one in each]
     return found
 
 
 def unequal(what: str) -> Scenario:
-    """What each rank says when rank 1 is not as rank 0."""
+    """The message of each rank when rank 1 differs from rank 0."""
 
     def scenario(place: Place, directory: Path) -> Any:
         if place.rank:
             if what == "code":
-                same.code_digest = lambda: "other"
+                same.code_digest = lambda: "other"  # type: ignore[assignment]
             try:
                 with following(place, {"run": "other"} if what == "arguments" else ARGUMENTS):
                     return None
             except ValueError as error:
                 written = directory / f"{what}.written"
                 written.write_text(str(error))
-                written.rename(directory / what)  # whole, for who waits for it
+                written.rename(directory / what)  # whole, for the reader that waits for it
                 return None
         try:
             with leading(place, patient(), ARGUMENTS):
                 return None
         except ValueError as error:
-            while not (directory / what).exists():
-                time.sleep(0.01)
+            eventually_blocking((directory / what).exists)
             return [str(error), (directory / what).read_text()]
 
     return scenario
 
 
 def silent(place: Place, directory: Path) -> Any:
-    """What rank 0 says of a rank that does not come, and after how long."""
+    """The message of rank 0 about a rank that does not come, and the time until it."""
     if place.rank:
         with following(place, ARGUMENTS):
-            time.sleep(60)  # rank 0 ends it
+            eventually_blocking(lambda: False)  # rank 0 ends it
     began = time.monotonic()
     try:
         with leading(place, patient(1.0), ARGUMENTS) as (ranks, _), unbroken("while it trained"):
@@ -518,7 +521,7 @@ WORKS: dict[str, Work] = {
     "narrow adapters' gradient in many passes": equal(
         "qwen3", loose(budget=SMALL), [MIXED], gradient=True, checkpointing=True, adapters=NARROW
     ),
-    "adapters' gradient beside experts in many passes": equal(
+    "adapters' gradient with experts in many passes": equal(
         "qwen3_moe", loose(budget=SMALL, balance=0.01), [MIXED], gradient=True, adapters=ADAPTERS
     ),
     "adapters' gradient above layers without any in many passes": equal(
@@ -531,7 +534,7 @@ WORKS: dict[str, Work] = {
         "qwen3", UpdateSettings(budget=SMALL), [MIXED, MIXED, [], MIXED], repeat=True, adapters=ADAPTERS
     ),
     "narrow adapters": equal("qwen3", UpdateSettings(budget=SMALL), [MIXED] * 3, adapters=NARROW),
-    "adapters beside experts": equal(
+    "adapters with experts": equal(
         "qwen3_moe", UpdateSettings(balance=0.01), [MIXED, [], MIXED, MIXED], adapters=ADAPTERS
     ),
     "frozen": frozen,
@@ -562,10 +565,10 @@ SCENARIOS: dict[str, Scenario] = {
 def run(scenario: Scenario, directory: Path) -> None:
     """Two ranks; rank 0 prints. Ends this process."""
     place, followers = fork(2)
-    said = scenario(place, directory)
+    report = scenario(place, directory)
     if followers is None:
         os._exit(0)
-    print(json.dumps(said), flush=True)
+    print(json.dumps(report), flush=True)
     followers.end()
     os._exit(0)
 

@@ -7,23 +7,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config import TrainerSection
-from orchestrator.contracts.branch import Branch
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.batches import BatchRollout
 from orchestrator.pool.steps import StoredStep
+from orchestrator.settings.trainer import TrainerSection
+from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer.forests import VOCAB, group_of_rollouts
-from trainer.batch import BadBatch, Part, make_parts, permuted, rollout_samples
+from trainer.batch import BadBatch, BatchPart, make_parts, permuted, rollout_samples
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import open_checkpoint
-from trainer.exclusive import only_trainer
 from trainer.learner import Learner, save_first
+from trainer.lock import only_trainer
 
 
 def rollout(rollout_id: int, *, seq: int = 0, advantages: list[float] | None = None) -> BatchRollout:
     values = [0.5, -0.25] if advantages is None else advantages
-    return BatchRollout(seq + 100, seq, "coding", rollout_id, 1, 1, 1.0, 1.0, values, [1] * len(values))
+    return BatchRollout(
+        group_id=seq + 100,
+        seq=seq,
+        domain="coding",
+        rollout_id=rollout_id,
+        attempt=1,
+        reward_revision=1,
+        performance=1.0,
+        total=1.0,
+        advantages=values,
+        weights=[1] * len(values),
+    )
 
 
 def step(idx: int, *, rollout_id: int = 1, marked: bool = False) -> StoredStep:
@@ -31,9 +44,23 @@ def step(idx: int, *, rollout_id: int = 1, marked: bool = False) -> StoredStep:
     full = np.concatenate([full, np.array([7, 8, 9], np.int32)])
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     return StoredStep(
-        rollout_id, 1, idx, StepKind.ROOT, None, 0, 2 + idx, Branch(full), logprobs, ((3, 0, 2), (4, 2, 3)), "main",
-        "ok", marked, 0.7, {}, "stop",
-    )  # fmt: skip
+        rollout_id=rollout_id,
+        attempt=1,
+        idx=idx,
+        kind=StepKind.ROOT,
+        parent=None,
+        keep_len=0,
+        state_len=2 + idx,
+        tokens=Branch(own=full),
+        logprobs=logprobs,
+        spans=(VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)),
+        agent="main",
+        parse=ParseStatus.OK,
+        marked=marked,
+        temperature=0.7,
+        reply={},
+        finish=Finish.STOP,
+    )
 
 
 def test_a_sample_has_its_steps_ids_logprobs_versions_advantage_and_temperature() -> None:
@@ -46,23 +73,25 @@ def test_a_sample_has_its_steps_ids_logprobs_versions_advantage_and_temperature(
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "sentence"),
     [
         (
-            {"spans": ((3, 0, 2),)},
-            r"version spans \[\[0, 2\]\], which do not lie end to end over its 3 sampled",
+            {"spans": (VersionSpan(3, 0, 2),)},
+            "version spans do not cover the action: they end after 2 of 3 tokens",
         ),
-        ({"spans": ((3, 0, 2), (4, 5, 6))}, "do not lie end to end"),
-        ({"spans": ((3, 0, 2), (4, 2, 9))}, "do not lie end to end"),
-        ({"spans": ((3, 0, 3), (4, 3, 3))}, "do not lie end to end"),
+        ({"spans": (VersionSpan(3, 0, 2), VersionSpan(4, 5, 6))}, "one starts at 5 after 2 tokens"),
+        ({"spans": (VersionSpan(3, 0, 2), VersionSpan(4, 2, 9))}, "they end after 9 of 3 tokens"),
+        ({"spans": (VersionSpan(3, 0, 3), VersionSpan(4, 3, 3))}, "one is empty at 3"),
         ({"logprobs": np.array([-1.0, -2.0], np.float32)}, "2 logprobs for 3 sampled tokens"),
         ({"state_len": 9}, "a state of 9 tokens in 5 of state and action together"),
         ({"state_len": 0}, "a state of 0 tokens in 5"),
     ],
 )
-def test_tokens_logprobs_and_spans_that_disagree_are_a_bad_batch(damage: dict[str, Any], said: str) -> None:
+def test_tokens_logprobs_and_spans_that_disagree_are_a_bad_batch(
+    damage: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(
-        BadBatch, match=rf"rollout 1 \(attempt 1\) has a step that cannot be trained: .*{said}"
+        BadBatch, match=rf"rollout 1 \(attempt 1\) has a step that cannot be trained: .*{sentence}"
     ):
         rollout_samples(rollout(1, advantages=[0.5]), [replace(step(0), **damage)])
 
@@ -126,7 +155,7 @@ def test_a_gradient_that_is_not_finite_is_never_saved_and_leaves_no_trace_after_
 ) -> None:
     assert VOCAB <= 259
     section = TrainerSection(lr=1e-3)
-    good = Part(group_of_rollouts(), [])
+    good = BatchPart(group_of_rollouts(), [])
     first = save_first(tmp_path, model, section)
     straight = Learner.resume(first.path, first.manifest_sha, section)
     straight.train([good])
@@ -136,7 +165,7 @@ def test_a_gradient_that_is_not_finite_is_never_saved_and_leaves_no_trace_after_
     ]
     learner = Learner.resume(first.path, first.manifest_sha, section)
     with pytest.raises(BadBatch, match=r"train step 2 of 2: (loss|gradient)_not_finite"):
-        learner.train([good, Part(infinite, [])])
+        learner.train([good, BatchPart(infinite, [])])
     again = Learner.resume(first.path, first.manifest_sha, section)
     [values] = again.train([good])
     assert values["applied"] and again.save(tmp_path / "again", 1, 0, b"digest").manifest_sha == expected
@@ -150,9 +179,9 @@ def test_a_token_that_the_policy_does_not_know_makes_the_batch_bad(
     known = group_of_rollouts()[0]
     ids = known.ids.copy()
     ids[-1] = 259
-    foreign = replace(known, tokens=Branch(ids))
+    foreign = replace(known, tokens=Branch(own=ids))
     with pytest.raises(BadBatch, match="has the token 259, the policy knows 259"):
-        Learner(save_first(tmp_path, model, settings), settings).train([Part([foreign], [])])
+        Learner(save_first(tmp_path, model, settings), settings).train([BatchPart([foreign], [])])
 
 
 @pytest.mark.parametrize("anchor", ["behavior", "proximal"])
@@ -163,7 +192,7 @@ def test_a_budget_too_small_for_the_longest_sample_ends_training_and_keeps_the_b
     first = save_first(tmp_path, model, TrainerSection())
     learner = Learner.resume(first.path, first.manifest_sha, section)
     with pytest.raises(ConfigurationError, match="budget of 5 attention pairs is too small for a path of"):
-        learner.train([Part(group_of_rollouts(), [])])  # BadBatch would give the batch up
+        learner.train([BatchPart(group_of_rollouts(), [])])  # BadBatch would give the batch up
 
 
 def test_a_checkpoint_other_than_the_published_one_is_refused(model: Path, tmp_path: Path) -> None:

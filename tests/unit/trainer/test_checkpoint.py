@@ -1,6 +1,7 @@
-"""Checkpoints: whole or not there, verified before use, and exact on resume."""
+"""Checkpoints: whole or absent, verified before use, and exact on resume."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_the_newest_valid_checkpoint_is_found_past_corrupt_ones(tmp_path: Path, 
 def test_a_failed_write_leaves_the_older_checkpoints_only(tmp_path: Path, tokenizer: Path) -> None:
     root = tmp_path / "run"
     first, model, optimizer = save(root, tokenizer, 1)
-    (root / ".writing-version-000007").mkdir()  # what a killed trainer leaves behind
+    (root / ".writing-version-000007").mkdir()  # left behind by a killed trainer
     state = TrainerState(version=2, batch_no=1, train_steps=4)
     with pytest.raises(ValueError, match="has no tokenizer"):
         save_checkpoint(root, model, optimizer, state, tokenizer=tmp_path / "nowhere", canary_ids=IDS)
@@ -182,10 +183,11 @@ def test_optimizer_state_of_another_shape_is_refused_by_its_name(tmp_path: Path,
     name = next(name for name in tensors if name.endswith("q_proj.weight/exp_avg"))
     tensors[name] = tensors[name][:-1].contiguous()
     save_file(tensors, file)
-    for restore in (
+    restores: tuple[Callable[[], object], ...] = (
         lambda: restore_optimizer(saved, model, optimizer),
         lambda: restore_moments(saved.path / "trainer", model, optimizer),  # of many ranks
-    ):
+    )
+    for restore in restores:
         with pytest.raises(ValueError, match=r"has state of another shape for 'model.layers.*q_proj.weight'"):
             restore()
 

@@ -1,4 +1,4 @@
-"""A merged token counts as often as it stands in samples: load, balance loss and its gradients are those of one row per sample."""
+"""A merged token counts as often as it occurs in samples: load, balance loss and its gradients are those of one row per sample."""
 
 from typing import Any
 
@@ -10,16 +10,19 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.unit.trainer.forests import FORESTS, MODELS, everything, minimax_m2, qwen3, qwen3_moe, seeded
 from tests.unit.trainer.vanilla import Gradients, alone, double_precision_throughout, merged, worst
-from trainer.routing import Routing, multiplicities, routers_of
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.samples import Sample
 from trainer.tree.execute import backward, score
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
+from trainer.tree.routing import Routing, multiplicities, routers_of
 from trainer.update import UpdateSettings
 from trainer.verify.merged import step_gradients
 from trainer.verify.precision import Float64Throughout
 from trainer.verify.vanilla import detach_tree_attention, vanilla_gradients
+
+pytestmark = pytest.mark.tier("trainer")
 
 __all__ = ["double_precision_throughout"]
 
@@ -62,7 +65,7 @@ def unmerged(name: str, policy: Any, samples: list[Sample]) -> tuple[float, Grad
 def balanced(policy: Any, samples: list[Sample], budget: int) -> tuple[Routing, Gradients]:
     """The balance loss alone, through one tree in passes."""
     attach_tree_attention(policy)
-    pack = pack_samples(samples, Budget(budget))
+    pack = pack_samples(samples, PassBudget(budget))
     routing = Routing(routers_of(policy), multiplicities(pack.plan, pack.last), 1.0)
     backward(policy, pack, lambda rows, logp: 0.0 * logp.sum(), routing=routing)
     grads = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None and p.grad.any()}
@@ -73,10 +76,12 @@ def balanced(policy: Any, samples: list[Sample], budget: int) -> tuple[Routing, 
 @pytest.mark.parametrize("forest", FORESTS)
 def test_multiplicity_counts_the_samples_that_a_token_is_part_of(forest: str) -> None:
     samples = FORESTS[forest]()
-    pack = pack_samples(samples, Budget(10_000))
+    pack = pack_samples(samples, PassBudget(10_000))
     counts = multiplicities(pack.plan, pack.last)
     assert counts.min() >= 1 and counts.sum() == sum(len(sample.ids) for sample in samples)
-    paths = pack.plan.mask()[pack.last]  # bool[samples, T]: what each last token sees is its sample
+    paths = pack.plan.mask()[
+        pack.last
+    ]  # bool[samples, T]: the tokens that each last token sees are its sample
     assert (counts == paths.sum(0)).all()
 
 
@@ -89,7 +94,7 @@ def test_load_and_balance_loss_equal_those_of_unmerged_rows_with_their_gradients
     policy, samples = seeded(MODELS[name], dtype=torch.float64), everything()
     loss, grads, load = unmerged(name, policy, samples)
     routing, ours = balanced(policy, samples, budget)
-    assert (len(pack_samples(samples, Budget(budget)).passes) > 5) == (budget < 100)
+    assert (len(pack_samples(samples, PassBudget(budget)).passes) > 5) == (budget < 100)
     assert routing.load is not None and torch.equal(routing.load.long(), load)
     assert routing.value == pytest.approx(loss, abs=1e-6)  # transformers sums in float32
     nonzero = {n: g for n, g in grads.items() if g.any()}
@@ -104,7 +109,7 @@ def test_passes_and_activation_checkpointing_change_no_gradient_of_the_balance_l
     policy, samples = seeded(qwen3_moe, dtype=torch.float64), everything()
     _, one_pass = balanced(policy, samples, 10_000)
     _, many = balanced(policy, samples, 30)
-    policy.activation_checkpointing_enable()
+    checkpoint_activations(policy)
     policy.train()
     _, checkpointed = balanced(policy, samples, 30)
     assert worst(many, one_pass) <= 1e-12 and worst(checkpointed, one_pass) <= 1e-12
@@ -125,7 +130,7 @@ def test_a_train_step_adds_the_balance_loss_and_reports_the_load() -> None:
 
 
 def test_a_verification_has_the_balance_loss_on_both_sides_and_needs_no_patched_model() -> None:
-    """Float64Throughout is what a verification enters instead of this file's patches."""
+    """A verification enters Float64Throughout instead of this file's patches."""
     policy, samples = seeded(minimax_m2, dtype=torch.float64), FORESTS["context_rewrites"]()
     settings = UpdateSettings(balance=0.5)
     with Float64Throughout():
@@ -140,7 +145,7 @@ def test_a_verification_has_the_balance_loss_on_both_sides_and_needs_no_patched_
 def test_scoring_counts_every_token_and_leaves_no_hook_behind() -> None:
     policy, samples = seeded(qwen3_moe), FORESTS["context_rewrites"]()
     attach_tree_attention(policy)
-    pack = pack_samples(samples, Budget(20))
+    pack = pack_samples(samples, PassBudget(20))
     routing = Routing(routers_of(policy), np.ones(pack.plan.tokens, np.int64), 0.0)
     score(policy, pack, routing=routing)
     assert routing.complete and routing.load is not None
@@ -160,12 +165,14 @@ def test_routers_that_do_not_say_what_they_chose_cannot_be_balanced_and_are_left
     policy = seeded(qwen3_moe)
     samples = FORESTS["duplicates"]()
     attach_tree_attention(policy)
-    pack = pack_samples(samples, Budget(100))
-    linear = [layer.self_attn.q_proj for layer in policy.model.layers]  # answer one tensor, no choice
+    pack = pack_samples(samples, PassBudget(100))
+    linear = [layer.self_attn.q_proj for layer in policy.model.layers]  # they return one tensor, no choice
     silent = Routing(linear, multiplicities(pack.plan, pack.last), 0.0)
     backward(policy, pack, lambda rows, logp: -logp.sum(), routing=silent)
     assert silent.load is None and silent.imbalance is None and silent.complete
-    with pytest.raises(ValueError, match=r"\(Linear\) do not answer .* set trainer\.balance to 0"):
+    with pytest.raises(
+        ValueError, match=r"\(Linear\) do not answer .* begin a new run with trainer\.balance = 0"
+    ):
         backward(
             policy,
             pack,
@@ -179,7 +186,7 @@ def test_routers_that_do_not_say_what_they_chose_cannot_be_balanced_and_are_left
 def test_the_default_experts_kernel_drops_no_token_either(name: str, budget: int) -> None:
     """The other tests use transformers' eager experts; a trainer gets the grouped kernel."""
     eager, samples = seeded(MODELS[name]), FORESTS["context_rewrites"]()
-    assert (len(pack_samples(samples, Budget(budget)).passes) > 1) == (budget < 100)
+    assert (len(pack_samples(samples, PassBudget(budget)).passes) > 1) == (budget < 100)
     eager.config._experts_implementation = None
     policy = type(eager)(eager.config)
     policy.load_state_dict(eager.state_dict())

@@ -1,4 +1,4 @@
-"""Weights per token, a scale of negative advantages and every aggregation: merged as the formula says, one plain causal row per sample."""
+"""Weights per token, a scale of negative advantages and every aggregation: merged by the formula equals one plain causal row per sample."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from tests.unit.trainer.forests import MODELS, everything, seeded
 from tests.unit.trainer.vanilla import double_precision_throughout, worst
 from trainer.samples import Sample
 from trainer.tree.forward import attach_tree_attention
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.update import UpdateSettings
 from trainer.verify.merged import step_gradients
 
@@ -21,8 +21,8 @@ NEGATIVE = 0.25
 
 
 def shares(samples: list[Sample], aggregation: str) -> list[float]:
-    """What multiplies each sample's sum over its tokens: one over the tokens that count, of all, of its group, or of itself; and groups, or
-    samples, count the same."""
+    """The factor of each sample's sum over its tokens: one over the counted tokens of all, of its group, or of itself; and groups,
+    or samples, count the same."""
     counts = [int((sample.weight > 0).sum()) for sample in samples]
     if aggregation == "token":
         return [1 / sum(counts)] * len(samples)
@@ -48,7 +48,7 @@ def test_weights_and_the_scale_of_negative_advantages_count_as_the_formula_says(
     assert any((sample.advantage < 0).any() for sample in samples)
     model: Any = seeded(MODELS["qwen3"], dtype=torch.float64)
     attach_tree_attention(model)
-    settings = UpdateSettings(aggregation=aggregation, negative_scale=NEGATIVE, budget=Budget(budget))
+    settings = UpdateSettings(aggregation=aggregation, negative_scale=NEGATIVE, budget=PassBudget(budget))
     _, ours = step_gradients(model, samples, settings)
     model.set_attn_implementation("sdpa")
     for sample, share in zip(samples, shares(samples, aggregation), strict=True):

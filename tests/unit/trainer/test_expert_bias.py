@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer.forests import everything, minimax_m2, qwen3_moe, seeded
 from trainer.expert_bias import biases_of, check_biases, move_biases
-from trainer.routing import Routing, routers_of
+from trainer.learner import update_settings
 from trainer.samples import Sample
 from trainer.tree.execute import score
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
+from trainer.tree.routing import Routing, routers_of
 from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
 
 RATE = 0.001
@@ -61,7 +63,7 @@ def test_a_train_step_moves_the_biases_as_unmerged_rows_would() -> None:
     assert torch.equal(torch.stack(biases_of(policy)), expected)
     assert metrics.bias_range == pytest.approx(float((expected.amax(1) - expected.amin(1)).max()))
     attach_tree_attention(reference)
-    pack = pack_samples(samples, Budget(10_000))
+    pack = pack_samples(samples, PassBudget(10_000))
     once = Routing(routers_of(reference), np.ones(pack.plan.tokens, np.int64), 0.0)
     score(reference, pack, routing=once)
     assert once.load is not None  # counted once each, merged tokens would move a bias the other way
@@ -78,10 +80,53 @@ def test_biases_stay_where_the_rate_is_0_and_where_a_step_is_skipped() -> None:
         assert torch.equal(torch.stack(biases_of(policy)), torch.tensor([BEFORE, BEFORE]))
 
 
+def test_the_loss_has_no_gradient_for_a_bias_and_does_not_change_with_a_small_one() -> None:
+    """Why a joint rule does not exist: a bias that changes no choice changes nothing, to the last bit, and a bias that does is a jump."""
+    ids = torch.from_numpy(everything()[0].ids)[None].long()
+
+    def loss(shift: float, *, gradient: bool = False) -> tuple[float, list[torch.Tensor | None]]:
+        policy = seeded(minimax_m2)
+        for layer in policy.model.layers:
+            bias = torch.tensor(BEFORE) + torch.tensor([shift, 0.0, 0.0, 0.0])
+            del layer.mlp.e_score_correction_bias
+            layer.mlp.e_score_correction_bias = nn.Parameter(bias)
+        found = policy(input_ids=ids, labels=ids, use_cache=False).loss
+        if gradient:
+            found.backward()
+        return float(found.detach()), [bias.grad for bias in biases_of(policy)]
+
+    at, gradients = loss(0.0, gradient=True)
+    assert all(gradient is None or not gradient.any() for gradient in gradients)
+    assert len(gradients) == 2
+    assert loss(1e-7)[0] == at == loss(-1e-7)[0], "the difference quotient is 0 as well"
+    assert loss(5.0)[0] != at, "yet the bias matters: it chooses"
+
+
+def test_a_frozen_bias_stays_whatever_trains_and_decays() -> None:
+    policy = seeded(minimax_m2)
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    attach_tree_attention(policy)
+    optimizer = make_optimizer(policy, OptimizerSettings(lr=1e-2, weight_decay=0.1))
+    section = TrainerSection.model_validate({"balance": 0.01})
+    assert train_step(policy, optimizer, everything(), update_settings(section), trainer_version=0).applied
+    assert torch.equal(torch.stack(biases_of(policy)), torch.tensor([BEFORE, BEFORE]))
+    assert any(not torch.equal(before[name], weight) for name, weight in policy.named_parameters())
+
+
+def test_balance_moves_the_bias_by_its_usual_rate() -> None:
+    section = TrainerSection.model_validate({"expert_bias": "balance"})
+    policy = seeded(minimax_m2)
+    attach_tree_attention(policy)
+    optimizer = make_optimizer(policy, OptimizerSettings(lr=1e-3))
+    train_step(policy, optimizer, everything(), update_settings(section), trainer_version=0)
+    moved = (torch.stack(biases_of(policy)) - torch.tensor([BEFORE, BEFORE])).abs()
+    assert moved.max() == pytest.approx(0.001, abs=1e-6)
+
+
 def test_passes_change_no_bias() -> None:
     samples = everything()
-    one, many = (stepped(samples, bias_rate=RATE, budget=Budget(b))[0] for b in (10_000, 30))
-    assert len(pack_samples(samples, Budget(30)).passes) > 5
+    one, many = (stepped(samples, bias_rate=RATE, budget=PassBudget(b))[0] for b in (10_000, 30))
+    assert len(pack_samples(samples, PassBudget(30)).passes) > 5
     assert torch.equal(torch.stack(biases_of(one)), torch.stack(biases_of(many)))
 
 
@@ -97,8 +142,8 @@ def test_a_model_without_selection_biases_is_refused_in_one_sentence() -> None:
     for policy in (seeded(qwen3_moe), nn.Linear(2, 2)):
         assert move_biases(policy, None, 0.0) is None
         with pytest.raises(
-            ConfigurationError, match=r"bias_rate is above 0, but .* without a bias: set it to 0"
+            ConfigurationError, match=r'expert_bias is "balance", but .* without a bias: set it to "frozen"'
         ):
             check_biases(policy)
-    with pytest.raises(ConfigurationError, match="routers of this model do not tell what they choose"):
+    with pytest.raises(ConfigurationError, match="routers of this model do not report their choices"):
         move_biases(seeded(minimax_m2), None, RATE)

@@ -1,4 +1,4 @@
-"""Checkpoints share the files that did not change, and stay whole and verified each on its own."""
+"""Checkpoints share unchanged files, and each stays whole and verified by itself."""
 
 import errno
 import hashlib
@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from orchestrator import failpoints
-from orchestrator.failpoints import HITS
+from orchestrator.runtime import failpoints
+from orchestrator.runtime.failpoints import HITS
 from tests.unit.trainer.forests import append_only_chain, minimax_m2, qwen3, seeded
 from tests.unit.trainer.test_checkpoint import IDS, write_tokenizer
 from trainer.checkpoint import (
@@ -29,7 +29,7 @@ from trainer.checkpoint import (
 )
 from trainer.files import split
 from trainer.model import load_model
-from trainer.serving.directory import inspect_directory
+from trainer.model_directory import inspect_directory
 from trainer.tree.forward import attach_tree_attention
 from trainer.update import OptimizerSettings, UpdateSettings, make_optimizer, train_step
 
@@ -62,7 +62,7 @@ class Line:
             self.root,
             self.model,
             self.optimizer,
-            TrainerState(version, version - 1, version),
+            TrainerState(version=version, batch_no=version - 1, train_steps=version),
             tokenizer=self.newest.path if self.newest else self.tokenizer,
             canary_ids=IDS,
             parent=self.newest,
@@ -188,7 +188,7 @@ def test_where_no_link_can_be_made_the_bytes_are_written(
 
 @pytest.fixture
 def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """Arms a point once; whether it was reached is checked at the end."""
+    """Arms a point once; checks at the end that it was reached."""
     points = tmp_path / "points"
     points.mkdir()
     monkeypatch.setattr(failpoints, "directory", points)
@@ -245,7 +245,7 @@ def test_a_version_whose_weights_did_not_move_costs_its_state_alone(tmp_path: Pa
 
 
 def test_a_checkpoint_of_an_earlier_release_opens_and_is_shared_with(tmp_path: Path) -> None:
-    """One file of weights and one of the optimizer, both written by the library."""
+    """One file of weights and one file of the optimizer, both written by the library."""
     line = Line(tmp_path, everything_trains=True)
     line.train()
     made = line.save(1)
@@ -283,9 +283,9 @@ def test_a_checkpoint_of_an_earlier_release_opens_and_is_shared_with(tmp_path: P
 
 
 @pytest.mark.parametrize("weight_map", [None, ["a"], {"a": 1}, {"a": "../model.safetensors"}])
-def test_an_index_that_does_not_name_files_beside_it_is_refused(tmp_path: Path, weight_map: Any) -> None:
+def test_an_index_that_does_not_name_files_next_to_it_is_refused(tmp_path: Path, weight_map: Any) -> None:
     saved = Line(tmp_path).save(1)
     index = saved.path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ValueError, match=r"index\.json has no weight_map from tensors to files beside it"):
+    with pytest.raises(ValueError, match=r"index\.json has no weight_map from tensors to files next to it"):
         inspect_directory(saved.path)

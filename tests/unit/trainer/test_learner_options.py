@@ -1,4 +1,4 @@
-"""What the configuration makes of a learner: rates, optimizer, anchors, and the scale of a batch's advantages."""
+"""The learner that a configuration makes: rates, optimizer, anchors, and the scale of a batch's advantages."""
 
 import dataclasses
 import doctest
@@ -12,18 +12,19 @@ from safetensors.torch import load_file
 from structlog.testing import capture_logs
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from orchestrator.config import Config, TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.rewards.batch import BatchScaling
+from orchestrator.rewards.batch_scale import BatchScaling
+from orchestrator.settings.config import Config
+from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer.forests import everything, group_of_rollouts
 from trainer import schedule
-from trainer.batch import BadBatch, Part
+from trainer.advantage_scale import scaled_parts
+from trainer.batch import BadBatch, BatchPart
 from trainer.benchmarks.random_model import write_random_model
 from trainer.checkpoint import open_checkpoint
 from trainer.learner import Learner, optimizer_settings, save_first
 from trainer.loop import check_config
 from trainer.model import load_model
-from trainer.scaled import scaled_parts
 from trainer.update import make_optimizer
 
 
@@ -35,8 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def part() -> Part:
-    return Part(group_of_rollouts(), [])
+def part() -> BatchPart:
+    return BatchPart(group_of_rollouts(), [])
 
 
 def learner(model: Path, root: Path, **section: Any) -> Learner:
@@ -132,14 +133,14 @@ def test_the_proximal_anchor_is_taken_once_for_all_train_steps_of_a_batch(
     ("section", "warned"),
     [({"anchor": "proximal"}, True), ({"anchor": "proximal", "parts": 2}, False), ({"parts": 1}, False)],
 )
-def test_a_ratio_that_can_only_be_one_is_said_at_the_start(section: dict[str, Any], warned: bool) -> None:
-    with capture_logs() as said:
+def test_a_ratio_that_can_only_be_one_is_logged_at_the_start(section: dict[str, Any], warned: bool) -> None:
+    with capture_logs() as logged:
         check_config(Config.model_validate({"trainer": section}))
-    assert [entry["event"] for entry in said] == ["trainer.ratio_is_one"] * warned
+    assert [entry["event"] for entry in logged] == ["trainer.ratio_is_one"] * warned
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "sentence"),
     [
         ({"top_p": 0.9}, r"sampling\.top_p is 0\.9: .* ratios would be wrong; set it to 1 \(evaluations may"),
         ({"top_k": 40}, r"sampling\.top_k is 40: .* ratios would be wrong; set it to -1"),
@@ -152,10 +153,10 @@ def test_a_ratio_that_can_only_be_one_is_said_at_the_start(section: dict[str, An
     ],
 )
 def test_a_run_whose_log_probabilities_are_not_those_of_what_is_sampled_is_not_trained(
-    sampling: dict[str, Any], said: str
+    sampling: dict[str, Any], sentence: str
 ) -> None:
     check_config(Config.model_validate({"sampling": {"temperature": 0.7, "repetition_tokens": 5}}))
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=sentence):
         check_config(Config.model_validate({"sampling": sampling}))
 
 
@@ -187,7 +188,7 @@ def test_a_batchs_advantages_are_scaled_by_all_its_train_steps_together(
         dataclasses.replace(s, advantage=np.full(s.action_len, levels[i % 3], np.float32))
         for i, s in enumerate(samples)
     ]
-    parts = scaled_parts([Part(given[:7], []), Part(given[7:], [])], how)
+    parts = scaled_parts([BatchPart(given[:7], []), BatchPart(given[7:], [])], how)
     assert [len(one.samples) for one in parts] == [7, len(samples) - 7]
     all_tokens = np.concatenate([sample.advantage for one in parts for sample in one.samples])
     assert len(all_tokens) == tokens and all_tokens.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Low-rank adapters: exact through the tree, bit for bit on resume, and merged where anybody else reads the weights."""
+"""Low-rank adapters: exact through the tree, bit for bit on resume, and merged in the weights that other programs read."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from orchestrator.config import TrainerSection
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, qwen3_moe, seeded
 from tests.unit.trainer.vanilla import alone, double_precision_throughout, merged, worst
 from trainer import lora
-from trainer.batch import Part
+from trainer.batch import BatchPart
 from trainer.benchmarks.random_model import write_random_model
 from trainer.learner import Learner, save_first
 from trainer.model import load_model
@@ -35,8 +35,8 @@ def section(**values: Any) -> TrainerSection:
     return TrainerSection(**{"lr": 1e-2, "lora_rank": 2, "lora_alpha": 4, **values})
 
 
-def part() -> Part:
-    return Part(group_of_rollouts(), [])
+def part() -> BatchPart:
+    return BatchPart(group_of_rollouts(), [])
 
 
 @pytest.mark.usefixtures("double_precision_throughout")

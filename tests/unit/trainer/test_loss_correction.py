@@ -45,13 +45,13 @@ def test_no_gradient_flows_through_a_weight() -> None:
     leaf = TRAINER.clone().requires_grad_()
     for mask in ("none", "icepop", "mis"):
         for anchor in ("behavior", "proximal"):
-            made = correct(CorrectionSettings(anchor, mask), leaf, BEHAVIOR, ONE_SAMPLE)
+            made = correct(CorrectionSettings(anchor=anchor, mask=mask), leaf, BEHAVIOR, ONE_SAMPLE)
             assert not made.weight.requires_grad
 
 
 def test_only_the_behavior_anchor_without_a_mask_is_idle() -> None:
     assert CorrectionSettings().idle
-    assert not CorrectionSettings("proximal").idle and not CorrectionSettings(mask="mis").idle
+    assert not CorrectionSettings(anchor="proximal").idle and not CorrectionSettings(mask="mis").idle
 
 
 @pytest.mark.parametrize(

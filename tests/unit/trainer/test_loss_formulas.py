@@ -1,4 +1,4 @@
-"""Every loss on three tokens by hand, loss and gradient, and what all of them have in common."""
+"""Every loss on three tokens by hand, loss and gradient, and the properties common to all."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from orchestrator.config import RATIO_BOUNDS
+from orchestrator.settings.trainer import RATIO_BOUNDS
 from trainer.loss.base import Loss, Tokens, check_bounds
 from trainer.loss.choose import BOUNDED, UNBOUNDED, make_loss
 from trainer.loss.cispo import Cispo
@@ -34,7 +34,15 @@ def evaluate(
     given, gain, share = (
         torch.tensor(values, dtype=torch.float64) for values in (anchor, advantage, coefficient)
     )
-    value = loss(Tokens(leaf, given, gain, share, torch.tensor(sample, dtype=torch.int64)))
+    value = loss(
+        Tokens(
+            logp=leaf,
+            anchor=given,
+            advantage=gain,
+            coefficient=share,
+            sample=torch.tensor(sample, dtype=torch.int64),
+        )
+    )
     torch.autograd.backward(value.loss)
     assert leaf.grad is not None
     return value.loss.item(), leaf.grad.tolist(), value.clipped.tolist()
@@ -53,7 +61,7 @@ def by_ratio(
 def test_cispo_by_hand() -> None:
     loss, gradient, clipped = evaluate(Cispo(), (-1.0, -2.0, -0.5), (-1.0, -4.0, -0.5))
     assert loss == pytest.approx(10 / 3)
-    # The clipped token still learns, with weight 5 in the place of e² = 7.39; nothing flows through the ratio.
+    # The clipped token still learns, with weight 5 instead of e² = 7.39; nothing flows through the ratio.
     assert gradient == pytest.approx([-1 / 3, -5 / 3, 2 / 3])
     assert clipped == [False, True, False]
 
@@ -108,7 +116,7 @@ def test_sft_by_hand_ignores_advantages_and_anchors() -> None:
 
 @pytest.mark.parametrize("loss", [Grpo(), Dapo(), Gspo(0.8, 1.2)], ids=["grpo", "dapo", "gspo"])
 def test_the_surrogate_cuts_only_what_already_moved_the_wanted_way(loss: Loss) -> None:
-    # A bad token grown to 1.5 and a good one fallen to 0.5 must still be pushed back.
+    # A bad token that grew to 1.5 and a good one that fell to 0.5 must still be pushed back.
     _, gradient, clipped = evaluate(
         loss,
         [-1.0] * 2,
@@ -137,17 +145,23 @@ def test_a_token_far_from_its_anchor_leaves_the_gradient_finite(name: str, sign:
 
 
 @pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
-def test_no_tokens_are_no_loss(name: str) -> None:
+def test_without_tokens_the_loss_is_zero(name: str) -> None:
     none = torch.zeros(0, requires_grad=True)
     value = make_loss(name, 0.8, 1.2)(
-        Tokens(none, none.detach(), none.detach(), none.detach(), torch.zeros(0, dtype=torch.int64))
+        Tokens(
+            logp=none,
+            anchor=none.detach(),
+            advantage=none.detach(),
+            coefficient=none.detach(),
+            sample=torch.zeros(0, dtype=torch.int64),
+        )
     )
     assert value.loss.item() == 0 and value.clipped.tolist() == []
 
 
 @pytest.mark.parametrize("bounds", [(2.0, 1.0), (-0.1, 5.0), (1.0, 1.0), (0.0, 0.2), (1.1, 2.0)])
 @pytest.mark.parametrize("name", BOUNDED)
-def test_bounds_that_are_no_absolute_ratios_around_one_are_refused(
+def test_bounds_that_are_not_absolute_ratios_around_one_are_refused(
     name: str, bounds: tuple[float, float]
 ) -> None:
     with pytest.raises(ValueError, match=r"an offset of 0\.2 above 1 is written 1\.2"):

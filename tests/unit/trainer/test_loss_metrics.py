@@ -1,4 +1,4 @@
-"""The metrics of a train step by hand, and what a sample must be."""
+"""The metrics of a train step by hand, and the requirements for a sample."""
 
 import math
 from dataclasses import replace
@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.contracts.spans import VersionSpan, versions_per_token
 from tests.unit.trainer.forests import Forest, group_of_rollouts
 from trainer.loss.metrics import MetricSums
-from trainer.samples import Floats, Sample, expand_spans
+from trainer.samples import Floats, Sample
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
 
 def test_metrics_of_two_packs_by_hand() -> None:
     forest = Forest()
     forest.add(forest.ids(3), forest.ids(2), group="a", domain="coding", version=[3, 5])
     forest.add(forest.ids(4), forest.ids(1), group="b", domain="agent", version=5)
-    packs = [pack_samples([sample], Budget(100)) for sample in forest.samples]
+    packs = [pack_samples([sample], PassBudget(100)) for sample in forest.samples]
     sums = MetricSums(trainer_version=6)
     ratios = [np.array([1.0, 8.0]), np.array([0.5])]
     for pack, ratio in zip(packs, ratios, strict=True):
@@ -49,7 +50,7 @@ def test_metrics_of_two_packs_by_hand() -> None:
 def test_the_merge_ratio_is_sample_tokens_over_distinct_prefixes() -> None:
     samples = group_of_rollouts()
     sums = MetricSums(0)
-    pack = pack_samples(samples, Budget(10_000))
+    pack = pack_samples(samples, PassBudget(10_000))
     edges = np.zeros(len(pack.edges))
     sums.add(pack, 0.0, edges, edges, edges)
     distinct = {tuple(s.ids[: n + 1].tolist()) for s in samples for n in range(len(s.ids))}
@@ -58,8 +59,8 @@ def test_the_merge_ratio_is_sample_tokens_over_distinct_prefixes() -> None:
 
 
 def test_version_spans_become_one_version_per_token() -> None:
-    assert expand_spans([(3, 2), (4, 1)]).tolist() == [3, 3, 4]
-    assert expand_spans([]).tolist() == []
+    assert versions_per_token([VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]).tolist() == [3, 3, 4]
+    assert versions_per_token([]).tolist() == []
 
 
 def made(proximal_logprobs: Floats | None = None, **fields: Any) -> Sample:

@@ -1,4 +1,4 @@
-"""A pack keeps every sample and what is its own; logprobs of chosen tokens equal a plain log-softmax."""
+"""A pack keeps every sample and its values; logprobs of chosen tokens equal a plain log-softmax."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from trainer.logprobs import token_logprobs
 from trainer.samples import Sample
 from trainer.tree.attention import attend
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.tree.plan import FlatTree
 
 
 def test_a_pack_holds_every_sample_once_in_the_order_given_with_all_that_is_its_own() -> None:
     samples = everything()
-    pack = pack_samples(samples, Budget(30))
+    pack = pack_samples(samples, PassBudget(30))
     assert pack.indices == tuple(range(len(samples))) and list(pack.samples) == samples
     for i, sample in enumerate(samples):
         mine = pack.edges.sample == i
@@ -32,11 +32,11 @@ def test_what_groups_share_is_forwarded_once() -> None:
         )
         for group in (7, 8, 9)
     ]
-    assert pack_samples(samples, Budget(100)).plan.tokens == 3 + 3 * 2
+    assert pack_samples(samples, PassBudget(100)).plan.tokens == 3 + 3 * 2
 
 
-def test_without_samples_there_is_no_pass() -> None:
-    pack = pack_samples([], Budget(1))
+def test_without_samples_a_pack_has_no_passes() -> None:
+    pack = pack_samples([], PassBudget(1))
     assert (pack.samples, pack.passes, len(pack.edges), pack.plan.tokens) == ((), (), 0, 0)
 
 
@@ -45,7 +45,7 @@ def test_loss_edges_lead_from_the_last_shared_token_to_each_branch() -> None:
     state = forest.ids(4)
     forest.add(state, state[:1] * 0 + 1)
     forest.add(state, state[:1] * 0 + 2)
-    pack = pack_samples(forest.samples, Budget(100))
+    pack = pack_samples(forest.samples, PassBudget(100))
     assert pack.plan.tokens == 6
     assert pack.edges.position.tolist() == [3, 3]
     assert pack.edges.target.tolist() == [1, 2]
@@ -56,9 +56,9 @@ def test_weight_zero_leaves_samples_and_edges_out_of_training_but_not_out_of_rec
         Sample.of([1], [2, 3], behavior_logprobs=[0.0, 0.0], advantage=0.0, weight=[0.0, 1.0]),
         Sample.of([4], [5], behavior_logprobs=[0.0], advantage=0.0, weight=0.0),
     ]
-    trained = pack_samples(samples, Budget(100))
+    trained = pack_samples(samples, PassBudget(100))
     assert trained.indices == (0,) and trained.edges.offset.tolist() == [1] and trained.plan.tokens == 3
-    every = pack_samples(samples, Budget(100), trained_only=False)
+    every = pack_samples(samples, PassBudget(100), trained_only=False)
     assert every.indices == (0, 1) and every.edges.target.tolist() == [2, 3, 5]
 
 

@@ -1,4 +1,4 @@
-"""The chat format is prefix-extending, and `renderers` speaks it token by token."""
+"""The chat format is prefix-extending, and `renderers` renders it token by token."""
 
 import random
 from pathlib import Path
@@ -26,7 +26,7 @@ TEXTS = (
 
 
 class Adapter:
-    """What `renderers` asks of a tokenizer, over `tokenizers.Tokenizer`."""
+    """The methods of a tokenizer that `renderers` uses, over `tokenizers.Tokenizer`."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = load_tokenizer(directory)
@@ -128,7 +128,7 @@ def test_an_action_cut_off_by_length_is_closed_before_the_newline(directory: Pat
 def test_a_sampled_tool_call_parses_to_its_command(directory: Path) -> None:
     adapter = Adapter(directory)
     renderer = Qwen3Renderer(adapter, Qwen3RendererConfig(thinking_retention="all"))
-    call = {
+    call: dict[str, Any] = {
         "type": "function",
         "function": {"name": "bash", "arguments": {"command": "sed -i 's/oak/elm/' fig.py"}},
     }

@@ -41,7 +41,7 @@ def test_a_word_of_the_suite_is_the_same_single_token_wherever_it_stands(word: s
 @pytest.mark.parametrize("scaffold", ["shell", "mini-swe-agent"])
 def test_every_word_of_a_demonstration_is_one_token(scaffold: str) -> None:
     for demonstration in demonstrations(160, 0, {scaffold: 1.0}):
-        script = demonstration.task.files["record/script.json"].decode()
+        script = demonstration.task.files["record/script.json"].data.decode()
         text = "\n".join([demonstration.task.instruction, *_strings(json.loads(script))]).replace(SUBMIT, "")
         missing = {word for word in re.findall("[A-Za-z]{2,}", text) if TOKENIZER.token_to_id(word) is None}
         assert not missing - {"observation"}, "remake pieces.txt: `python -m trainer.policy.vocabulary`"

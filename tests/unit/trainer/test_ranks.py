@@ -10,26 +10,28 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_S = 300
-# The first test that asks for `found` waits for all the scenarios.
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
+from ops.tiers import slowness
+
+TIMEOUT_S = 300 * slowness()
+# The first test that uses `found` waits for all the scenarios.
+pytestmark = [pytest.mark.timeout(TIMEOUT_S + 20), pytest.mark.tier("trainer")]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What each scenario of ranks_at_work.py came to."""
+    """The result of each scenario of ranks_at_work.py."""
     argv = [sys.executable, "-m", "tests.unit.trainer.ranks_at_work", str(tmp_path_factory.mktemp("ranks"))]
     quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with subprocess.Popen(
         argv, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:  # fmt: skip
         try:
-            said, log = process.communicate(timeout=TIMEOUT_S)
+            output, log = process.communicate(timeout=TIMEOUT_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, log[-6000:]
-    yield json.loads(said.splitlines()[-1])
+    yield json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         "a rank without samples",
         "adapters' gradient in many passes",
         "narrow adapters' gradient in many passes",
-        "adapters' gradient beside experts in many passes",
+        "adapters' gradient with experts in many passes",
         "adapters' gradient above layers without any in many passes",
         "adapters, a rank without samples",
     ],
@@ -56,7 +58,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one(found: dict[str, Any], scenari
 
 @pytest.mark.parametrize(
     "scenario",
-    ["dense", "experts", "recorded experts", "adapters", "narrow adapters", "adapters beside experts"],
+    ["dense", "experts", "recorded experts", "adapters", "narrow adapters", "adapters with experts"],
 )
 def test_several_train_steps_of_two_ranks_give_the_weights_of_one(
     found: dict[str, Any], scenario: str

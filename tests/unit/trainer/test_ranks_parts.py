@@ -1,4 +1,4 @@
-"""The parts of many ranks that are no collectives: shares, rounds, samples as bytes, the place of a process."""
+"""The parts of many ranks that are not collectives: shares, rounds, samples as bytes, the place of a process."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer import forests
-from trainer.batch import Part
-from trainer.ranks.place import Place, place_given
-from trainer.ranks.same import Facts, difference
-from trainer.ranks.share import shares
-from trainer.ranks.walk import aligned
-from trainer.ranks.wire import parts_from_bytes, parts_to_bytes
+from trainer.batch import BatchPart
+from trainer.ranks.balance import shares
+from trainer.ranks.codec import parts_from_bytes, parts_to_bytes
+from trainer.ranks.consistency import Facts, difference
+from trainer.ranks.lockstep import aligned
+from trainer.ranks.rank_env import Place, place_given
 from trainer.samples import Sample
 from trainer.tree.plan import FlatTree
+
+pytestmark = pytest.mark.tier("trainer")
 
 
 def cost(samples: Sequence[Sample], places: Sequence[int]) -> float:
@@ -67,20 +69,22 @@ def test_rounds_are_the_same_kinds_on_all_ranks_and_hold_every_visit_in_its_orde
     for plan, rounds in zip(plans, found, strict=True):
         assert [learn for learn, _ in rounds] == kinds
         assert [learn for learn, mine in rounds if mine] == plan
-    assert all(any(rounds[i][1] for rounds in found) for i in range(len(kinds))), "no round for nobody"
+    assert all(any(rounds[i][1] for rounds in found) for i in range(len(kinds))), (
+        "no round without a receiver"
+    )
     assert len(kinds) <= sum(map(len, plans))
 
 
 def test_samples_arrive_as_they_were_sent_and_shared_tokens_are_sent_once() -> None:
     samples = forests.everything()
-    before = len(parts_to_bytes([Part(samples, [])]))
-    root = Branch(np.arange(1000, dtype=np.int32))
-    step = Branch(np.array([5, 6, 7], np.int32), root, 1000)
+    before = len(parts_to_bytes([BatchPart(samples, [])]))
+    root = Branch(own=np.arange(1000, dtype=np.int32))
+    step = Branch(own=np.array([5, 6, 7], np.int32), parent=root, keep_len=1000)
     for number in range(20):
-        tokens = Branch(np.array([8, number], np.int32), step, 1002)
+        tokens = Branch(own=np.array([8, number], np.int32), parent=step, keep_len=1002)
         made = Sample.of([1], [2, 3], behavior_logprobs=[-1.0, -2.0], advantage=0.5, domain="ä", seq=number)
         samples.append(replace(made, tokens=tokens, state_len=1002))
-    data = parts_to_bytes([Part(samples, []), Part(samples[-2:], [])])
+    data = parts_to_bytes([BatchPart(samples, []), BatchPart(samples[-2:], [])])
     first, second = parts_from_bytes(data)
     assert len(second.samples) == 2 and second.samples[0].tokens is first.samples[-2].tokens
     assert first.samples[-1].tokens.parent is first.samples[-2].tokens.parent
@@ -96,13 +100,13 @@ def test_samples_arrive_as_they_were_sent_and_shared_tokens_are_sent_once() -> N
 
 
 def test_what_torchrun_says_is_taken_and_what_it_says_in_part_is_refused() -> None:
-    said = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert place_given(said) == Place(1, 4)
-    assert place_given({}) is None and place_given(said | {"WORLD_SIZE": "1", "RANK": "0"}) is None
+    environment = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert place_given(environment) == Place(1, 4)
+    assert place_given({}) is None and place_given(environment | {"WORLD_SIZE": "1", "RANK": "0"}) is None
     with pytest.raises(ValueError, match=r"not \$MASTER_PORT: start ranks with torchrun"):
-        place_given({key: value for key, value in said.items() if key != "MASTER_PORT"})
-    with pytest.raises(ValueError, match="there is no such rank"):
-        place_given(said | {"RANK": "4"})
+        place_given({key: value for key, value in environment.items() if key != "MASTER_PORT"})
+    with pytest.raises(ValueError, match="that rank does not exist"):
+        place_given(environment | {"RANK": "4"})
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.routes import NOT_RECORDED, REPLAYED, Routes
+from orchestrator.trajectory.branch import Branch
+from orchestrator.trajectory.routes import NOT_RECORDED, REPLAYED, Routes
 from tests.unit.trainer.forests import FORESTS, llama, minimax_m2, qwen3_moe, seeded
 from tests.unit.trainer.vanilla import Gradients, alone, double_precision_throughout, merged, worst
-from trainer.replay import _GATES, attach_replay, check_routes, replayed_tokens
-from trainer.routing import Routing, multiplicities, routers_of
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.samples import Sample
 from trainer.tree.execute import score
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.tree.plan import FlatTree
+from trainer.tree.replay import _GATES, attach_replay, check_routes, replayed_tokens
+from trainer.tree.routing import Routing, multiplicities, routers_of
 from trainer.update import UpdateSettings, recompute_logprobs
 from trainer.verify.merged import step_gradients
 from trainer.verify.precision import Float64Throughout
@@ -44,7 +45,7 @@ def route(variant: int) -> Routes:
 
 def routed(sample: Sample, variants: Sequence[int]) -> Sample:
     """The sample, expanded, with one way per token."""
-    return replace(sample, tokens=Branch(sample.ids, routes=np.stack([route(v) for v in variants])))
+    return replace(sample, tokens=Branch(own=sample.ids, routes=np.stack([route(v) for v in variants])))
 
 
 def drawn(samples: list[Sample], seed: int, ways: Sequence[int]) -> list[Sample]:
@@ -65,7 +66,7 @@ def drawn(samples: list[Sample], seed: int, ways: Sequence[int]) -> list[Sample]
 
 @contextmanager
 def forced(model: Any, routes: Routes) -> Iterator[None]:
-    """The reference: every router sends its tokens where `routes` say, by its formula."""
+    """The reference: every router sends its tokens to the experts of `routes`, by its formula."""
 
     def forward(layer: int, router: Any, hidden: torch.Tensor, *bias: torch.Tensor) -> Any:
         logits = hidden.reshape(-1, router.hidden_dim) @ router.weight.T
@@ -94,7 +95,7 @@ def one_at_a_time(build: Any, samples: list[Sample]) -> tuple[float, Gradients]:
         routes = sample.tokens.full_routes
         assert routes is not None
         with forced(policy, routes):
-            loss, own = alone(policy, [replace(sample, tokens=Branch(sample.ids))])
+            loss, own = alone(policy, [replace(sample, tokens=Branch(own=sample.ids))])
         share = sample.action_len / tokens
         total += loss * share
         grads = {name: grads.get(name, 0) + gradient * share for name, gradient in own.items()}
@@ -113,13 +114,15 @@ def replaying(build: Any, dtype: torch.dtype = torch.float64) -> Any:
 @pytest.mark.parametrize("name", MOE)
 def test_replayed_gradients_equal_one_sample_at_a_time_in_float64(name: str, budget: int) -> None:
     samples = drawn([s for f in ("context_rewrites", "duplicates") for s in FORESTS[f]()], 1, (0, 1, 5, -1))
-    pack = pack_samples(samples, Budget(budget))
+    pack = pack_samples(samples, PassBudget(budget))
     assert pack.route_conflicts > 2 and pack.plan.tokens < pack.naive_tokens
     loss, grads = merged(replaying(MOE[name]), samples, "rectangles", budget)
     reference_loss, reference = one_at_a_time(MOE[name], samples)
     assert abs(loss - reference_loss) <= 1e-12 and worst(grads, reference) <= 1e-10
-    _, live = merged(replaying(MOE[name]), [replace(s, tokens=Branch(s.ids)) for s in samples], "rectangles")
-    assert worst(grads, live) > 1e-3  # the routes are no others by accident
+    _, live = merged(
+        replaying(MOE[name]), [replace(s, tokens=Branch(own=s.ids)) for s in samples], "rectangles"
+    )
+    assert worst(grads, live) > 1e-3  # the replayed routes differ from the live ones
 
 
 @st.composite
@@ -132,7 +135,7 @@ def conflicting(draw: st.DrawFn) -> list[Sample]:
         routes = None if ways is None else np.stack([route(v) for v in ways])
         parent = draw(st.none() | st.sampled_from(made)) if made else None
         keep = 0 if parent is None else draw(st.integers(0, len(parent)))
-        made.append(Branch(ids, parent, keep, routes))
+        made.append(Branch(own=ids, parent=parent, keep_len=keep, routes=routes))
     rng = np.random.default_rng(0)
     samples = []
     for branch in made:
@@ -193,7 +196,8 @@ def test_what_the_routers_would_choose_anyway_changes_nothing_when_it_is_replaye
     attach_tree_attention(policy)
     recorded = [
         replace(
-            s, tokens=Branch(s.ids, routes=torch.stack(layers, 1).sort(-1).values.numpy().astype(np.int16))
+            s,
+            tokens=Branch(own=s.ids, routes=torch.stack(layers, 1).sort(-1).values.numpy().astype(np.int16)),
         )
         for s, layers in zip(samples, chosen, strict=True)
     ]
@@ -209,7 +213,7 @@ def test_activation_checkpointing_replays_the_same_routes_again() -> None:
     samples = drawn(FORESTS["context_rewrites"](), 2, (0, 1, 2, -1))
     policy = replaying(qwen3_moe)
     _, plain = merged(policy, samples, "rectangles", 20)
-    policy.activation_checkpointing_enable()
+    checkpoint_activations(policy)
     policy.train()
     _, checkpointed = merged(policy, samples, "rectangles", 20)
     assert worst(plain, checkpointed) <= 1e-12
@@ -223,7 +227,7 @@ def test_conflicts_and_the_replayed_share_are_reported_and_the_load_is_that_of_t
     assert metrics.route_conflicts == 2  # behind the first token, and the last one
     assert metrics.replayed_share == pytest.approx(14 / 15)
     assert (metrics.naive_tokens, metrics.merged_tokens) == (15, 10)
-    pack = pack_samples(samples[:2], Budget(100))
+    pack = pack_samples(samples[:2], PassBudget(100))
     routing = Routing(routers_of(policy), multiplicities(pack.plan, pack.last), 0.0)
     assert replayed_tokens(pack.plan, pack.last) == 10
     score(policy, pack, routing=routing)
@@ -239,7 +243,7 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
     ):
         attach_replay(seeded(llama))
     assert set(_GATES) == set(REPLAYED)
-    monkeypatch.setattr("orchestrator.contracts.routes.REPLAYED", ("other",))
+    monkeypatch.setattr("orchestrator.trajectory.routes.REPLAYED", ("other",))
     with pytest.raises(ValueError, match=r"model_type is qwen3_moe; known: other\): set it to false"):
         attach_replay(seeded(qwen3_moe))
 
@@ -247,17 +251,19 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
 def test_routes_of_a_model_of_another_shape_are_refused() -> None:
     policy = seeded(qwen3_moe)
     ids = np.zeros(2, np.int32)
-    check_routes(policy, [Branch(ids)])
-    check_routes(policy, [Branch(ids, Branch(ids), 1, np.stack([route(0), route(-1)]))])
+    check_routes(policy, [Branch(own=ids)])
+    check_routes(
+        policy, [Branch(own=ids, parent=Branch(own=ids), keep_len=1, routes=np.stack([route(0), route(-1)]))]
+    )
     three_layers = np.zeros((2, 3, TOP_K), np.int16)
     with pytest.raises(
         ValueError, match="routes of 3 layers, 2 experts per token and ids up to 0: this model"
     ):
-        check_routes(policy, [Branch(ids, Branch(ids, routes=three_layers), 1)])
+        check_routes(policy, [Branch(own=ids, parent=Branch(own=ids, routes=three_layers), keep_len=1)])
     with pytest.raises(ValueError, match="ids up to 4: this model has 2 layers, 2 of 4 experts per token"):
-        check_routes(policy, [Branch(ids, routes=np.full((2, LAYERS, TOP_K), EXPERTS, np.int16))])
+        check_routes(policy, [Branch(own=ids, routes=np.full((2, LAYERS, TOP_K), EXPERTS, np.int16))])
     with pytest.raises(ValueError, match="a step has routes of 3 tokens and 2 tokens"):
-        Branch(ids, routes=np.zeros((3, LAYERS, TOP_K), np.int16))
+        Branch(own=ids, routes=np.zeros((3, LAYERS, TOP_K), np.int16))
 
 
 def test_recomputed_logprobs_are_those_of_the_recorded_experts() -> None:

@@ -1,4 +1,4 @@
-"""What a rollout server computed is computed again by the trainer more faithfully when its experts are used again."""
+"""The trainer recomputes a rollout server's logprobs more faithfully when it uses the server's experts again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.routes import Experts
+from orchestrator.trajectory.branch import Branch
+from orchestrator.trajectory.routes import Experts
 from tests.unit.trainer.forests import qwen3_moe, saved
 from trainer.model import load_model as load_policy
-from trainer.replay import attach_replay
+from trainer.model_directory import inspect_directory, load_tokenizer
 from trainer.samples import Sample
-from trainer.serving.directory import inspect_directory, load_tokenizer
 from trainer.serving.model import load_model
 from trainer.serving.protocol import GenerateRequest, Sampling
 from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
+from trainer.tree.replay import attach_replay
 from trainer.update import UpdateSettings, recompute_logprobs, train_step
 
 VOCAB = 300
@@ -57,9 +57,14 @@ def generated(folder: Path) -> list[Sample]:
         seed=0,
     )
     prompt = [(7 * i) % 290 + 3 for i in range(24)]
-    asked = [
+    requests = [
         Sequence(
-            GenerateRequest(str(seed), tuple(prompt), Sampling(60, ignore_eos=True), return_routes=True),
+            request=GenerateRequest(
+                rid=str(seed),
+                ids=tuple(prompt),
+                sampling=Sampling(max_new_tokens=60, ignore_eos=True),
+                return_routes=True,
+            ),
             limit=60,
             seed=seed,
             stop_ids=frozenset(),
@@ -67,17 +72,17 @@ def generated(folder: Path) -> list[Sample]:
         for seed in range(4)
     ]
     with torch.inference_mode():
-        for one in asked:
+        for one in requests:
             scheduler.submit(one)
         while scheduler.has_work:
             scheduler.step()
     samples = []
-    for one in asked:
+    for one in requests:
         sample = Sample.of(prompt, one.ids[24:], behavior_logprobs=one.logprobs, advantage=1.0)
         assert one.routes is not None
         routes = experts.shaped(one.routes.numpy().astype(np.int32).reshape(-1))
         last = np.full((1, *routes.shape[1:]), -1, np.int16)  # sampled, never fed
-        samples.append(replace(sample, tokens=Branch(sample.ids, routes=np.concatenate([routes, last]))))
+        samples.append(replace(sample, tokens=Branch(own=sample.ids, routes=np.concatenate([routes, last]))))
     return samples
 
 
@@ -92,7 +97,7 @@ def test_a_trainer_in_bfloat16_is_nearer_to_its_server_with_the_servers_experts(
 ) -> None:
     policy = load_policy(folder, dtype=torch.bfloat16, backend="dense")
     attach_replay(policy)
-    live = apart(policy, [replace(sample, tokens=Branch(sample.ids)) for sample in generated])
+    live = apart(policy, [replace(sample, tokens=Branch(own=sample.ids)) for sample in generated])
     replayed = apart(policy, generated)
     assert len(live) == 240
     assert replayed.mean() < 0.5 * live.mean() and replayed.max() < 0.2 * live.max()
@@ -103,7 +108,7 @@ def test_in_the_servers_own_precision_both_agree_with_it_and_everything_is_repla
 ) -> None:
     policy = load_policy(folder)
     attach_replay(policy)
-    live = [replace(sample, tokens=Branch(sample.ids)) for sample in generated]
+    live = [replace(sample, tokens=Branch(own=sample.ids)) for sample in generated]
     assert max(apart(policy, generated).max(), apart(policy, live).max()) < 1e-4
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     metrics = train_step(policy, optimizer, generated, UpdateSettings(), trainer_version=0)

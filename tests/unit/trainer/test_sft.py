@@ -10,17 +10,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.steps import StoredStep
+from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer.forests import qwen3_moe, saved
+from trainer.model_directory import inspect_directory
 from trainer.policy.init import Shape, make_policy
 from trainer.policy.tokenizer import load_tokenizer
-from trainer.serving.directory import inspect_directory
 from trainer.sft.batches import demonstration_batches, loss_weights
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
-from trainer.sft.train import Settings, train, word_mask
+from trainer.sft.train import SftSettings, train, word_mask
 
 SMALL = Shape(hidden=32, layers=2, head_dim=8, ffn=64, context=64)
 WORDS = ("oak", "elm", "fig", "plum", "rose", "fern", "moss", "reed")
@@ -61,7 +63,7 @@ def test_a_file_made_with_another_tokenizer_is_refused(toy_file: Path) -> None:
         Demonstrations.load(toy_file, tokenizer="0" * 64)
 
 
-def test_a_file_that_is_no_demonstrations_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_file_without_demonstrations_is_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not safetensors")
     for path in (tmp_path / "text", tmp_path / "absent", model / "model.safetensors"):
         with pytest.raises(ValueError, match="is not a file of demonstrations"):
@@ -97,39 +99,59 @@ def test_words_copied_from_the_state_weigh_double_and_given_tokens_a_tenth(model
 
 
 def a_step(
-    idx: int, parent: StoredStep | None, keep: int, delta: int, *, finish: str = "stop", actions: int = 4
+    idx: int,
+    parent: StoredStep | None,
+    keep: int,
+    delta: int,
+    *,
+    finish: Finish = Finish.STOP,
+    actions: int = 4,
 ) -> StoredStep:
     """A step with `delta` more ids of state, and as many actions; its own ids are 10 · idx and above."""
     own = np.arange(10 * idx, 10 * idx + delta + actions, dtype=np.int32)
-    tokens = Branch(own) if parent is None else Branch(own, parent.tokens, keep)
+    tokens = Branch(own=own) if parent is None else Branch(own=own, parent=parent.tokens, keep_len=keep)
     kind = StepKind.ROOT if parent is None else StepKind.REWRITES
     return StoredStep(
-        1, 1, idx, kind, None if parent is None else parent.idx, keep, keep + delta, tokens, np.zeros(actions, np.float32),
-        ((0, 0, actions),), "main", "ok", False, 1.0, {}, finish,
-    )  # fmt: skip
+        rollout_id=1,
+        attempt=1,
+        idx=idx,
+        kind=kind,
+        parent=None if parent is None else parent.idx,
+        keep_len=keep,
+        state_len=keep + delta,
+        tokens=tokens,
+        logprobs=np.zeros(actions, np.float32),
+        spans=(VersionSpan(0, 0, actions),),
+        agent="main",
+        parse=ParseStatus.OK,
+        marked=False,
+        temperature=1.0,
+        reply={},
+        finish=finish,
+    )
 
 
-def said(steps: list[StoredStep]) -> list[tuple[list[int], list[int]]]:
+def sampled(steps: list[StoredStep]) -> list[tuple[list[int], list[int]]]:
     """(ids, those of them that are actions) of each demonstration."""
     return [(ids, np.array(ids)[action].tolist()) for ids, action in demonstrations_of(steps)]
 
 
-def test_an_action_of_which_a_rewrite_kept_the_beginning_is_an_action_where_it_is_whole_alone() -> None:
+def test_an_action_that_a_rewrite_shortened_is_trained_only_where_it_is_whole() -> None:
     root = a_step(0, None, 0, 2)
     rewrite, goes_on = a_step(1, root, 4, 1), a_step(2, root, 6, 1)
-    assert said([root, rewrite, goes_on]) == [
+    assert sampled([root, rewrite, goes_on]) == [
         ([0, 1, 2, 3, 10, 11, 12, 13, 14], [11, 12, 13, 14]),
         ([0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24], [2, 3, 4, 5, 21, 22, 23, 24]),
     ]
 
 
-def test_an_action_that_a_limit_of_tokens_cut_is_no_action_and_those_around_it_are() -> None:
+def test_an_action_cut_by_a_token_limit_is_not_trained_and_those_around_it_are() -> None:
     root = a_step(0, None, 0, 2)
-    cut = a_step(1, root, 6, 1, finish="length")
+    cut = a_step(1, root, 6, 1, finish=Finish.LENGTH)
     last = a_step(2, cut, 11, 1)
-    [(ids, actions)] = said([root, cut, last])
+    [(ids, actions)] = sampled([root, cut, last])
     assert len(ids) == 16 and actions == [2, 3, 4, 5, 21, 22, 23, 24]
-    assert said([a_step(0, None, 0, 2, finish="length")]) == []
+    assert sampled([a_step(0, None, 0, 2, finish=Finish.LENGTH)]) == []
 
 
 def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstrations) -> None:
@@ -142,7 +164,7 @@ def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstration
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    settings = Settings(steps=1000, learning_rate=1.0)
+    settings = SftSettings(steps=1000, learning_rate=1.0)
     assert settings.rate(0) == pytest.approx(1 / 30)
     assert settings.rate(29) == settings.rate(400) == 1.0
     assert settings.rate(700) == pytest.approx(0.525)
@@ -153,7 +175,7 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     model: Path, toy_file: Path, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    settings = Settings(steps=40, rows=8, learning_rate=1e-2, warm_up=5)
+    settings = SftSettings(steps=40, rows=8, learning_rate=1e-2, warm_up=5)
     lines: list[str] = []
     result = train(toy_file, model, tmp_path / "a", seed=3, settings=settings, progress=lines.append)
     assert result.loss < 0.5 * result.loss_first
@@ -168,7 +190,7 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     assert copied == {path.name for path in model.iterdir()}
 
 
-ONE_STEP = Settings(steps=1, rows=2)
+ONE_STEP = SftSettings(steps=1, rows=2)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -234,5 +256,5 @@ def test_padding_changes_no_logit_of_a_demonstration(model: Path, toy: Demonstra
     ids = torch.from_numpy(toy[0][0].astype(np.int64))[None]
     padded = torch.nn.functional.pad(ids, (0, 5))
     with torch.no_grad():
-        alone, beside = network(input_ids=ids).logits, network(input_ids=padded).logits[:, : ids.shape[1]]
-    assert torch.allclose(alone, beside, atol=1e-6)
+        alone, in_batch = network(input_ids=ids).logits, network(input_ids=padded).logits[:, : ids.shape[1]]
+    assert torch.allclose(alone, in_batch, atol=1e-6)

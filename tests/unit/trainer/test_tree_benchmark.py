@@ -18,6 +18,8 @@ from trainer.benchmarks.shapes import Shape, group, shapes
 from trainer.benchmarks.turns import Race, Timed
 from trainer.tree.pack import pack_samples
 
+pytestmark = pytest.mark.tier("trainer")
+
 TINY = replace(benchmark.QUICK, scale=0.01, rounds=2, most=1e12, cases=(), groups=1)
 
 
@@ -27,15 +29,15 @@ def test_the_last_line_of_json_lists_every_bar_with_its_target(
     monkeypatch.setattr(benchmark, "shapes", lambda scale, quick=True: shapes(scale, quick=quick)[:2])
     benchmark.main(TINY, json=True, plot=tmp_path / "plot.svg")  # compares the losses itself
     *_, last = capsys.readouterr().out.splitlines()
-    said = json.loads(last)
-    assert len(said["bars"]) == 7
-    for bar in said["bars"]:
+    written = json.loads(last)
+    assert len(written["bars"]) == 7
+    for bar in written["bars"]:
         assert set(bar) == {"name", "value", "unit", "target", "holds"}
         at_most = "planning" in bar["name"]
         assert bar["holds"] == (bar["value"] <= bar["target"] if at_most else bar["value"] >= bar["target"])
-    assert len(said["points"]) == 2 * 2  # varlen and rollout; padded only where there is time
-    assert [row["method"] for row in said["rows"]] == ["tree", "varlen", "rollout"] * 2
-    for row in said["rows"]:
+    assert len(written["points"]) == 2 * 2  # varlen and rollout; padded only if there is time
+    assert [row["method"] for row in written["rows"]] == ["tree", "varlen", "rollout"] * 2
+    for row in written["rows"]:
         assert row["cpu_s"] > row["planning_s"] >= 0 and 0 < row["timed"] <= 1 and row["peak_mb"] is None
         assert (row["speed_up"] == row["token_bound"] == 1) or row["method"] != "tree"
         assert row["token_bound"] >= 1
@@ -64,8 +66,8 @@ def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch_and_lose_no
 
 
 def test_a_slow_stretch_that_hits_all_methods_leaves_their_ratio_as_it_is() -> None:
-    tree = Timed(10, 100.0, 1, rates=[1.0, 3.0, 1.0, 1.1, 9.0])
-    each = Timed(100, 1000.0, 5, rates=[1.0, 3.0, 1.0, 1.1, 1.0])
+    tree = Timed(tokens=10, flops=100.0, slices=1, rates=[1.0, 3.0, 1.0, 1.1, 9.0])
+    each = Timed(tokens=100, flops=1000.0, slices=5, rates=[1.0, 3.0, 1.0, 1.1, 1.0])
     assert each.bound(tree) == 10
     assert each.over(tree) == 10
     assert tree.seconds == pytest.approx(110)
@@ -101,7 +103,7 @@ def test_of_an_expensive_method_long_and_short_rows_are_timed_but_no_less_than_a
 
 
 def test_a_shape_that_misses_is_measured_again_and_every_measurement_counts() -> None:
-    good = Shape("chain", group(1, 4, 8, 4, 4))
+    good = Shape(name="chain", build=group(1, 4, 8, 4, 4))
     bars, timed, draws = benchmark.compare(policy(), replace(good, target_varlen=1e9), TINY)
     assert draws == benchmark.DRAWS and len(timed["tree"].rates) == draws * TINY.rounds
     assert not bars[-1]["holds"]
@@ -110,10 +112,22 @@ def test_a_shape_that_misses_is_measured_again_and_every_measurement_counts() ->
 
 def test_the_table_shows_bounds_time_and_memory_of_every_method() -> None:
     timed = {
-        "tree": Timed(100, 50.0, 1, [0.1], [0.05], {0: 50.0}, {1: 2.0, 2: 2.0}),
-        "varlen": Timed(400, 150.0, 2, [0.2], [0.05], {0: 75.0}, {1: 2.0}),
+        "tree": Timed(
+            tokens=100,
+            flops=50.0,
+            slices=1,
+            rates=[0.1],
+            plannings=[0.05],
+            ran={0: 50.0},
+            losses={1: 2.0, 2: 2.0},
+        ),
+        "varlen": Timed(
+            tokens=400, flops=150.0, slices=2, rates=[0.2], plannings=[0.05], ran={0: 75.0}, losses={1: 2.0}
+        ),
     }
-    lines = benchmark.table(Shape("a", group(1, 1, 1, 1, 1)), timed, {"tree": 9.0, "passes": 4.4}, 1)
+    lines = benchmark.table(
+        Shape(name="a", build=group(1, 1, 1, 1, 1)), timed, {"tree": 9.0, "passes": 4.4}, 1
+    )
     assert lines[0] == "a: 2 samples, planning 1.0%"
     assert lines[2].split() == ["tree", "100", "5.00", "100%", "9"]
     assert lines[3].split() == ["varlen", "400", "4.00×", "3.00×", "6.00×", "200%", "30.00", "50%"]
@@ -121,7 +135,10 @@ def test_the_table_shows_bounds_time_and_memory_of_every_method() -> None:
 
 
 def test_the_same_points_draw_the_same_picture(tmp_path: Path) -> None:
-    points = [Point("a", "varlen", 12.0, 10.0, 9.5), Point("a", "rollout", 1.0, 1.0, 1.0)]
+    points = [
+        Point(shape="a", baseline="varlen", tokens=12.0, bound=10.0, speed_up=9.5),
+        Point(shape="a", baseline="rollout", tokens=1.0, bound=1.0, speed_up=1.0),
+    ]
     first, second = tmp_path / "first.svg", tmp_path / "second.svg"
     draw(points, first)
     draw(points, second)
@@ -144,12 +161,12 @@ def test_a_long_path_goes_through_a_whole_train_step_of_the_defaults() -> None:
 
 def test_the_memory_bars_miss_what_takes_more_memory_or_time() -> None:
     good = {
-        "whole": Measured(9, 1, 1.0, 50.0, 1.0),
-        "longest": Measured(3, 1, 0.3, 20.0, 0.3),
-        "bounded": Measured(9, 4, 1.5, 15.0, 1.0),
-        "row": Measured(9, 1, 1.0, 50.0, 2.0),
-        "path": Measured(9, 4, 1.7, 55.0, 2.0),
-        "longpath": Measured(54, 24, 60.0, 49.0, 12.0),
+        "whole": Measured(tokens=9, passes=1, seconds=1.0, peak=50.0, loss=1.0),
+        "longest": Measured(tokens=3, passes=1, seconds=0.3, peak=20.0, loss=0.3),
+        "bounded": Measured(tokens=9, passes=4, seconds=1.5, peak=15.0, loss=1.0),
+        "row": Measured(tokens=9, passes=1, seconds=1.0, peak=50.0, loss=2.0),
+        "path": Measured(tokens=9, passes=4, seconds=1.7, peak=55.0, loss=2.0),
+        "longpath": Measured(tokens=54, passes=24, seconds=60.0, peak=49.0, loss=12.0),
     }
     assert [one["holds"] for one in bars(good)] == [True, True, False, False, True, True]
     assert len(bars({case: good[case] for case in QUICK_CASES})) == 2
@@ -161,7 +178,9 @@ def test_times_in_passes_that_miss_are_measured_once_more_and_both_count(
     seconds = {"whole": [1.0, 1.0], "longest": [0.3, 0.3], "bounded": [2.0, 1.0]}
 
     def run(case: str) -> Measured:
-        return Measured(9, 1, seconds[case].pop(0), {"whole": 50.0}.get(case, 20.0), 1.0)
+        return Measured(
+            tokens=9, passes=1, seconds=seconds[case].pop(0), peak={"whole": 50.0}.get(case, 20.0), loss=1.0
+        )
 
     peak, time = report(QUICK_CASES, run)
     assert time["value"] == 1.5 and time["holds"] and peak["holds"]

@@ -1,4 +1,4 @@
-"""The block mask from two integers per key is the one that trying every pair gives; FlexAttention under it is the dense reference.
+"""The block mask from two integers per key equals the mask from trying every pair; FlexAttention under it is the dense reference.
 
 Without a GPU: the mask, torch's own FlexAttention forward and backward, and how often it is compiled. With one: the kernel, forward and backward.
 """
@@ -6,6 +6,7 @@ Without a GPU: the mask, torch's own FlexAttention forward and backward, and how
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.unit.trainer.forests import MODELS, context_rewrites, qwen3, seeded
 from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.tree import attention
 from trainer.tree.attention import attend
 from trainer.tree.flex import attend_flex, block_mask, compiled_kernel
@@ -42,7 +44,14 @@ def plan(tokens: int, past: int = 0, seed: int = 0) -> TreePlan:
             stack.append((run, child))
             run = child
     nothing = np.zeros((0, 4), np.int64)
-    return TreePlan(np.zeros(tokens, np.int32), np.arange(tokens), ends, nothing[:, :2], nothing, past)
+    return TreePlan(
+        ids=np.zeros(tokens, np.int32),
+        position_ids=np.arange(tokens),
+        subtree_end=ends,
+        squares=nothing[:, :2],
+        rectangles=nothing,
+        past=past,
+    )
 
 
 def inputs(
@@ -61,14 +70,14 @@ def inputs(
 def may_be_slow() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        # the tracer asks every tensor that it meets for its .grad
+        # the tracer reads .grad of every tensor that it meets
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         yield
 
 
 @pytest.fixture
 def differentiable_on_cpu(monkeypatch: pytest.MonkeyPatch, may_be_slow: None) -> None:
-    """torch has the gradients of uncompiled FlexAttention on any device; one check of its refuses them on a CPU."""
+    """torch has the gradients of uncompiled FlexAttention on any device; one of its checks refuses them on a CPU."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
 
@@ -110,6 +119,26 @@ def test_flex_attention_gives_what_the_dense_reference_gives(tokens: int, past: 
     torch.testing.assert_close(ours, attend(q, k, v, shape, 0.3, "dense", path), rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("may_be_slow")
+def test_heads_smaller_than_the_compiled_kernel_allows_are_padded_and_give_the_dense_outputs() -> None:
+    shape = plan(150, 40)
+    sizes: list[int] = []
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        sizes.extend(x.shape[3] for x in (q, k, v))
+        output: torch.Tensor = flex_attention(q, k, v, **options)
+        return output
+
+    q, k, v, path = inputs(shape, torch.float64)
+    assert path is not None
+    q, k, v = (x[..., :8] for x in (q, k, v))
+    small_path = (path[0][..., :8], path[1][..., :8])
+    ours = attend_flex(q, k, v, shape, 0.3, small_path, kernel=kernel)
+    assert sizes == [16, 16, 16] and ours.shape[3] == 8
+    reference = attend(q, k, v, shape, 0.3, "dense", small_path)
+    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
+
+
 @pytest.mark.usefixtures("differentiable_on_cpu")
 @pytest.mark.parametrize(("tokens", "past"), SHAPES)
 def test_its_gradients_are_those_of_the_dense_reference(tokens: int, past: int) -> None:
@@ -136,7 +165,7 @@ def test_through_flex_a_models_gradients_equal_one_sample_at_a_time_in_float64(
     policy, samples = seeded(MODELS[model], dtype=torch.float64), context_rewrites()
     loss, reference = alone(policy, samples)
     if checkpointing:
-        policy.activation_checkpointing_enable()
+        checkpoint_activations(policy)
         policy.train()
     ours_loss, ours = merged(policy, samples, "flex", budget)
     assert abs(ours_loss - loss) <= 1e-12 and worst(ours, reference) <= 1e-10
@@ -146,13 +175,16 @@ def test_through_flex_a_models_gradients_equal_one_sample_at_a_time_in_float64(
 def test_it_is_compiled_at_most_once_with_gradients_and_once_without_for_plans_and_paths_of_every_length() -> (
     None
 ):
-    counter = CompileCounter()  # stands in for the compiler: counts, and runs what it is given as it is
+    counter = CompileCounter()  # replaces the compiler: counts, and runs the given code unchanged
     counts = []
     for tokens, past in (
         (512, 0), (300, 130), (1, 0), (700, 130), (130, 300), (600, 600), (640, 0), (1, 1), (1000, 256), (257, 1100),
     ):  # fmt: skip
         shape = plan(tokens, past)
-        for gradients in (False, True):  # the executor looks down a trunk without, then trains with
+        for gradients in (
+            False,
+            True,
+        ):  # the executor looks ahead along a trunk without gradients, then trains with them
             q, k, v, path = inputs(shape, torch.float32)
             for x in (q, k, v, *(path or ())):
                 x.requires_grad_(gradients)
@@ -201,7 +233,7 @@ def test_on_a_gpu_a_model_gets_the_dense_gradients_also_with_activation_checkpoi
 ) -> None:
     policy, samples = seeded(qwen3).cuda(), context_rewrites()
     if checkpointing:
-        policy.activation_checkpointing_enable()
+        checkpoint_activations(policy)
     policy.train()
     _, reference = merged(policy, samples, "dense")
     _, ours = merged(policy, samples, "flex", budget)

@@ -1,4 +1,4 @@
-"""The tree built from stored steps (parents, keep_len, deltas) is the one built from the expanded samples."""
+"""The tree built from stored steps (parents, keep_len, deltas) equals the tree built from the expanded samples."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer.test_trie_and_plan import prefixes, same_plan
 from trainer.samples import Ids, Sample
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.tree.plan import FlatTree
 
 tokens = st.lists(st.integers(0, 2), max_size=5).map(lambda ids: np.array(ids, np.int32))
@@ -23,19 +23,19 @@ def step_trees(draw: st.DrawFn) -> tuple[list[Branch], list[Branch]]:
 
     With three ids alone branches of different parents often hold the same tokens, start alike, or end inside one another.
     """
-    prompts = [Branch(ids) for ids in draw(st.lists(tokens, min_size=1, max_size=3))]
+    prompts = [Branch(own=ids) for ids in draw(st.lists(tokens, min_size=1, max_size=3))]
     steps: list[Branch] = []
     for _ in range(draw(st.integers(1, 9))):
         parent = draw(st.sampled_from([*prompts, *steps, *steps[-2:]]))
         whole = draw(st.booleans())
         keep_len = len(parent) if whole else draw(st.integers(0, len(parent)))
-        steps.append(Branch(draw(tokens), parent, keep_len))
+        steps.append(Branch(own=draw(tokens), parent=parent, keep_len=keep_len))
     chosen = draw(st.lists(st.sampled_from(steps), min_size=1, max_size=12))
     return [*prompts, *steps], [step for step in chosen if len(step) > 1]
 
 
 def expanded(branches: Sequence[Branch]) -> list[Branch]:
-    return [Branch(branch.full) for branch in branches]
+    return [Branch(own=branch.full) for branch in branches]
 
 
 @settings(max_examples=120, deadline=None)
@@ -62,7 +62,7 @@ def test_loss_edges_and_passes_equal_those_of_expanded_samples(
         [sample(branch, cut) for branch, cut in zip(branches, cuts, strict=True)]
         for branches in (trained, expanded(trained))
     ]
-    stored, plain = (pack_samples(samples, Budget(budget)) for samples in both)
+    stored, plain = (pack_samples(samples, PassBudget(budget)) for samples in both)
     assert stored.passes == plain.passes and stored.indices == plain.indices
     for name in ("position", "target", "sample", "offset", "temperature"):
         assert np.array_equal(getattr(stored.edges, name), getattr(plain.edges, name))
@@ -71,7 +71,15 @@ def test_loss_edges_and_passes_equal_those_of_expanded_samples(
 def sample(branch: Branch, state_len: int) -> Sample:
     zeros = np.zeros(len(branch) - state_len, np.float32)
     return Sample(
-        branch, state_len, zeros, zeros.astype(np.int32), zeros, zeros + 1, group="g", rollout="r", step=0
+        tokens=branch,
+        state_len=state_len,
+        behavior_logprobs=zeros,
+        versions=zeros.astype(np.int32),
+        advantage=zeros,
+        weight=zeros + 1,
+        group="g",
+        rollout="r",
+        step=0,
     )
 
 
@@ -102,12 +110,12 @@ class Counted(np.ndarray):
 
 def test_building_looks_at_stored_tokens_only() -> None:
     """Two rollouts of 50 turns on one prompt: 2 · 50 · 20 stored tokens behind 1,000, expanded more than 150,000."""
-    prompt, branches = Branch(ids(1000).view(Counted)), []
+    prompt, branches = Branch(own=ids(1000).view(Counted)), []
     for rollout in range(2):
         step = prompt
         for turn in range(50):
             own = np.append(ids(19, start=turn), np.int32(rollout))
-            step = Branch(own.view(Counted), step, len(step))
+            step = Branch(own=own.view(Counted), parent=step, keep_len=len(step))
             branches.append(step)
     assert sum(map(len, branches)) > 150_000
     Counted.looked_at = 0
@@ -119,12 +127,12 @@ def ids(n: int, start: int = 0) -> Ids:
     return np.arange(start, start + n, dtype=np.int32)
 
 
-def test_tokens_of_a_parent_that_nobody_keeps_are_not_in_the_tree() -> None:
-    marked = Branch(ids(5), Branch(ids(4)), 4)
-    kept = Branch(ids(2, start=50), marked, 6)
+def test_tokens_of_a_parent_that_no_branch_keeps_are_not_in_the_tree() -> None:
+    marked = Branch(own=ids(5), parent=Branch(own=ids(4)), keep_len=4)
+    kept = Branch(own=ids(2, start=50), parent=marked, keep_len=6)
     assert FlatTree([kept]).plan.ids.tolist() == [0, 1, 2, 3, 0, 1, 50, 51]
 
 
 def test_a_step_that_keeps_more_than_there_is_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps 5 tokens of the 4 above it"):
-        Branch(ids(1), Branch(ids(4)), 5)
+        Branch(own=ids(1), parent=Branch(own=ids(4)), keep_len=5)

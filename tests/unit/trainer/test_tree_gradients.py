@@ -6,9 +6,10 @@ from torch import nn
 
 from tests.unit.trainer.forests import FORESTS, MODELS, everything, seeded
 from tests.unit.trainer.vanilla import alone, distance, double_precision_throughout, merged, worst
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.tree.attention import Backend
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 
 __all__ = ["double_precision_throughout"]
 
@@ -40,7 +41,7 @@ def test_backends_and_pack_sizes_give_the_same_gradients() -> None:
     _, one_pack = merged(policy, samples, "rectangles")
     _, dense = merged(policy, samples, "dense")
     _, many_packs = merged(policy, samples, "rectangles", budget=20)
-    assert len(pack_samples(samples, Budget(20)).passes) > 10
+    assert len(pack_samples(samples, PassBudget(20)).passes) > 10
     assert worst(one_pack, dense) <= 1e-10
     assert worst(one_pack, many_packs) <= 1e-10
 
@@ -50,15 +51,15 @@ def test_backends_and_pack_sizes_give_the_same_gradients() -> None:
 @pytest.mark.parametrize("backend", ["rectangles", "dense"])
 @pytest.mark.parametrize("model", ["qwen3", "minimax_m2"])
 def test_activation_checkpointing_changes_no_gradient(model: str, backend: Backend, budget: int) -> None:
-    """Layers run again in the backward pass: they must find the plan and the path above it as they were."""
+    """Layers run again in the backward pass: they must find the same plan and the same path above it."""
     policy, samples = seeded(MODELS[model], dtype=torch.float64), FORESTS["context_rewrites"]()
     _, plain = merged(policy, samples, backend, budget)
-    policy.activation_checkpointing_enable()
+    checkpoint_activations(policy)
     policy.train()
     layers = forwards_of(policy.model.layers[0])
     _, checkpointed = merged(policy, samples, backend, budget)
     assert worst(plain, checkpointed) <= 1e-12
-    passes = len(pack_samples(samples, Budget(budget)).passes)
+    passes = len(pack_samples(samples, PassBudget(budget)).passes)
     assert len(layers) >= 2 * passes  # so it was on
 
 
@@ -67,3 +68,15 @@ def forwards_of(layer: nn.Module) -> list[str]:
     seen: list[str] = []
     layer.input_layernorm.register_forward_hook(lambda *_: seen.append("forward"))  # type: ignore[union-attr]
     return seen
+
+
+def test_activations_are_checkpointed_also_by_the_name_of_older_transformers() -> None:
+    class Older:
+        options: object = "not called"
+
+        def gradient_checkpointing_enable(self, options: object) -> None:
+            self.options = options
+
+    model = Older()
+    checkpoint_activations(model, {"use_reentrant": False})
+    assert model.options == {"use_reentrant": False}

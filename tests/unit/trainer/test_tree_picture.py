@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from trainer.picture.draw import GIVEN, SAID, picture
+from trainer.picture.draw import GIVEN, SAMPLED, picture
 from trainer.samples import Sample
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -14,7 +14,7 @@ def sample(state: list[int], action: list[int]) -> Sample:
     return Sample.of(state, action, behavior_logprobs=[0.0] * len(action), advantage=1.0)
 
 
-# 1 2 3 4 is said twice and read once; the second rollout leaves after 1 2.
+# 1 2 3 4 occurs twice and is read once; the second rollout leaves after 1 2.
 SAMPLES = [
     sample([1, 2], [3, 4]),
     sample([1, 2], [3, 4]),
@@ -32,10 +32,10 @@ def bars(svg: str) -> list[tuple[str, str]]:
 def test_a_bar_is_what_the_same_samples_share_and_the_bars_hold_every_token_once() -> None:
     assert bars(picture(SAMPLES, "t")) == [
         (GIVEN, "2 tokens, given, in 4 samples"),
-        (SAID, "2 tokens, said by the policy, in 3 samples"),
+        (SAMPLED, "2 tokens, sampled by the policy, in 3 samples"),
         (GIVEN, "1 tokens, given, in 1 samples"),
-        (SAID, "1 tokens, said by the policy, in 1 samples"),
-        (SAID, "3 tokens, said by the policy, in 1 samples"),
+        (SAMPLED, "1 tokens, sampled by the policy, in 1 samples"),
+        (SAMPLED, "3 tokens, sampled by the policy, in 1 samples"),
     ]
 
 

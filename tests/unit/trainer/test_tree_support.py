@@ -1,4 +1,4 @@
-"""Models that merging is not exact for are refused, with the feature named."""
+"""Models for which merging is not exact are refused, with the feature named."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from orchestrator.contracts.branch import Branch
+from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer.forests import VOCAB, group_of_rollouts, llama, qwen3, seeded
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.plan import FlatTree
@@ -137,7 +137,7 @@ def test_an_attached_model_refuses_a_call_without_a_plan() -> None:
 def test_every_backend_refuses_what_a_layer_asks_of_it_beyond_causal_attention(
     backend: str, option: dict[str, Any], feature: str
 ) -> None:
-    plan = FlatTree([Branch(sample.ids) for sample in group_of_rollouts()]).plan
+    plan = FlatTree([Branch(own=sample.ids) for sample in group_of_rollouts()]).plan
     q = torch.zeros(1, 2, plan.tokens, 16)
     attention = ALL_ATTENTION_FUNCTIONS[backend]
     with pytest.raises(ValueError, match=f"prefix-tree merging does not support {feature}"):

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contracts.branch import Branch
-from orchestrator.contracts.trie import Trie, common_prefix
+from orchestrator.trajectory.branch import Branch
+from orchestrator.trajectory.trie import Trie, common_prefix
 from trainer.samples import Ids
 from trainer.tree.plan import FlatTree, TreePlan
 
@@ -27,7 +27,7 @@ def same_plan(a: TreePlan, b: TreePlan) -> bool:
 
 
 def roots(rows: list[Ids]) -> list[Branch]:
-    return [Branch(row) for row in rows]
+    return [Branch(own=row) for row in rows]
 
 
 @thorough
@@ -95,7 +95,7 @@ def test_the_order_of_the_samples_does_not_change_the_plan(rows: list[Ids]) -> N
 
 
 def test_a_hand_made_tree_has_the_plan_of_the_docstring() -> None:
-    plan = FlatTree([Branch(np.array(row, np.int32)) for row in ([1, 2, 5], [1, 2, 3, 4])]).plan
+    plan = FlatTree([Branch(own=np.array(row, np.int32)) for row in ([1, 2, 5], [1, 2, 3, 4])]).plan
     assert plan.ids.tolist() == [1, 2, 3, 4, 5]
     assert plan.position_ids.tolist() == [0, 1, 2, 3, 2]
     assert plan.subtree_end.tolist() == [5, 5, 4, 4, 5]
@@ -106,7 +106,7 @@ def test_a_hand_made_tree_has_the_plan_of_the_docstring() -> None:
 def test_a_branch_meets_a_chain_of_many_nodes_in_one_block() -> None:
     spine = list(range(30))
     rows = [spine] + [[*spine[:cut], 100 + cut] for cut in (5, 10, 15)]
-    plan = FlatTree([Branch(np.array(row, np.int32)) for row in rows]).plan
+    plan = FlatTree([Branch(own=np.array(row, np.int32)) for row in rows]).plan
     assert plan.rectangles.tolist() == [[32, 33, 0, 5], [31, 32, 0, 10], [30, 31, 0, 15]]
 
 

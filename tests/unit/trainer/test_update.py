@@ -1,4 +1,4 @@
-"""A train step: what it applies, what it skips, and what may not change its result."""
+"""A train step: the updates that it applies, those that it skips, and the settings that may not change its result."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from trainer.loss.metrics import TrainStepMetrics
 from trainer.loss.sft import Sft
 from trainer.samples import Sample
 from trainer.tree.forward import attach_tree_attention
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.update import (
     OptimizerSettings,
     UpdateSettings,
@@ -69,7 +69,7 @@ def test_rewarded_actions_become_more_likely_and_the_others_less() -> None:
 def test_on_policy_samples_have_ratio_one_through_the_same_backend() -> None:
     model = policy()
     samples = group_of_rollouts()
-    logprobs = recompute_logprobs(model, samples, UpdateSettings(budget=Budget(30)))
+    logprobs = recompute_logprobs(model, samples, UpdateSettings(budget=PassBudget(30)))
     on_policy = [dataclasses.replace(s, behavior_logprobs=b) for s, b in zip(samples, logprobs, strict=True)]
     optimizer = make_optimizer(model, OptimizerSettings())
     metrics = train_step(model, optimizer, on_policy, UpdateSettings(), trainer_version=0)
@@ -84,8 +84,8 @@ def test_the_logprobs_of_its_forward_pass_are_those_before_the_step_and_change_n
     weightless = dataclasses.replace(samples[1], weight=np.zeros_like(samples[1].weight))
     samples = [samples[0], weightless, *samples[2:]]
     before = recompute_logprobs(policy(torch.float64), samples, UpdateSettings())
-    plain, without = one_step(samples, budget=Budget(25))
-    metrics, kept = one_step(samples, budget=Budget(25), keep_logprobs=True)
+    plain, without = one_step(samples, budget=PassBudget(25))
+    metrics, kept = one_step(samples, budget=PassBudget(25), keep_logprobs=True)
     assert plain.logprobs is None and metrics == plain
     assert all(torch.equal(kept[name], without[name]) for name in without)
     assert metrics.logprobs is not None
@@ -101,7 +101,7 @@ def test_the_number_of_packs_and_chunks_does_not_change_the_step(aggregation: An
     samples = everything()
     samples += [dataclasses.replace(s, group="other", seq=1) for s in group_of_rollouts()[:3]]
     whole, after_whole = one_step(samples, aggregation=aggregation)
-    parts, after_parts = one_step(samples, aggregation=aggregation, budget=Budget(25), head_chunk=3)
+    parts, after_parts = one_step(samples, aggregation=aggregation, budget=PassBudget(25), head_chunk=3)
     assert whole.packs == 1 and parts.packs > 5
     assert parts.loss == pytest.approx(whole.loss, abs=1e-6)
     assert max(float((after_whole[n] - after_parts[n]).abs().max()) for n in after_whole) < 1e-6
@@ -125,12 +125,14 @@ def test_no_loss_and_no_mask_depends_on_how_samples_are_packed(loss: str, mask: 
     ]
     settings = UpdateSettings(
         loss=LOSSES[loss],
-        correction=CorrectionSettings("proximal", mask, icepop_min=0.9, icepop_max=1.1, mis_max=1.1),
+        correction=CorrectionSettings(
+            anchor="proximal", mask=mask, icepop_min=0.9, icepop_max=1.1, mis_max=1.1
+        ),
     )
     samples = anchored(model, near, settings)
     same: dict[str, Any] = {"loss": settings.loss, "correction": settings.correction}
     whole, after_whole = one_step(samples, **same)
-    parts, after_parts = one_step(samples, budget=Budget(25), **same)
+    parts, after_parts = one_step(samples, budget=PassBudget(25), **same)
     assert whole.packs == 1 and parts.packs > 5
     assert (whole.cut_fraction > 0) == (mask != "none")
     assert parts.clip_fraction == whole.clip_fraction and parts.cut_fraction == whole.cut_fraction
@@ -140,13 +142,13 @@ def test_no_loss_and_no_mask_depends_on_how_samples_are_packed(loss: str, mask: 
 
 def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with_it() -> None:
     model = policy()
-    settings = UpdateSettings(loss=Grpo(), correction=CorrectionSettings("proximal"))
+    settings = UpdateSettings(loss=Grpo(), correction=CorrectionSettings(anchor="proximal"))
     first = anchored(model, group_of_rollouts(), settings)
     optimizer = make_optimizer(model, OptimizerSettings(lr=3e-2))
     at_start = train_step(model, optimizer, first, settings, trainer_version=0)
     assert (
         at_start.clip_fraction == 0 and at_start.cut_fraction > 0
-    )  # the behavior is far away, the anchor is not
+    )  # the behavior policy is far away, the anchor is not
     second = train_step(model, optimizer, first, settings, trainer_version=0)
     assert second.clip_fraction > 0
     again = anchored(model, group_of_rollouts(), settings)
@@ -155,7 +157,7 @@ def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with
 
 def test_a_batch_without_its_proximal_logprobs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rollout '1', step 0\) has no proximal logprobs"):
-        one_step(group_of_rollouts(), correction=CorrectionSettings("proximal"))
+        one_step(group_of_rollouts(), correction=CorrectionSettings(anchor="proximal"))
 
 
 def test_samples_of_weight_zero_change_nothing() -> None:

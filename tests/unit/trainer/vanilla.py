@@ -19,14 +19,14 @@ from transformers.models.minimax_m2 import modeling_minimax_m2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from trainer.replay import routes_of
 from trainer.samples import Sample
 from trainer.tree.attention import Backend
 from trainer.tree.execute import backward
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import pack_samples
-from trainer.tree.passes import Budget
+from trainer.tree.passes import PassBudget
 from trainer.tree.plan import Longs
+from trainer.tree.replay import routes_of
 
 Gradients = dict[str, torch.Tensor]
 
@@ -55,12 +55,12 @@ def _minimax_route(
 
 @pytest.fixture
 def double_precision_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hugging Face computes norms and routing in float32 whatever the model's dtype is; not in tests with this fixture."""
+    """Hugging Face computes norms and routing in float32 for every dtype of the model; not in tests with this fixture."""
     compute_in_double(monkeypatch)
 
 
 def compute_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the fixture does, for processes that are no tests."""
+    """The fixture's effect, for processes that are not tests."""
     for module, name in (
         (modeling_llama, "LlamaRMSNorm"),
         (modeling_qwen3, "Qwen3RMSNorm"),
@@ -102,7 +102,7 @@ def merged(
     """The same loss through one tree in passes of at most `budget` tokens, and the chunked head."""
     attach_tree_attention(model, backend)
     tokens = sum(sample.action_len for sample in samples)
-    pack = pack_samples(samples, Budget(budget))
+    pack = pack_samples(samples, PassBudget(budget))
     behaviors = pack.edges.gather(pack.samples, lambda s: s.behavior_logprobs)
     advantages = pack.edges.gather(pack.samples, lambda s: s.advantage)
 

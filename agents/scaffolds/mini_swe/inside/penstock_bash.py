@@ -1,8 +1,8 @@
 # mypy: allow-subclassing-any
-"""mini-swe-agent's local environment, running commands as every other scaffold of ours does.
+"""mini-swe-agent's local environment, changed to run commands like our other scaffolds.
 
-Its own runs `/bin/sh` and joins both outputs as they come. Here it is `bash -c`, standard output comes before standard error, only files
-carry over from one command to the next, and commands do not see the program's own settings.
+The original runs `/bin/sh` and joins both outputs as they arrive. Here it is `bash -c`, standard output comes before standard error, only files
+persist from one command to the next, and commands do not see the program's own settings.
 """
 
 import os
@@ -17,11 +17,11 @@ from minisweagent.environments.local import LocalEnvironment  # type: ignore[imp
 KEPT_BYTES: Final = 1 << 16
 KILLED: Final = 128 + signal.SIGKILL
 OWN: Final = ("MSWEA_", "OPENAI_", "PENSTOCK_GATEWAY_", "PYTHON", "TYPER_")
-"""Beginnings of the names of the program's own variables."""
+"""Prefixes of the program's own variables."""
 
 
 class Bash(LocalEnvironment):
-    """See the module. The key `output` holds at most KEPT_BYTES of each stream."""
+    """Runs commands with `bash -c`. The key `output` holds at most KEPT_BYTES of each stream."""
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run `action["command"]`; raises the program's own `Submitted` when it prints the marker and succeeds."""

@@ -1,14 +1,14 @@
-"""mini-swe-agent's model, spoken by the standard library alone: Chat Completions over the gateway's Unix socket.
+"""mini-swe-agent's model, implemented with the standard library: Chat Completions over the gateway's Unix socket.
 
-The program's default model class imports litellm, which costs seconds of CPU at every start. This one sends what that one sends (model,
-messages, tools), one request per connection. The environment says where: `OPENAI_BASE_URL` (its path counts),
+The program's default model class imports litellm, which costs seconds of CPU at every start. This class sends the same fields (model,
+messages, tools), one request per connection. The address comes from the environment: `OPENAI_BASE_URL` (its path counts),
 `OPENAI_API_KEY`, `PENSTOCK_GATEWAY_SOCKET`.
 
-Ends of an attempt, by the exit status that the program's trajectory shows:
+Ends of an attempt, by the exit status in the program's trajectory:
 
-    LimitsExceeded    the gateway says that the session's budget is used up
+    LimitsExceeded    the gateway reports that the session's budget is used up
     GatewayAway       no reply after PATIENCE_S of pauses between requests
-    GatewayRefused    an answer that trying again would not change
+    GatewayRefused    an answer that a retry would not change
 """
 
 import http.client
@@ -52,7 +52,7 @@ class Settings(BaseModel):
 
 
 class GatewayModel:
-    """The program's protocol `Model`, with tool calls. Costs are 0: what counts is counted by the gateway."""
+    """The program's protocol `Model`, with tool calls. Costs are 0: the gateway counts the budgets."""
 
     def __init__(self, **settings: Any) -> None:
         self.config = Settings(**settings)
@@ -63,7 +63,7 @@ class GatewayModel:
         reply = _post({"model": self.config.model_name, "messages": history, "tools": [BASH_TOOL]})
         GLOBAL_MODEL_STATS.add(0.0)
         choice = reply["choices"][0]
-        kept = {"response": reply, "cost": 0.0, "timestamp": time.time()}
+        extra = {"response": reply, "cost": 0.0, "timestamp": time.time()}
         calls = [
             SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"]))
             for call in choice["message"].get("tool_calls") or []
@@ -75,9 +75,9 @@ class GatewayModel:
                 template_kwargs={"finish_reason": choice.get("finish_reason")},
             )
         except FormatError as error:
-            error.messages[0]["extra"].update(kept)
+            error.messages[0]["extra"].update(extra)
             raise
-        return {**choice["message"], "extra": {"actions": actions, **kept}}
+        return {**choice["message"], "extra": {"actions": actions, **extra}}
 
     def format_message(self, **message: Any) -> dict[str, Any]:
         return message
@@ -106,27 +106,27 @@ class GatewayModel:
 
 
 def _post(body: dict[str, Any]) -> dict[str, Any]:
-    """The reply to `body`, sent again until it is answered; the retry header tells the gateway that it may have seen it before."""
+    """The reply to `body`, sent again until it is answered. The retry header warns the gateway that it may have received it before."""
     data = json.dumps(body).encode()
     retries, pause, paused = 0, 0.1, 0.0
     while True:
         try:
             status, answer = _exchange(data, retries)
         except (OSError, http.client.HTTPException, ValueError) as failure:
-            said = f"{type(failure).__name__}: {failure}"
+            reason = f"{type(failure).__name__}: {failure}"
         else:
             if status == 200:
                 return answer
             error = answer.get("error")
-            told = error if isinstance(error, dict) else {}
-            said = str(told.get("message", answer))
-            if told.get("code") == BUDGET:
+            fields = error if isinstance(error, dict) else {}
+            reason = str(fields.get("message", answer))
+            if fields.get("code") == BUDGET:
                 extra = {"exit_status": "LimitsExceeded", "submission": ""}
-                raise LimitsExceeded({"role": "exit", "content": said, "extra": extra})
+                raise LimitsExceeded({"role": "exit", "content": reason, "extra": extra})
             if status < 500 and status not in (408, 429):
-                raise GatewayRefused(f"{status}: {said}")
+                raise GatewayRefused(f"{status}: {reason}")
         if paused > PATIENCE_S:
-            raise GatewayAway(f"no reply to {retries + 1} requests; the last: {said}")
+            raise GatewayAway(f"no reply to {retries + 1} requests; the last: {reason}")
         time.sleep(pause)
         retries, pause, paused = retries + 1, min(2 * pause, LONGEST_PAUSE_S), paused + pause
 

@@ -1,6 +1,6 @@
 """Starts mini-swe-agent's own command line, as its script `mini` does.
 
-A file of its own, because Python then searches modules beside it and not in the work directory, which the policy fills.
+This is a separate file, because Python then searches modules next to it, not in the work directory, which the policy fills.
 """
 
 import sys

@@ -1,231 +1,389 @@
-// One rollout: conversation, tokens, timings, verdict, files; its steps as a tree beside them.
+// One rollout: conversation, tokens, timings, verdict, files; next to them its steps as a tree.
 
-import { ask, url } from "../api.js";
-import { h, redraw, show } from "../dom.js";
-import { bytes, clock, number, plural, seconds, visible, words } from "../format.js";
-import { keys } from "../keys.js";
+import { href } from "../address.js";
+import { ask, messageOf, url } from "../api.js";
+import { figure } from "../figure.js";
+import { clock, number, plural, seconds, signed, visible, words } from "../format.js";
+import { useKeys, useLive, useTitle } from "../hooks.js";
+import { loading } from "../router.js";
 import { scaffoldName } from "../scaffold.js";
-import { table } from "../table.js";
-import { FIRST, conversation, versions } from "../trajectory/conversation.js";
-import { rail } from "../trajectory/rail.js";
-import { advantage, rewardBar, scaleOf, signed } from "../trajectory/reward.js";
-import { cutText, wholeOf } from "../trajectory/texts.js";
-import { tokenView } from "../trajectory/tokens.js";
+import { ROLLOUT_STATES, rolloutState } from "../states.js";
+import { Conversation, FIRST, Texts, versions } from "../trajectory/conversation.js";
+import { Rail } from "../trajectory/rail.js";
+import { advantage } from "../trajectory/reward.js";
+import { Text, wholeOf } from "../trajectory/texts.js";
+import { TokenView } from "../trajectory/tokens.js";
+import { FilesView, Reward, VerdictView } from "../trajectory/verdict.js";
 import { waterfall } from "../trajectory/waterfall.js";
+import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+
+/** @typedef {import("../router.js").Page} Page */
 
 const TAIL_MS = 1500;
-const VIEWS = { conversation: "Conversation", tokens: "Tokens", timings: "Timings", verdict: "Verdict", files: "Files" };
-export const STATES = { waiting: "waiting", queued: "waiting", running: "running", reported: "running", finished: "running", verifying: "running", verified: "ready", lost: "failed" };
+const SAID_MS = 1500;
+const VIEWS = /** @type {Record<string, string>} */ ({
+  conversation: "Conversation",
+  tokens: "Tokens",
+  timings: "Timings",
+  verdict: "Verdict",
+  files: "Files",
+});
+const COPY = "copy the request to the gateway that makes this step";
 
-const figure = (name, value, note) => h("div", { class: "figure" }, h("dt", null, name), h("dd", null, value), note ? h("p", null, note) : null);
-
-function siblings(rollout, page) {
-  const scale = Math.max(0.001, ...rollout.siblings.map((one) => Math.abs(one.total ?? 0)));
-  return h("nav", { class: "siblings", "aria-label": "Members of the group" }, rollout.siblings.map((one) =>
-    h("a", { href: page.href(`/rollouts/${one.rollout_id}`, { view: page.query.get("view") }), class: one.rollout_id === rollout.rollout_id ? "here" : null, "aria-current": one.rollout_id === rollout.rollout_id ? "page" : null,
-      title: `rollout ${one.rollout_id}, ${words(one.state)}${one.total === null ? "" : `, reward ${number(one.total)}`}` },
-      h("span", { class: `sibling-bar ${STATES[one.state] ?? ""}`, vars: { "--part": one.total === null ? 0.04 : Math.max(0.04, Math.max(0, one.total) / scale) } }), h("span", null, one.member))));
+/** @param {{ rollout: any, view: string }} props */
+function Siblings({ rollout, view }) {
+  const totals = rollout.siblings.map((/** @type {any} */ one) => Math.abs(one.total ?? 0));
+  const scale = Math.max(0.001, ...totals);
+  /** @param {any} one */
+  const link = (one) => {
+    const here = one.rollout_id === rollout.rollout_id;
+    const paid = one.total === null ? "" : `, reward ${number(one.total)}`;
+    return html`
+      <a
+        key=${one.rollout_id}
+        href=${href(`/rollouts/${one.rollout_id}`, { view: view === "conversation" ? null : view })}
+        class=${here ? "here" : undefined}
+        aria-current=${here ? "page" : undefined}
+        title=${`rollout ${one.rollout_id}, ${words(one.state)}${paid}`}>
+        <span
+          class=${`sibling-bar ${ROLLOUT_STATES[one.state] ?? ""}`}
+          style=${{ "--part": Math.max(0.04, Math.max(0, one.total ?? 0) / scale) }} />
+        <span>${one.member}</span>
+      </a>
+    `;
+  };
+  return html`<nav class="siblings" aria-label="Members of the group">${rollout.siblings.map(link)}</nav>`;
 }
 
-function rewardPanel(rollout) {
-  const reward = rollout.reward;
-  if (!reward) return null;
-  const parts = { performance: reward.performance, speed_part: reward.beta * reward.speed, process_part: reward.alpha * reward.process, total: reward.total };
-  return h("div", { class: "reward-line" }, rewardBar(parts, scaleOf([parts]), 220, 16),
-    h("span", { class: "formula" }, `${number(reward.total)} = performance ${number(reward.performance)} + speed ${number(parts.speed_part)} ${parts.process_part < 0 ? "−" : "+"} process ${number(Math.abs(parts.process_part))}`,
-      reward.baseline !== null ? h("span", { class: "soft" }, `; the group's baseline is ${number(reward.baseline)}`, reward.divisor !== null && reward.divisor !== 1 ? `, its divisor ${number(reward.divisor)}` : "") : null));
-}
-
-function verdictView(rollout, page) {
-  const attempts = table([
-    { name: "attempt", value: (row) => row.attempt, cell: (row) => (row.attempt === rollout.shown ? h("b", null, row.attempt) : h("a", { href: page.href(`/rollouts/${rollout.rollout_id}`, { attempt: row.attempt, view: "verdict" }) }, row.attempt)) },
-    { name: "ended", value: (row) => row.failure_class, cell: (row) => h("span", { class: `state ${row.failure_class === "completed" ? "ready" : row.failure_class ? "failed" : "running"}` }, words(row.failure_class ?? "running")) },
-    { name: "steps", value: (row) => row.steps, cell: (row) => number(row.steps), numeric: true },
-    { name: "time", title: "agent", value: (row) => row.agent_s, cell: (row) => seconds(row.agent_s), numeric: true },
-    { name: "queued", value: (row) => row.queued_s, cell: (row) => seconds(row.queued_s), numeric: true },
-    { name: "began", value: (row) => row.started, cell: (row) => clock(row.started), numeric: true },
-    { name: "runner", value: (row) => row.runner, cell: (row) => visible(row.runner ?? "–") },
-    { name: "why", wide: true, value: (row) => row.reason, cell: (row) => visible(row.reason ?? "") },
-  ], { key: (row) => row.attempt, caption: "Attempts", empty: "No runner has begun it yet." });
-  attempts.update(rollout.attempts);
-  const history = table([
-    { name: "at", value: (row) => row.at, cell: (row) => clock(row.at) },
-    { name: "state", value: (row) => row.to_state, cell: (row) => [row.from_state ? h("span", { class: "faint" }, `${words(row.from_state)} → `) : null, h("span", { class: `state ${STATES[row.to_state] ?? ""}` }, words(row.to_state))] },
-    { name: "epoch", value: (row) => row.epoch, cell: (row) => row.epoch ?? "–", numeric: true },
-    { name: "why", wide: true, value: (row) => row.reason, cell: (row) => visible(row.reason ?? "") },
-  ], { key: (row) => `${row.at}${row.to_state}`, caption: "Changes of state" });
-  history.update(rollout.history);
-  const own = rollout.attempts.find((row) => row.attempt === rollout.shown);
-  const held = (part) => wholeOf(rollout.rollout_id, rollout.shown, 0, part, page.signal);
-  return [
-    rollout.verdicts.length ? rollout.verdicts.map((verdict) => h("section", { class: "panel" },
-      h("div", { class: "panel-head" }, h("h2", null, rollout.verdicts.length > 1 ? `Verdict, revision ${verdict.revision}` : "Verdict"), h("span", { class: "soft" }, `reward ${number(verdict.reward)}, exit ${verdict.exit_code ?? "–"}, took ${seconds(verdict.verify_s)}, attempt ${verdict.attempt}`)),
-      verdict.checks.length ? h("ul", { class: "checks" }, verdict.checks.map((check, i) => h("li", { class: check.passed ? "passed" : "not-passed" }, h("span", { class: "check-name" }, h("span", { class: "unseen" }, check.passed ? "passed: " : "failed: "), visible(check.name)), check.message ? cutText(check.message, held(`verdict.${verdict.revision}.check.${i}`)) : null))) : h("p", { class: "empty" }, "It reports no single tests."),
-      verdict.log ? [h("h3", null, "Log of the verifier"), h("div", { class: "log" }, cutText(verdict.log, held(`verdict.${verdict.revision}.log`)))] : h("p", { class: "faint small" }, "The verifier wrote no log.")))
-      : h("section", { class: "panel" }, h("h2", null, "Verdict"), h("p", { class: "empty" }, rollout.pruned ? "The steps of this run were pruned: what is left is how it was rewarded, and its verdict." : rollout.live ? "Not verified yet." : "It was never verified.")),
-    h("section", { class: "panel" }, h("h2", null, "Attempts"), attempts.element,
-      rollout.resumes.length ? h("ul", { class: "plain" }, rollout.resumes.map((one) => h("li", null, `Attempt ${one.attempt} went on under lease ${one.epoch} with ${plural(one.steps, "recorded step")} (${visible(one.reason)}): ${one.replay ? words(one.replay) : "under way"}${one.replayed !== null ? `, ${number(one.replayed)} replayed` : ""}.`))) : null,
-      own?.answer ? [h("h3", null, "Answer"), cutText(own.answer, held("answer"))] : null,
-      own?.log ? [h("h3", null, "Log of the runner"), h("div", { class: "log" }, cutText(own.log, held("log")))] : null),
-    h("section", { class: "panel" }, h("h2", null, "History"), history.element),
-  ];
-}
-
-function filesView(rollout) {
-  if (!rollout.files.length) return h("section", { class: "panel" }, h("h2", null, "Files"), h("p", { class: "empty" }, "This attempt left no files for its verifier."));
-  const address = (file) => url(`/api/rollouts/${rollout.rollout_id}/file`, { attempt: rollout.shown, path: file.path });
-  return rollout.files.map((file) => h("section", { class: "panel" },
-    h("div", { class: "panel-head" }, h("h2", { class: "mono said" }, visible(file.path)), h("span", { class: "soft" }, file.kind === "deleted" ? "deleted by the agent" : [`${file.kind}, ${bytes(file.bytes)}, mode ${(file.mode & 0o7777).toString(8)} · `, h("a", { href: address(file), download: true }, "download")])),
-    file.text ? h("div", { class: "log" }, cutText(file.text, async () => new TextDecoder().decode(await (await fetch(address(file), { credentials: "same-origin" })).arrayBuffer()))) : null));
-}
-
-async function copied(button, text) {
-  const said = button.textContent;
+/** Copies a text, or shows it if copying is not allowed. @param {string} text */
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-    show(button, "Copied");
+    return true;
   } catch {
-    const dialog = h("dialog", null, h("h2", null, "The request as curl"), h("textarea", { rows: 8, readonly: true, value: text }), h("form", { method: "dialog" }, h("button", null, "Close")));
-    dialog.addEventListener("close", () => dialog.remove());
+    const dialog = document.createElement("dialog");
     document.body.append(dialog);
+    dialog.addEventListener("close", () => dialog.remove());
+    render(
+      html`
+        <h2>The request as curl</h2>
+        <textarea rows="8" readonly value=${text} />
+        <form method="dialog"><button>Close</button></form>
+      `,
+      dialog,
+    );
     dialog.showModal();
-    dialog.querySelector("textarea").select();
+    dialog.querySelector("textarea")?.select();
+    return false;
   }
-  setTimeout(() => show(button, said), 1500);
 }
 
-export function mount(root, page) {
+/** @param {{ fetched: () => Promise<string>, signal: AbortSignal }} props */
+function CurlButton({ fetched, signal }) {
+  const [label, setLabel] = useState("curl");
+  const [title, setTitle] = useState(COPY);
+  async function click() {
+    try {
+      if (await copy(await fetched())) setLabel("Copied");
+      setTimeout(() => setLabel("curl"), SAID_MS);
+    } catch (error) {
+      if (signal.aborted) return;
+      setLabel("not available");
+      setTitle(messageOf(error));
+    }
+  }
+  return html`<button type="button" class="quiet" title=${title} onClick=${click}>${label}</button>`;
+}
+
+/** @param {{ rollout: any }} props */
+function Head({ rollout }) {
+  const { failure_class: failure, purpose, label, seq, batch, reason } = rollout;
+  return html`
+    <div>
+      <h1>
+        Rollout ${rollout.rollout_id} ${rolloutState(rollout.state)}
+        ${failure && failure !== "completed" ? [" ", html`<span class="state failed">${words(failure)}</span>`] : null}
+      </h1>
+      <p class="lead">
+        <span class="verbatim">${visible(rollout.task)}</span>
+        ${` · ${visible(rollout.domain)} · `}${scaffoldName(rollout.scaffold)}
+        ${purpose !== "train" ? ` · ${purpose}${label ? ` ${visible(label)}` : ""}` : null}
+      </p>
+      <p class="small soft">
+        <a href=${href(`/groups/${rollout.group_id}`)}>Group ${rollout.group_id}</a>, member ${rollout.member}
+        ${seq !== null ? ` · queue position ${seq}` : null}
+        ${batch ? html` · <a href=${href(`/batches/${batch.batch_no}`)}>batch ${batch.batch_no}</a> (${batch.state})` : null}
+        ${reason ? html`<span class="verbatim"> · ${visible(reason)}</span>` : null}
+      </p>
+    </div>
+  `;
+}
+
+/** @param {{ rollout: any }} props */
+function Figures({ rollout }) {
+  const { reward, batch, steps, attempts, live } = rollout;
+  const last = steps.at(-1);
+  const spans = steps.flatMap((/** @type {any} */ one) => one.spans);
+  const sampled = steps.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.action, 0);
+  const longest = Math.max(0, ...steps.map((/** @type {any} */ one) => one.full_len));
+  const own = attempts.find((/** @type {any} */ one) => one.attempt === rollout.shown);
+  const paid = reward && reward.advantage !== null;
+  const behind = batch && batch.staleness !== null;
+  return html`
+    <dl class="figures">
+      ${figure(
+        "reward",
+        reward ? number(reward.total) : "–",
+        reward ? `revision ${reward.revision}` : live ? "not verified yet" : "none",
+      )}
+      ${figure(
+        "advantage",
+        paid ? advantage(reward.advantage) : "–",
+        batch ? `pinned ${signed(batch.advantage)}` : "first step",
+      )}
+      ${figure("steps", number(steps.length), `${number(sampled)} tokens sampled`)}
+      ${figure("longest", number(longest), "tokens of state and action")}
+      ${figure(
+        "versions",
+        steps.length ? versions({ spans }) : "–",
+        behind ? `${plural(batch.staleness, "version")} behind its trainer` : "not trained on",
+      )}
+      ${figure("agent time", seconds(own?.agent_s), last ? `last step ${clock(last.at)}` : "")}
+    </dl>
+  `;
+}
+
+/**
+ * Polls for the next step while the rollout is live: a recorded step changes none of the states behind the live ticks.
+ * @param {Page} page
+ * @param {any} rollout
+ * @param {() => void} again
+ */
+function useTail(page, rollout, again) {
+  const now = useRef(rollout);
+  now.current = rollout;
+  useEffect(() => {
+    if (page.query.get("attempt")) return;
+    const tail = setInterval(async () => {
+      if (!now.current?.live || document.hidden) return;
+      const { rollout_id: id, shown: attempt, steps } = now.current;
+      const step = (steps.at(-1)?.idx ?? -1) + 1;
+      try {
+        const params = { attempt, step, n: 1, limit: 100 };
+        if ((await ask(`/api/rollouts/${id}/steps`, params, page.signal)).steps.length) again();
+      } catch {
+        /* the ticks report the outage */
+      }
+    }, TAIL_MS);
+    return () => clearInterval(tail);
+  }, []);
+}
+
+/**
+ * Fetches the texts of steps; those of the first ones before the attempt that counts is known.
+ * @param {Page} page
+ * @param {any} rollout
+ * @param {boolean} begins whether the page starts with the conversation
+ */
+function useTexts(page, rollout, begins) {
+  const early = useMemo(() => {
+    if (!begins) return null;
+    const first = { attempt: Number(page.query.get("attempt") ?? 1), step: Number(page.query.get("step") ?? 0) };
+    const path = `/api/rollouts/${page.params.rollout}/steps`;
+    return { ...first, page: ask(path, { ...first, n: FIRST }, page.signal).catch(() => null) };
+  }, []);
+  return useMemo(() => rollout && new Texts(rollout, early, page.signal), [Boolean(rollout)]);
+}
+
+/** @param {{ page: Page }} props */
+export function Page({ page }) {
   const id = page.params.rollout;
-  page.title(`Rollout ${id}`);
-  const asked = { attempt: page.query.get("attempt"), step: page.query.has("step") ? Number(page.query.get("step")) : null };
-  let view = VIEWS[page.query.get("view")] ? page.query.get("view") : "conversation";
-  let rollout = null, talk = null, tokens = null, step = asked.step, built = false;
-  const first = { attempt: Number(asked.attempt ?? 1), step: asked.step ?? 0 };
-  const early = view === "conversation" ? { ...first, page: ask(`/api/rollouts/${id}/steps`, { ...first, n: FIRST }, page.signal).catch(() => null) } : null;
+  useTitle(page, `Rollout ${id}`);
+  const requested = useMemo(
+    () => ({
+      attempt: page.query.get("attempt"),
+      step: page.query.has("step") ? Number(page.query.get("step")) : null,
+      view: page.query.get("view") ?? "",
+    }),
+    [],
+  );
+  const [rollout, again] = useLive(page, `/api/rollouts/${id}`, { attempt: requested.attempt });
+  const [view, setView] = useState(VIEWS[requested.view] ? requested.view : "conversation");
+  const [step, setStep] = useState(requested.step);
+  const [target, setTarget] = useState(requested.step === null ? null : { idx: requested.step });
+  const [follows, setFollows] = useState(requested.step === null);
+  const wide = useMemo(() => matchMedia("(min-width: 64rem)").matches, []);
+  const texts = useTexts(page, rollout, view === "conversation");
+  useTail(page, rollout, again);
 
-  const head = h("div"), aside = h("div", { class: "page-tools tools" }), figures = h("dl", { class: "figures" }), parts = h("div"), task = h("div"), body = h("div", { class: "views" });
-  const tabs = h("nav", { class: "tabs", "aria-label": "Views" }, Object.entries(VIEWS).map(([name, title]) =>
-    h("button", { type: "button", data: { view: name }, on: { click: () => choose(name) } }, title)));
-  const tree = rail((idx) => pick(idx));
-  const follow = h("label", { class: "follow", hidden: true }, h("input", { type: "checkbox", checked: asked.step === null }), "follow the newest step");
-  const beside = h("details", { class: "beside", open: matchMedia("(min-width: 64rem)").matches }, h("summary", null, "Steps"), follow, tree.element);
-  const all = [h("header", { class: "page-head" }, head, aside), h("section", { class: "panel summary" }, figures, parts, task), tabs, h("div", { class: "trajectory" }, beside, body)];
-  show(root, h("div", { class: "loading", "aria-busy": "true" }, "Loading…"));
+  /** @type {any[]} */
+  const steps = rollout?.steps ?? [];
+  const tokens = view === "tokens";
+  const chosen = tokens ? (steps.find((one) => one.idx === step) ?? steps[0]) : null;
+  const here = chosen ? chosen.idx : step;
 
-  const stepTools = (one) => [
-    h("button", { type: "button", class: "quiet", on: { click: () => { step = one.idx; choose("tokens"); } } }, "tokens"),
-    h("button", { type: "button", class: "quiet", title: "copy the request to the gateway that makes this step", on: { click: async (event) => {
-      const button = event.currentTarget;
-      try { await copied(button, (await ask(`/api/rollouts/${id}/curl`, { attempt: rollout.shown, step: one.idx }, page.signal)).text); }
-      catch (error) { if (!page.signal.aborted) { show(button, "cannot be told"); button.title = error.message; } }
-    } } }, "curl"),
-  ];
-
-  function choose(name) {
-    view = name;
-    page.filter({ view: name === "conversation" ? null : name, step });
-    draw();
-  }
-
-  function pick(idx) {
-    if (!rollout?.steps.some((one) => one.idx === idx)) return;
-    step = idx;
-    tree.select(idx);
+  /** @param {string} name @param {number | null} [at] */
+  const choose = (name, at = here) => {
+    setView(name);
+    setStep(at);
+    if (name === "conversation" && at !== null) setTarget({ idx: at });
+    page.filter({ view: name === "conversation" ? null : name, step: at });
+  };
+  /** @param {number} idx */
+  const pick = (idx) => {
+    if (!steps.some((one) => one.idx === idx)) return;
     page.filter({ step: idx });
-    if (view === "tokens") tokens.show(rollout.steps.find((one) => one.idx === idx));
-    else if (view === "conversation") talk.select(idx);
-    else choose("conversation");
-  }
-
-  function draw() {
-    for (const tab of tabs.children) tab.setAttribute("aria-current", String(tab.dataset.view === view));
-    beside.hidden = view !== "conversation" && view !== "tokens";
-    beside.parentElement.classList.toggle("single", beside.hidden);
-    if (view === "conversation") {
-      talk ??= conversation(rollout, { signal: page.signal, early, actions: stepTools, onSeen: (idx) => { step = idx; tree.select(idx); } });
-      talk.update(rollout);
-      show(body, rollout.steps.length ? talk.element : h("p", { class: "empty" }, rollout.live ? "No step is recorded yet: they appear here as they come." : "No step was recorded."));
-      if (step !== null) { tree.select(step); talk.select(step); }
-    } else if (view === "tokens") {
-      tokens ??= tokenView(rollout, page.signal);
-      const chosen = rollout.steps.find((one) => one.idx === step) ?? rollout.steps[0];
-      show(body, chosen ? h("section", { class: "panel" }, tokens.element) : h("p", { class: "empty" }, "No step is recorded yet."));
-      if (chosen) { step = chosen.idx; tree.select(chosen.idx); tokens.show(chosen); }
-    } else if (view === "timings") show(body, h("section", { class: "panel" }, h("h2", null, "Timings"), waterfall(rollout, (idx) => { step = idx; choose("conversation"); })));
-    else if (view === "verdict") show(body, verdictView(rollout, page));
-    else show(body, filesView(rollout));
-  }
-
-  function top() {
-    const last = rollout.steps.at(-1);
-    const sampled = rollout.steps.reduce((sum, one) => sum + one.action, 0), longest = Math.max(0, ...rollout.steps.map((one) => one.full_len));
-    const state = h("span", { class: `state ${STATES[rollout.state] ?? ""}` }, words(rollout.state));
-    redraw(head,
-      h("h1", null, `Rollout ${rollout.rollout_id}`, " ", state, rollout.failure_class && rollout.failure_class !== "completed" ? [" ", h("span", { class: "state failed" }, words(rollout.failure_class))] : null),
-      h("p", { class: "lead" }, h("span", { class: "said" }, visible(rollout.task)), ` · ${visible(rollout.domain)} · `, scaffoldName(rollout.scaffold), rollout.purpose !== "train" ? ` · ${rollout.purpose}${rollout.label ? ` ${visible(rollout.label)}` : ""}` : ""),
-      h("p", { class: "small soft" }, h("a", { href: page.href(`/groups/${rollout.group_id}`) }, `Group ${rollout.group_id}`), `, member ${rollout.member}`, rollout.seq !== null ? ` · queue position ${rollout.seq}` : "",
-        rollout.batch ? [" · ", h("a", { href: page.href(`/batches/${rollout.batch.batch_no}`) }, `batch ${rollout.batch.batch_no}`), ` (${rollout.batch.state})`] : "", rollout.reason ? h("span", { class: "said" }, ` · ${visible(rollout.reason)}`) : null));
-    redraw(aside,
-      siblings(rollout, page),
-      rollout.attempts.length > 1 ? h("label", null, "attempt ", h("select", { value: rollout.shown, on: { change: (event) => page.go(`/rollouts/${id}`, { attempt: event.target.value, view: view === "conversation" ? null : view }) } },
-        rollout.attempts.map((one) => h("option", { value: one.attempt, selected: one.attempt === rollout.shown }, `${one.attempt}${one.attempt === rollout.attempt ? " (counts)" : ""}`)))) : null,
-      h("a", { class: "button", href: url(`/api/rollouts/${id}.html`, { attempt: rollout.shown }), download: true }, "Save as HTML"));
-    redraw(figures,
-      figure("reward", rollout.reward ? number(rollout.reward.total) : "–", rollout.reward ? `revision ${rollout.reward.revision}` : rollout.live ? "not verified yet" : "none"),
-      figure("advantage", rollout.reward?.advantage !== null && rollout.reward ? advantage(rollout.reward.advantage) : "–", rollout.batch ? `pinned ${signed(rollout.batch.advantage)}` : "first step"),
-      figure("steps", number(rollout.steps.length), `${number(sampled)} tokens sampled`),
-      figure("longest", number(longest), "tokens of state and action"),
-      figure("versions", rollout.steps.length ? versions({ spans: rollout.steps.flatMap((one) => one.spans) }) : "–", rollout.batch?.staleness !== null && rollout.batch ? `${plural(rollout.batch.staleness, "version")} behind its trainer` : "not trained on"),
-      figure("agent time", seconds(rollout.attempts.find((one) => one.attempt === rollout.shown)?.agent_s), last ? `last step ${clock(last.at)}` : ""));
-    show(parts, rewardPanel(rollout));
-    if (!task.hasChildNodes()) show(task, rollout.instruction ? h("details", { class: "task" }, h("summary", null, "Task"), cutText(rollout.instruction, wholeOf(rollout.rollout_id, rollout.shown, 0, "instruction", page.signal), { mono: false })) : null);
-    follow.hidden = !rollout.live;
-  }
-
+    if (!tokens && view !== "conversation") return choose("conversation", idx);
+    setStep(idx);
+    if (!tokens) setTarget({ idx });
+  };
+  /** @param {number} by */
   const sibling = (by) => {
-    const at = rollout?.siblings.findIndex((one) => one.rollout_id === rollout.rollout_id) ?? -1;
+    const at = rollout?.siblings.findIndex((/** @type {any} */ one) => one.rollout_id === rollout.rollout_id) ?? -1;
     const next = rollout?.siblings[at + by];
     if (at < 0 || !next) return false;
     page.go(`/rollouts/${next.rollout_id}`, { view: view === "conversation" ? null : view });
-    return true;
   };
+  /** @param {number} by */
   const move = (by) => {
-    if (!rollout?.steps.length) return false;
-    const at = rollout.steps.findIndex((one) => one.idx === step);
-    pick(rollout.steps[Math.min(rollout.steps.length - 1, Math.max(0, at < 0 ? 0 : at + by))].idx);
-    return true;
+    if (!steps.length) return false;
+    const at = steps.findIndex((one) => one.idx === here);
+    pick(steps[Math.min(steps.length - 1, Math.max(0, at < 0 ? 0 : at + by))].idx);
   };
-  keys("Rollout", [
+  useKeys("Rollout", [
     { keys: ["j"], what: "next step", run: () => move(1) },
     { keys: ["k"], what: "step before", run: () => move(-1) },
     { keys: ["ArrowRight"], what: "next rollout of the group", run: () => sibling(1) },
     { keys: ["ArrowLeft"], what: "rollout before", run: () => sibling(-1) },
-    ...Object.entries(VIEWS).map(([name, title], i) => ({ keys: [String(i + 1)], what: title, run: () => choose(name) })),
-    { keys: ["u"], what: "its group", run: () => { if (rollout) page.go(`/groups/${rollout.group_id}`); } },
-  ], page.signal);
+    ...Object.entries(VIEWS).map(([name, title], i) => ({
+      keys: [String(i + 1)],
+      what: title,
+      run: () => choose(name),
+    })),
+    { keys: ["u"], what: "its group", run: () => rollout && page.go(`/groups/${rollout.group_id}`) },
+  ]);
 
-  const refresh = page.live(`/api/rollouts/${id}`, { attempt: asked.attempt }, (next) => {
-    const grown = built && rollout.live && next.steps.length > rollout.steps.length;
-    rollout = next;
-    if (!built) show(root, all);
-    top();
-    tree.update(next.steps);
-    if (!built || (view !== "tokens" && view !== "conversation")) { built = true; draw(); }
-    else if (view === "conversation") {
-      if (!talk.element.isConnected) draw();
-      talk.update(next);
-      if (step !== null) tree.select(step);
-      if (grown && follow.querySelector("input").checked) pick(next.steps.at(-1).idx);
-    }
-  });
+  const before = useRef(/** @type {any} */ (null));
+  useLayoutEffect(() => {
+    const grown = before.current?.live && steps.length > before.current.steps.length;
+    before.current = rollout;
+    if (grown && follows && view === "conversation") pick(steps[steps.length - 1].idx);
+  }, [rollout]);
 
-  // A recorded step changes no state that the live ticks look at: while it runs, the next one is asked for.
-  const tail = setInterval(async () => {
-    if (!rollout?.live || document.hidden || asked.attempt) return;
-    try {
-      const after = (rollout.steps.at(-1)?.idx ?? -1) + 1;
-      if ((await ask(`/api/rollouts/${id}/steps`, { attempt: rollout.shown, step: after, n: 1, limit: 100 }, page.signal)).steps.length) refresh();
-    } catch { /* the ticks say what is away */ }
-  }, TAIL_MS);
-  page.signal.addEventListener("abort", () => clearInterval(tail));
+  if (!rollout) return loading;
+  const { shown, attempts, live } = rollout;
+  /** @param {any} one */
+  const tools = (one) => {
+    const params = { attempt: shown, step: one.idx };
+    const fetched = async () => (await ask(`/api/rollouts/${id}/curl`, params, page.signal)).text;
+    return html`
+      <button type="button" class="quiet" onClick=${() => choose("tokens", one.idx)}>tokens</button>
+      <${CurlButton} fetched=${fetched} signal=${page.signal} />
+    `;
+  };
+  const inside = () => {
+    if (view === "conversation" && steps.length)
+      return html`
+        <${Conversation} rollout=${rollout} texts=${texts} target=${target} onSeen=${setStep} tools=${tools} />
+      `;
+    if (view === "conversation")
+      return html`
+        <p class="empty">
+          ${live ? "No step is recorded yet: they appear here as they come." : "No step was recorded."}
+        </p>
+      `;
+    if (tokens)
+      return chosen
+        ? html`
+          <section class="panel">
+            <${TokenView} key=${chosen.idx} rollout=${rollout} step=${chosen} signal=${page.signal} />
+          </section>
+        `
+        : html`<p class="empty">No step is recorded yet.</p>`;
+    if (view === "timings")
+      return html`
+        <section class="panel">
+          <h2>Timings</h2>
+          ${waterfall(rollout, (idx) => choose("conversation", idx))}
+        </section>
+      `;
+    if (view === "verdict") return html`<${VerdictView} rollout=${rollout} signal=${page.signal} />`;
+    return html`<${FilesView} rollout=${rollout} />`;
+  };
+  const withSidePanel = tokens || view === "conversation";
+  return html`
+    <header class="page-head">
+      <${Head} rollout=${rollout} />
+      <div class="page-tools tools">
+        <${Siblings} rollout=${rollout} view=${view} />
+        ${
+          attempts.length > 1
+            ? html`
+              <label>
+                attempt${" "}
+                <select
+                  value=${String(shown)}
+                  onChange=${(/** @type {any} */ event) =>
+                    page.go(`/rollouts/${id}`, {
+                      attempt: event.target.value,
+                      view: view === "conversation" ? null : view,
+                    })}>
+                  ${attempts.map(
+                    (/** @type {any} */ { attempt }) => html`
+                      <option value=${String(attempt)}>
+                        ${attempt}${attempt === rollout.attempt ? " (counts)" : ""}
+                      </option>
+                    `,
+                  )}
+                </select>
+              </label>
+            `
+            : null
+        }
+        <a class="button" href=${url(`/api/rollouts/${id}.html`, { attempt: shown })} download="">Save as HTML</a>
+      </div>
+    </header>
+    <section class="panel summary">
+      <${Figures} rollout=${rollout} />
+      <div>${rollout.reward ? html`<${Reward} reward=${rollout.reward} />` : null}</div>
+      <div>
+        ${
+          rollout.instruction
+            ? html`
+              <details class="task">
+                <summary>Task</summary>
+                <${Text}
+                  cut=${rollout.instruction}
+                  whole=${wholeOf(rollout.rollout_id, shown, 0, "instruction", page.signal)}
+                  mono=${false} />
+              </details>
+            `
+            : null
+        }
+      </div>
+    </section>
+    <nav class="tabs" aria-label="Views">
+      ${Object.entries(VIEWS).map(
+        ([name, title]) => html`
+          <button type="button" data-view=${name} aria-current=${String(name === view)} onClick=${() => choose(name)}>
+            ${title}
+          </button>
+        `,
+      )}
+    </nav>
+    <div class=${withSidePanel ? "trajectory" : "trajectory single"}>
+      <details class="side-panel" open=${wide} hidden=${!withSidePanel}>
+        <summary>Steps</summary>
+        <label class="follow" hidden=${!live}>
+          <input
+            type="checkbox"
+            checked=${follows}
+            onChange=${(/** @type {any} */ event) => setFollows(event.target.checked)} />
+          follow the newest step
+        </label>
+        <${Rail} steps=${steps} chosen=${here} onPick=${pick} />
+      </details>
+      <div class="views">${inside()}</div>
+    </div>
+  `;
 }

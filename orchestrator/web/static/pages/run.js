@@ -1,249 +1,536 @@
-// The run: how it stands, what it learned, how it trains, where its time went; beside other runs of the same database.
+// The run: its status, what it learned, how it trains, where its time went; compared with other runs of the same database.
 
-import { ask } from "../api.js";
-import { Sync, chart } from "../chart.js";
-import { h, redraw, show } from "../dom.js";
-import { clock, compact, number, percent, plural, seconds, visible, words } from "../format.js";
-import { keys } from "../keys.js";
-import { href } from "../router.js";
+import { ask, stopped } from "../api.js";
+import { Chart } from "../chart.js";
+import { curvesOf, domainsOf, familiesOf, familyOf, stepAt, suiteName } from "../curves.js";
+import { figure } from "../figure.js";
+import {
+  clock,
+  compact,
+  number,
+  outOf,
+  percent,
+  plural,
+  seconds,
+  sentence,
+  shareOf,
+  visible,
+  words,
+} from "../format.js";
+import { useKeys, useLive, useTitle } from "../hooks.js";
+import { Sync } from "../plot.js";
+import { Table } from "../table.js";
+import { tone } from "../tone.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 
-const AGAIN_MS = 300; // until evaluations that one answer did not count are asked for
+/** @typedef {import("../router.js").Page} Page */
+/** @typedef {import("../plot.js").Axis} Axis */
+/** @typedef {[number, number] | null} Range */
+/** @typedef {keyof ReturnType<typeof curvesOf>["lines"]} Name */
 
-const SUCCESS_NOTE = "all verified rollouts, zero-signal groups too; band: 95 %";
-const BUSY_NOTE = "training rollouts under way, against slots";
+const AGAIN_MS = 300; // until evaluations left uncounted by one answer are requested
+const MOST_RUNS = 12; // that can be compared
+const STATES = /** @type {Record<string, string>} */ ({ active: "running", ending: "filtered", ended: "trained" });
+/** @type {Axis} */
+const NO_AXIS = { label: "", format: number };
 
-const figure = (name, value, note) => h("div", { class: "figure" }, h("dt", null, name), h("dd", null, value), note ? h("p", null, note) : null);
-const share = (value) => percent(value, value !== null && value < .1 && value > 0 ? 1 : 0);
+/** @param {number | null} value */
+const share = (value) => percent(value, value !== null && value < 0.1 && value > 0 ? 1 : 0);
 
-/** Seconds since 1970 → train steps of these curves, between the commits in proportion; 0 is when the run began, after the last at most one more. */
-function stepAt({ steps, at, created }, time) {
-  if (!steps.length) return 0;
-  const i = at.findIndex((each) => each >= time);
-  if (i === 0) return steps[0] * Math.min(1, Math.max(0, (time - created) / Math.max(1e-9, at[0] - created)));
-  if (i < 0) return steps.at(-1) + Math.min(1, (time - at.at(-1)) / Math.max(1e-9, (at.at(-1) - created) / steps.at(-1)));
-  const part = at[i] > at[i - 1] ? (time - at[i - 1]) / (at[i] - at[i - 1]) : 1;
-  return steps[i - 1] + part * (steps[i] - steps[i - 1]);
+/** @type {[Name, Record<string, any>][]} */
+const CHARTS = [
+  ["success", { title: "Success while training", format: share, from: 0 }],
+  [
+    "heldout",
+    {
+      title: "Held-out success",
+      note: "evaluations pinned to a version; 95 % intervals",
+      format: share,
+      from: 0,
+      empty: "no evaluation has been scored yet",
+    },
+  ],
+  ["reward", { title: "Reward of trained groups", note: "performance + speed + process" }],
+  ["staleness", { title: "Staleness", note: "policy versions between a token and its training", from: 0 }],
+  ["busy", { title: "Rollouts at once", from: 0 }],
+  ["kl", { title: "KL to the behavior policy", note: "estimates k1 and k3, nats per token", from: 0 }],
+  [
+    "clip",
+    {
+      title: "Clip fraction",
+      note: "tokens whose ratio was bounded",
+      format: (/** @type {number | null} */ y) => percent(y, y !== null && Math.abs(y) < 0.1 ? 2 : 0),
+      from: 0,
+    },
+  ],
+  ["entropy", { title: "Entropy", note: "nats per action token", from: 0 }],
+  ["merge", { title: "Merge ratio", note: "tokens of samples ÷ tokens forwarded; 1: nothing is shared", from: 1 }],
+  [
+    "tokens",
+    {
+      title: "Tokens per second",
+      note: "of samples in a train step; of actions over the whole run",
+      format: compact,
+      log: true,
+    },
+  ],
+  ["loss", { title: "Loss and gradient norm" }],
+  [
+    "phases",
+    {
+      title: "Seconds of a train step",
+      note: "by phase; the last of a batch reads, saves and commits for all of it",
+      format: seconds,
+      from: 0,
+    },
+  ],
+];
+
+/**
+ * The interval of a share, shown below it.
+ * @param {{ low: number, high: number }} of
+ */
+const interval = ({ low, high }) => `95 %: ${share(low)} to ${share(high)}`;
+
+/** @param {number} value @param {number} n */
+const ofN = (value, n) => [share(value), html`<small> of ${number(n)}</small>`];
+
+/**
+ * Groups of an evaluation that its share leaves out.
+ * @param {{ unscored: number, open: number, groups: number }} evaluation
+ */
+const missing = ({ unscored, open, groups }) =>
+  [
+    unscored ? `; ${outOf(unscored, groups)} groups gave no result` : "",
+    open ? `; ${outOf(open, groups)} groups are open` : "",
+  ].join("");
+
+/** @param {any} evaluation */
+const withAll = (evaluation) => ({
+  ...evaluation,
+  all: evaluation.points.find((/** @type {any} */ point) => point.domain === "all"),
+});
+
+/** @param {any} row */
+const byDomain = (row) =>
+  row.points
+    .filter((/** @type {any} */ point) => point.domain !== "all")
+    .map(
+      (/** @type {any} */ { domain, success, n, low, high }) =>
+        `${visible(domain)} ${shareOf({ share: success, n, low, high })}`,
+    )
+    .join(" · ");
+
+/**
+ * Every evaluation with the number of rollouts behind its share, the interval, and the groups left out.
+ * @type {import("../table.js").Column[]}
+ */
+const EVALUATIONS = [
+  {
+    name: "suite",
+    value: (row) => row.suite,
+    cell: (row) => html`<span class="verbatim">${visible(suiteName(row.suite))}</span>`,
+  },
+  { name: "version", value: (row) => row.version, cell: (row) => number(row.version), numeric: true },
+  {
+    name: "success",
+    value: (row) => row.all?.success ?? null,
+    cell: (row) => (row.all ? shareOf({ share: row.all.success, n: row.all.n }) : "–"),
+    numeric: true,
+  },
+  {
+    name: "interval",
+    title: "95 % interval",
+    value: (row) => row.all?.low ?? null,
+    cell: (row) => (row.all ? `${share(row.all.low)} to ${share(row.all.high)}` : "–"),
+    numeric: true,
+  },
+  {
+    name: "scored",
+    title: "groups scored",
+    value: (row) => row.scored,
+    cell: (row) => outOf(row.scored, row.groups),
+    numeric: true,
+  },
+  {
+    name: "unscored",
+    title: "no result",
+    value: (row) => row.unscored,
+    cell: (row) => html`<span class=${row.unscored ? "behind" : undefined}>${number(row.unscored)}</span>`,
+    numeric: true,
+  },
+  { name: "open", value: (row) => row.open, cell: (row) => number(row.open), numeric: true },
+  { name: "domains", wide: true, cell: (row) => html`<span class="small soft">${byDomain(row)}</span>` },
+];
+
+/**
+ * The numbers of the run.
+ * @param {{ heads: any, own: any }} props
+ */
+function Figures({ heads, own }) {
+  const success = own?.spending.success.find((/** @type {any} */ one) => one.domain === "all");
+  const now = own?.spending.now;
+  const main = familiesOf(own?.evaluations ?? [])[0];
+  const evaluated = (own?.evaluations ?? [])
+    .filter((/** @type {any} */ one) => familyOf(one) === main)
+    .map(withAll)
+    .filter((/** @type {any} */ one) => one.all)
+    .sort((/** @type {any} */ a, /** @type {any} */ b) => a.version - b.version);
+  const last = evaluated.at(-1);
+  const same = evaluated.find((/** @type {any} */ one) => one.version < last.version);
+  /** @param {string} key */
+  const value = (key) =>
+    own?.curves.lines
+      .find((/** @type {any} */ line) => line.key === key && !line.part)
+      ?.mean.findLast((/** @type {number | null} */ each) => each !== null) ?? null;
+  const began =
+    success && success.mean.length > 1 ? `; at the start ${shareOf({ share: success.mean[0], n: success.n[0] })}` : "";
+  const before = same ? `; at ${same.version} ${shareOf({ share: same.all.success, n: same.all.n })}` : "";
+  return html`
+    <dl class="figures">
+      ${figure(
+        "policy version",
+        heads.version === null ? "–" : number(heads.version),
+        plural(heads.batches, "batch", "batches"),
+      )}
+      ${figure(
+        "train steps",
+        number(heads.train_steps),
+        heads.dispatched
+          ? `${outOf(heads.trained_groups, heads.dispatched)} groups trained`
+          : "no group is dispatched yet",
+      )}
+      ${figure(
+        "success now",
+        now ? ofN(now.mean, now.n) : "–",
+        now ? `newest rollouts; ${interval(now)}${began}` : "while training",
+      )}
+      ${figure(
+        "held out",
+        last ? ofN(last.all.success, last.all.n) : "–",
+        last ? `version ${last.version}; ${interval(last.all)}${before}${missing(last)}` : "no evaluation yet",
+      )}
+      ${figure("staleness", number(value("staleness"), 2), `bound ${heads.max_staleness} batches`)}
+      ${figure("merge ratio", number(value("merge_ratio"), 3), "in the last train step")}
+      ${figure("tokens/s", compact(value("trained_tokens_per_s")), "in a train step")}
+      ${figure(
+        heads.ended ? "took" : "running for",
+        seconds((heads.ended ?? Date.now() / 1000) - heads.created),
+        `since ${clock(heads.created)}`,
+      )}
+    </dl>
+  `;
 }
 
-/** Means over `width` neighbours on either side; nulls stay out of it. */
-function smooth(values, width) {
-  if (!width) return values;
-  return values.map((value, i) => {
-    if (value === null) return null;
-    const around = values.slice(Math.max(0, i - width), i + width + 1).filter((each) => each !== null);
-    return around.reduce((sum, each) => sum + each, 0) / around.length;
-  });
+/**
+ * Parts of a time as segments of a bar.
+ * @param {{ heading: string, parts: { stage: string, mean_s: number }[], note: string | null }} props
+ */
+function Parts({ heading, parts, note }) {
+  const sum = parts.reduce((all, one) => all + one.mean_s, 0);
+  const label = parts.map((one) => `${one.stage} ${seconds(one.mean_s)}`).join(", ");
+  return html`
+    <div class="spent">
+      <h3>${heading}</h3>
+      <div class="spent-bar" role="img" aria-label=${label}>
+        ${parts.map((one, i) => html`<span class=${tone(i + 1)} style=${{ "--part": sum ? one.mean_s / sum : 0 }} />`)}
+      </div>
+      <div class="legend">
+        ${parts.map(
+          (one, i) =>
+            html`<span class=${`legend-item ${tone(i + 1)}`}>${one.stage}<b>${seconds(one.mean_s)}</b></span>`,
+        )}
+      </div>
+      ${note ? html`<p class="small faint">${note}</p>` : null}
+    </div>
+  `;
 }
 
-/** What a chart says that was drawn from some of the rollouts. */
-const fromSample = (note, { stride, rollouts, sampled }) => (stride > 1 ? `${note}; a sample of ${number(sampled)} of ${plural(rollouts, "rollout")}` : note);
+/** @param {number[]} values */
+const meanOf = (values) => values.reduce((sum, each) => sum + each, 0) / (values.length || 1);
 
-/** Suites that differ in when they were asked alone ("before", "after") are one line. */
-const familyOf = (evaluation) => evaluation.suite.replace(/(^|-)(before|after)$/, "");
-const familiesOf = (evaluations) => [...new Set(evaluations.map(familyOf))].sort((one, other) => one.length - other.length);
-const SUITE = (suite) => words(suite || "evaluation");
+/** @param {(number | null)[] | undefined} values @returns {number[]} */
+const knownOf = (values) => /** @type {number[]} */ ((values ?? []).filter((each) => each !== null));
 
-export function mount(root, page) {
-  page.title("Run");
-  const sync = new Sync((range) => look(range));
-  const lead = h("p", { class: "lead" }), figures = h("dl", { class: "figures" }), costs = h("div"), compare = h("div", { class: "tools compare" });
-  const title = h("h1", null, "Run");
-  const state = { axis: page.query.get("x") === "time" ? "time" : "step", domain: page.query.get("domain") ?? "", width: Number(page.query.get("smooth")) || 0 };
-  const others = new Set((page.query.get("compare") ?? "").split(",").filter(Boolean));
-  const data = new Map();
-  /** Of the train steps within the zoom, by run: read more closely than the whole. */
-  const close = new Map();
-  let own = null, heads = null, looking = new AbortController();
-
-  const make = (heading, options = {}) => chart({ title: heading, sync, ...options });
-  const charts = {
-    success: make("Success while training", { note: SUCCESS_NOTE, format: share, from: 0 }),
-    heldout: make("Held-out success", { note: "evaluations pinned to a version; 95 % intervals", format: share, from: 0, empty: "no evaluation has been scored yet" }),
-    reward: make("Reward of trained groups", { note: "performance + speed + process" }),
-    staleness: make("Staleness", { note: "policy versions between a token and its training", from: 0 }),
-    busy: make("Rollouts at once", { note: BUSY_NOTE, from: 0 }),
-    kl: make("KL to the behavior policy", { note: "estimates k1 and k3, nats per token", from: 0 }),
-    clip: make("Clip fraction", { note: "tokens whose ratio was bounded", format: (y) => percent(y, y !== null && Math.abs(y) < .1 ? 2 : 0), from: 0 }),
-    entropy: make("Entropy", { note: "nats per action token", from: 0 }),
-    merge: make("Merge ratio", { note: "tokens of samples ÷ tokens forwarded; 1: nothing is shared", from: 1 }),
-    tokens: make("Tokens per second", { note: "of samples in a train step; of actions over the whole run", format: compact, log: true }),
-    loss: make("Loss and gradient norm", {}),
-    phases: make("Seconds of a train step", { note: "by phase; the last of a batch reads, saves and commits for all of it", format: seconds, from: 0 }),
-  };
-
-  const axes = h("select", { "aria-label": "Horizontal axis", on: { change: () => { state.axis = axes.value; sync.zoom(null); page.filter({ x: state.axis === "time" ? "time" : "" }); draw(); } } },
-    h("option", { value: "step" }, "by train step"), h("option", { value: "time" }, "by time"));
-  axes.value = state.axis;
-  const domains = h("select", { "aria-label": "Domain", on: { change: () => { state.domain = domains.value; page.filter({ domain: state.domain }); draw(); } } });
-  const smoothing = h("select", { "aria-label": "Smoothing", on: { change: () => { state.width = Number(smoothing.value); page.filter({ smooth: state.width || "" }); draw(); } } },
-    h("option", { value: 0 }, "as it is"), h("option", { value: 1 }, "smoothed"), h("option", { value: 4 }, "smoother"), h("option", { value: 12 }, "smoothest"));
-  smoothing.value = String(state.width);
-
-  const drawn = h("div", { class: "grid charts" }, Object.values(charts).map((each) => each.element));
-  const spentPanel = h("section", { class: "panel" }, h("h2", null, "Where the time goes"), costs);
-  const nothing = h("section", { class: "panel", hidden: true }, h("p", { class: "empty" }, "No rollout is over and no train step is committed yet: curves come with the first ones."));
-  show(root,
-    h("header", { class: "page-head" }, h("div", null, title, lead), h("div", { class: "tools" }, axes, domains, smoothing)),
-    h("section", { class: "panel" }, figures), compare,
-    nothing, drawn, spentPanel);
-
-  keys("Run", [
-    { keys: ["0"], what: "reset the zoom of all charts", run: () => sync.zoom(null) },
-    { keys: ["x"], what: "by train step or by time", run: () => { axes.value = state.axis === "step" ? "time" : "step"; axes.dispatchEvent(new Event("change")); } },
-  ], page.signal);
-
-  /** Asks for the train steps within the zoom, where the whole run is drawn from a sample or in bins. The whole stays drawn until they are there. */
-  async function look(range, moved = true) {
-    looking.abort();
-    if (moved && close.size) { close.clear(); draw(); }
-    if (!range) return;
-    looking = new AbortController();
-    const signal = AbortSignal.any([looking.signal, page.signal]), lines = runs();
-    await Promise.all(lines.map(async ([name, { curves }]) => {
-      const { first, last, steps } = curves;
-      if (!steps.length || last - first + 1 <= steps.length) return;
-      const ends = state.axis === "time" ? range.map((x) => stepAt(curves, x + (lines.length > 1 ? curves.created : 0))) : range;
-      const most = Math.min(last, Math.ceil(ends[1]) + 1), least = Math.min(most, Math.max(first, Math.floor(ends[0]) - 1)); // whence and whither lines go
-      if (most < first || least === first && most === last) return;
-      try { close.set(name, await ask("/api/curves", { ...(name === (heads?.run ?? "") ? {} : { run: name }), first: least, last: most }, signal)); }
-      catch (error) { if (error.name !== "AbortError") throw error; }
-    }));
-    if (close.size && !signal.aborted) draw();
-  }
-
-  /** The runs that are drawn, the page's own first: [name, series]. */
-  const runs = () => [[heads?.run ?? "", own], ...[...others].map((name) => [name, data.get(name)])].filter(([, series]) => series);
-
-  function draw() {
-    if (!own) return;
-    const lines = runs().map(([name, series]) => [name, { ...series, drawn: close.get(name) ?? series.curves }]), several = lines.length > 1;
-    nothing.hidden = Boolean(own.curves.steps.length || own.spending.success.length || own.evaluations.length || several);
-    drawn.hidden = spentPanel.hidden = !nothing.hidden;
-    const names = [...new Set(lines.flatMap(([, series]) => [...series.curves.lines.filter((line) => line.key === "reward" && line.part).map((line) => line.part), ...series.spending.success.map((one) => one.domain).filter((domain) => domain !== "all")]))].sort();
-    if (domains.options.length !== names.length + 1) {
-      show(domains, h("option", { value: "" }, "every domain"), names.map((name) => h("option", { value: name }, visible(name))));
-      if (!names.includes(state.domain)) state.domain = "";
-      domains.value = state.domain;
+/** @param {{ own: any }} props */
+function Spent({ own }) {
+  const { costs, rollouts, sampled, failures, stride } = own.spending;
+  const phases = own.curves.lines
+    .filter((/** @type {any} */ line) => line.key === "seconds" && line.part)
+    .map((/** @type {any} */ line) => ({ stage: line.part, mean_s: meanOf(knownOf(line.mean)) }));
+  const cpu = knownOf(own.curves.lines.find((/** @type {any} */ line) => line.key === "cpu_s" && !line.part)?.mean);
+  const estimated = stride > 1 ? `, estimated from a sample of ${number(sampled)}` : "";
+  const together = seconds(costs.reduce((/** @type {number} */ all, /** @type {any} */ one) => all + one.total_s, 0));
+  const failed = Object.entries(failures).map(([name, n]) => `${number(/** @type {number} */ (n))} ${words(name)}`);
+  const note = `${plural(rollouts, "rollout")}${estimated}; together ${together} of runners' time. ${failed.join(", ")}.`;
+  return html`
+    ${
+      costs.length
+        ? html`<${Parts} heading="One rollout, on average" parts=${costs} note=${note} />`
+        : html`<p class="empty">No rollout is over yet.</p>`
     }
-    const byTime = state.axis === "time";
-    const origin = (series) => (several ? series.curves.created : 0);
-    const ends = lines.flatMap(([, series]) => (byTime ? series.curves.at.map((time) => time - origin(series)) : series.curves.steps).filter((_, i, all) => i === 0 || i === all.length - 1));
-    const whole = ends.length ? [Math.min(...ends), Math.max(...ends)] : null;
-    const axis = byTime
-      ? { whole, label: several ? "time since its start" : "time", format: (x) => (several ? seconds(Math.max(0, x)) : clock(x)) }
-      : { whole, label: "train step", format: (x) => number(Math.round(x)) };
-    const timed = (series, times) => times.map((time) => (byTime ? time - origin(series) : stepAt(series.curves, time)));
-    const stepped = (series) => (byTime ? series.drawn.at.map((time) => time - origin(series)) : series.drawn.steps);
-    const line = (series, key, part = "") => series.drawn.lines.find((each) => each.key === key && each.part === part);
-    const prefix = (name, text) => (several ? (text ? `${name}: ${text}` : name) : text);
-    /** Lines of plain keys: [key, name, dashed?]; of several runs each has its own colour. */
-    const plain = (...wanted) => lines.flatMap(([name, series], r) => wanted.map(([key, text, dashed], i) => {
-      const found = line(series, key);
-      return found && { name: prefix(name, wanted.length > 1 || !several ? text : ""), color: several ? r + 1 : i + 1, dashed: several ? i > 0 : dashed, x: stepped(series), y: smooth(found.mean, state.width), ...(found.low.length && i === 0 ? { low: found.low, high: found.high } : {}) };
-    }).filter(Boolean));
-    /** One line per domain, or of several runs one per run, of the chosen domain. */
-    const parts = several || state.domain ? [state.domain] : ["", ...names];
-    const perDomain = (make) => lines.flatMap(([name, series], r) => parts.map((domain) => make(series, domain, several ? r + 1 : domain ? names.indexOf(domain) + 2 : 1, prefix(name, several ? "" : domain || "all"))).flat().filter(Boolean));
+    ${
+      phases.length
+        ? html`
+          <${Parts}
+            heading="One train step, on average"
+            parts=${phases}
+            note=${cpu.length ? `${seconds(meanOf(cpu))} of CPU time each.` : null} />
+        `
+        : null
+    }
+  `;
+}
 
-    charts.success.update(perDomain((series, domain, color, name) => {
-      const found = series.spending.success.find((one) => one.domain === (domain || "all"));
-      return found && { name, color, x: timed(series, found.at), y: smooth(found.mean, state.width), thin: parts.length > 1 && domain !== "", ...(parts.length === 1 || !domain ? { low: found.low, high: found.high } : {}) };
-    }), axis, fromSample(SUCCESS_NOTE, lines[0][1].spending));
-    charts.reward.update(perDomain((series, domain, color, name) => {
-      const found = line(series, "reward", domain);
-      return found && { name, color, x: stepped(series), y: smooth(found.mean, state.width), thin: parts.length > 1 && domain !== "" };
-    }), axis);
-    const families = familiesOf(lines.flatMap(([, series]) => series.evaluations));
-    const curves = families.flatMap((family, f) => [[family, state.domain || "all", f, false], ...(f === 0 && !several && !state.domain ? names.map((domain) => [family, domain, 0, true]) : [])]);
-    charts.heldout.update(lines.flatMap(([name, series], r) => curves.map(([family, domain, f, thin]) => {
-      const points = series.evaluations
-        .filter((one) => familyOf(one) === family)
-        .map((one) => ({ one, found: one.points.find((point) => point.domain === domain) }))
-        .filter(({ found }) => found)
-        .map(({ one, found }) => ({ x: byTime ? (Date.parse(one.last ?? one.first) / 1000) - origin(series) : one.train_step ?? 0, ...found }))
-        .sort((a, b) => a.x - b.x);
-      return { name: prefix(name, thin ? domain : SUITE(family)), color: several ? r + 1 : thin ? names.indexOf(domain) + 2 : f ? 8 - f + 1 : 1, dashed: several && f > 0, thin, marks: true, x: points.map((p) => p.x), y: points.map((p) => p.success), low: points.map((p) => p.low), high: points.map((p) => p.high) };
-    })).filter((each) => each.x.length), axis);
-    charts.staleness.update(plain(["staleness", "mean"], ["staleness_max", "oldest token", true]), axis);
-    charts.kl.update(plain(["kl_k3", "k3"], ["kl_k1", "k1", true]), axis);
-    charts.clip.update(plain(["clip_fraction", "clipped"], ["cut_fraction", "masked or truncated", true]), axis);
-    charts.entropy.update(plain(["entropy", "entropy"]), axis);
-    charts.merge.update(plain(["merge_ratio", "merge ratio"]), axis);
-    charts.tokens.update(plain(["trained_tokens_per_s", "in a train step"], ["tokens_per_s", "over the run", true]), axis);
-    charts.loss.update(plain(["loss", "loss"], ["gradient_norm", "gradient norm", true]), axis);
-    charts.busy.update(lines.flatMap(([name, series], r) => [
-      { name: prefix(name, several ? "" : "running"), color: several ? r + 1 : 1, x: timed(series, series.spending.busy_at), y: smooth(series.spending.busy, state.width) },
-      !several && heads && series.spending.busy_at.length ? { name: "slots", color: 8, dashed: true, x: timed(series, [series.spending.busy_at[0], series.spending.busy_at.at(-1)]), y: [heads.slots, heads.slots] } : null,
-    ].filter(Boolean)), axis, fromSample(BUSY_NOTE, lines[0][1].spending));
-    charts.phases.update(several ? plain(["seconds", "whole"]) : [...plain(["seconds", "whole"]), ...lines[0][1].drawn.lines.filter((each) => each.key === "seconds" && each.part).slice(0, 7).map((each, i) => ({ name: each.part, color: i + 2, thin: true, x: stepped(lines[0][1]), y: smooth(each.mean, state.width) }))], axis);
-  }
+/**
+ * The series of other runs, by name, and the compared names: kept in the address.
+ * @param {Page} page
+ */
+function useOthers(page) {
+  const [others, setOthers] = useState(() => (page.query.get("compare") ?? "").split(",").filter(Boolean));
+  const [series, setSeries] = useState(/** @type {Record<string, any>} */ ({}));
+  const requested = useRef(/** @type {Set<string>} */ (new Set()));
 
-  function heading() {
-    if (!heads) return;
-    redraw(title, visible(heads.run), " ", h("span", { class: `state ${{ active: "running", ending: "filtered", ended: "trained" }[heads.state]}` }, heads.state));
-    redraw(lead, visible(heads.standing.why));
-    lead.classList.toggle("bad", heads.standing.bad);
-    const success = own?.spending.success.find((one) => one.domain === "all"), now = own?.spending.now;
-    const main = familiesOf(own?.evaluations ?? [])[0];
-    const evaluated = own?.evaluations.filter((one) => familyOf(one) === main).map((one) => ({ ...one, all: one.points.find((point) => point.domain === "all") })).filter((one) => one.all).sort((a, b) => a.version - b.version);
-    const last = evaluated?.at(-1), same = evaluated?.find((one) => one.version < last.version);
-    const value = (key) => own?.curves.lines.find((line) => line.key === key && !line.part)?.mean.findLast((each) => each !== null) ?? null;
-    redraw(figures,
-      figure("policy version", heads.version === null ? "–" : number(heads.version), plural(heads.batches, "batch", "batches")),
-      figure("train steps", number(heads.train_steps), `${plural(heads.trained_groups, "group")} trained of ${number(heads.dispatched)}`),
-      figure("success now", now ? share(now.mean) : "–", now ? `last ${plural(now.n, "rollout")}${success && success.mean.length > 1 ? `; ${share(success.mean[0])} at the start` : ""}` : "while training"),
-      figure("held out", last ? share(last.all.success) : "–", last ? `version ${last.version}${same ? `, ${share(same.all.success)} at ${same.version}` : ""}` : "no evaluation yet"),
-      figure("staleness", number(value("staleness"), 2), `bound ${heads.max_staleness} batches`),
-      figure("merge ratio", number(value("merge_ratio"), 3), "in the last train step"),
-      figure("tokens/s", compact(value("trained_tokens_per_s")), "in a train step"),
-      figure(heads.ended ? "took" : "running for", seconds((heads.ended ?? Date.now() / 1000) - heads.created), `since ${clock(heads.created)}`));
-  }
-
-  function spent() {
-    if (!own) return;
-    const { costs: stages, rollouts, sampled, failures, stride } = own.spending;
-    const whole = stages.reduce((sum, one) => sum + one.mean_s, 0);
-    const phases = own.curves.lines.filter((line) => line.key === "seconds" && line.part).map((line) => {
-      const known = line.mean.filter((each) => each !== null);
-      return { stage: line.part, mean_s: known.reduce((sum, each) => sum + each, 0) / (known.length || 1) };
-    });
-    const step = phases.reduce((sum, one) => sum + one.mean_s, 0);
-    const cpu = own.curves.lines.find((line) => line.key === "cpu_s" && !line.part)?.mean.filter((each) => each !== null) ?? [];
-    const bar = (heading, list, sum, note) => h("div", { class: "spent" }, h("h3", null, heading),
-      h("div", { class: "spent-bar", role: "img", "aria-label": list.map((one) => `${one.stage} ${seconds(one.mean_s)}`).join(", ") }, list.map((one, i) => h("span", { class: `c${i + 1}`, vars: { "--part": sum ? one.mean_s / sum : 0 } }))),
-      h("div", { class: "legend" }, list.map((one, i) => h("span", { class: `legend-item c${i + 1}` }, one.stage, h("b", null, seconds(one.mean_s))))), note ? h("p", { class: "small faint" }, note) : null);
-    show(costs,
-      stages.length ? bar("One rollout, on average", stages, whole, `${plural(rollouts, "rollout")}${stride > 1 ? `, estimated from a sample of ${number(sampled)}` : ""}; together ${seconds(stages.reduce((all, one) => all + one.total_s, 0))} of runners' time. ${Object.entries(failures).map(([name, n]) => `${number(n)} ${words(name)}`).join(", ")}.`) : h("p", { class: "empty" }, "No rollout is over yet."),
-      phases.length ? bar("One train step, on average", phases, step, cpu.length ? `${seconds(cpu.reduce((all, each) => all + each, 0) / cpu.length)} of CPU time each.` : null) : null);
-  }
-
-  ask("/api/me", {}, page.signal).then((me) => {
-    const rest = me.runs.filter((run) => run.name !== me.run && run.batches > 0).slice(0, 12);
-    if (!rest.length) return;
-    show(compare, h("span", { class: "small soft" }, "Compare with"), rest.map((run) => {
-      const box = h("input", { type: "checkbox", checked: others.has(run.name), on: { change: () => { if (box.checked) others.add(run.name); else others.delete(run.name); page.filter({ compare: [...others].join(",") }); load(run.name); } } });
-      return h("label", { class: "check" }, box, visible(run.name));
-    }));
-    for (const name of others) load(name);
-  }).catch(() => {});
-
+  /** @param {string} name */
   async function load(name) {
-    if (others.has(name) && !data.has(name)) {
-      try { data.set(name, await ask("/api/series", { run: name }, page.signal)); }
-      catch (error) { if (error.name === "AbortError") return; others.delete(name); }
+    try {
+      const found = await ask("/api/series", { run: name }, page.signal);
+      setSeries((known) => ({ ...known, [name]: found }));
+      if (found.uncounted) setTimeout(() => load(name), AGAIN_MS);
+    } catch (error) {
+      if (stopped(error)) return;
+      requested.current.delete(name);
+      setOthers((names) => names.filter((each) => each !== name));
     }
-    draw();
-    look(sync.range, false);
-    if (data.get(name)?.uncounted) setTimeout(() => { data.delete(name); load(name); }, AGAIN_MS);
   }
 
-  page.live("/api/run", {}, (found) => { const first = !heads; heads = found; heading(); if (first) draw(); }, { every: 2000 });
-  const again = page.live("/api/series", {}, (found) => {
-    own = found;
-    draw();
-    heading();
-    spent();
-    look(sync.range, false);
-    if (found.uncounted) setTimeout(again, AGAIN_MS);
-  }, { every: 10000 });
+  useEffect(() => {
+    for (const name of others) {
+      if (requested.current.has(name)) continue;
+      requested.current.add(name);
+      load(name);
+    }
+  }, [others]);
+
+  /** @param {string} name */
+  const toggle = (name) => {
+    const next = others.includes(name) ? others.filter((each) => each !== name) : [...others, name];
+    page.filter({ compare: next.join(",") });
+    setOthers(next);
+  };
+  return { others, series, toggle };
+}
+
+/**
+ * Other runs that have trained.
+ * @param {Page} page
+ */
+function useRest(page) {
+  const [rest, setRest] = useState(/** @type {string[]} */ ([]));
+  useEffect(() => {
+    ask("/api/me", {}, page.signal).then(
+      (me) => {
+        const trained = me.runs.filter((/** @type {any} */ run) => run.name !== me.run && run.batches > 0);
+        setRest(trained.slice(0, MOST_RUNS).map((/** @type {any} */ run) => run.name));
+      },
+      () => {}, // the banner shows the reason
+    );
+  }, []);
+  return rest;
+}
+
+/**
+ * The train steps within the zoom, by run, if the whole run is sampled or binned. The whole run stays drawn until they are loaded.
+ * @param {Page} page
+ * @param {[string, any][]} runs
+ * @param {string} home the page's own run
+ * @param {boolean} byTime
+ */
+function useClose(page, runs, home, byTime) {
+  const [range, setRange] = useState(/** @type {Range} */ (null));
+  const [close, setClose] = useState(/** @type {Record<string, any>} */ ({}));
+  const sync = useMemo(
+    () =>
+      new Sync((next) => {
+        setRange(next);
+        setClose({});
+      }),
+    [],
+  );
+  useEffect(() => {
+    if (!range) return;
+    const looking = new AbortController();
+    const signal = AbortSignal.any([looking.signal, page.signal]);
+    const several = runs.length > 1;
+    /** @param {[string, any]} run */
+    const look = async ([name, { curves }]) => {
+      const { first, last, steps } = curves;
+      if (!steps.length || last - first + 1 <= steps.length) return null;
+      const ends = byTime ? range.map((x) => stepAt(curves, x + (several ? curves.created : 0))) : range;
+      const most = Math.min(last, Math.ceil(ends[1]) + 1);
+      const least = Math.min(most, Math.max(first, Math.floor(ends[0]) - 1)); // one more step, so that lines reach the edges
+      if (most < first || (least === first && most === last)) return null;
+      const own = name === home ? {} : { run: name };
+      return [name, await ask("/api/curves", { ...own, first: least, last: most }, signal)];
+    };
+    Promise.all(runs.map(look)).then(
+      (found) => {
+        const there = found.filter((each) => each !== null);
+        if (there.length && !signal.aborted) setClose(Object.fromEntries(there));
+      },
+      (error) => {
+        if (!stopped(error)) throw error;
+      },
+    );
+    return () => looking.abort();
+  }, [range, runs, byTime]);
+  return { sync, close };
+}
+
+/** @param {{ page: Page }} props */
+export function Page({ page }) {
+  useTitle(page, "Run");
+  const [heads] = useLive(page, "/api/run", {}, { every: 2000 });
+  const [own, again] = useLive(page, "/api/series", {}, { every: 10000 });
+  const [axis, setAxis] = useState(page.query.get("x") === "time" ? "time" : "step");
+  const [wanted, setDomain] = useState(page.query.get("domain") ?? "");
+  const [width, setWidth] = useState(Number(page.query.get("smooth")) || 0);
+  const { others, series, toggle } = useOthers(page);
+  const rest = useRest(page);
+  useEffect(() => {
+    if (!own?.uncounted) return;
+    const later = setTimeout(again, AGAIN_MS);
+    return () => clearTimeout(later);
+  }, [own]);
+
+  const home = heads?.run ?? "";
+  const byTime = axis === "time";
+  /** The runs that are drawn, the page's own first. */
+  const runs = useMemo(
+    () =>
+      /** @type {[string, any][]} */ ([[home, own], ...others.map((name) => [name, series[name]])]).filter(
+        ([, each]) => each,
+      ),
+    [home, own, others, series],
+  );
+  const { sync, close } = useClose(page, runs, home, byTime);
+  const names = useMemo(() => domainsOf(runs), [runs]);
+  const domain = names.includes(wanted) ? wanted : "";
+  const slots = heads?.slots ?? null;
+  const drawn = useMemo(
+    () =>
+      own &&
+      curvesOf(
+        runs.map(([name, each]) => [name, { ...each, drawn: close[name] ?? each.curves }]),
+        { byTime, domain, width, slots },
+      ),
+    [own, runs, close, byTime, domain, width, slots],
+  );
+
+  /** @type {Record<string, string> | undefined} */
+  const notes = drawn?.notes;
+
+  /** @param {string} next */
+  const turn = (next) => {
+    setAxis(next);
+    sync.zoom(null);
+    page.filter({ x: next === "time" ? "time" : "" });
+  };
+  useKeys("Run", [
+    { keys: ["0"], what: "reset the zoom of all charts", run: () => sync.zoom(null) },
+    { keys: ["x"], what: "by train step or by time", run: () => turn(byTime ? "step" : "time") },
+  ]);
+
+  const evaluations = own?.evaluations ?? [];
+  const nothing =
+    own && !(own.curves.steps.length || own.spending.success.length || evaluations.length || runs.length > 1);
+  /** @param {Event} event */
+  const chosen = (event) => /** @type {HTMLSelectElement} */ (event.target).value;
+  return html`
+    <header class="page-head">
+      <div>
+        ${
+          heads
+            ? html`<h1>${visible(heads.run)} <span class=${`state ${STATES[heads.state]}`}>${heads.state}</span></h1>`
+            : html`<h1>Run</h1>`
+        }
+        <p class=${heads?.standing.bad ? "lead bad" : "lead"}>${heads && visible(heads.standing.why)}</p>
+        ${
+          heads?.standing.no_signal
+            ? html`<div><p class="note bad">${visible(sentence(heads.standing.no_signal))}</p></div>`
+            : null
+        }
+      </div>
+      <div class="tools">
+        <select aria-label="Horizontal axis" value=${axis} onChange=${(/** @type {Event} */ event) => turn(chosen(event))}>
+          <option value="step">by train step</option>
+          <option value="time">by time</option>
+        </select>
+        <select
+          aria-label="Domain"
+          value=${domain}
+          onChange=${(/** @type {Event} */ event) => {
+            setDomain(chosen(event));
+            page.filter({ domain: chosen(event) });
+          }}>
+          <option value="">every domain</option>
+          ${names.map((name) => html`<option value=${name}>${visible(name)}</option>`)}
+        </select>
+        <select
+          aria-label="Smoothing"
+          value=${String(width)}
+          onChange=${(/** @type {Event} */ event) => {
+            setWidth(Number(chosen(event)));
+            page.filter({ smooth: Number(chosen(event)) || "" });
+          }}>
+          <option value="0">as it is</option>
+          <option value="1">smoothed</option>
+          <option value="4">smoother</option>
+          <option value="12">smoothest</option>
+        </select>
+      </div>
+    </header>
+    <section class="panel">${heads && html`<${Figures} heads=${heads} own=${own} />`}</section>
+    <div class="tools compare">
+      ${rest.length ? html`<span class="small soft">Compare with</span>` : null}
+      ${rest.map(
+        (name) => html`
+          <label class="check" key=${name}>
+            <input type="checkbox" checked=${others.includes(name)} onChange=${() => toggle(name)} />
+            ${visible(name)}
+          </label>
+        `,
+      )}
+    </div>
+    <section class="panel" hidden=${!nothing}>
+      <p class="empty">No rollout is over and no train step is committed yet: curves come with the first ones.</p>
+    </section>
+    <div class="grid charts" hidden=${nothing}>
+      ${CHARTS.map(
+        ([name, { note, ...looks }]) => html`
+          <${Chart}
+            key=${name}
+            sync=${sync}
+            note=${notes?.[name] ?? note}
+            series=${drawn?.lines[name] ?? null}
+            axis=${drawn?.axis ?? NO_AXIS}
+            ...${looks} />
+        `,
+      )}
+    </div>
+    <section class="panel" hidden=${!evaluations.length}>
+      <h2>Evaluations</h2>
+      <div class="short">
+        <${Table}
+          columns=${EVALUATIONS}
+          rows=${[...evaluations].reverse().map(withAll)}
+          rowKey=${(/** @type {any} */ row) => `${row.suite} ${row.version}`}
+          caption="Evaluations" />
+      </div>
+    </section>
+    <section class="panel" hidden=${nothing}>
+      <h2>Where the time goes</h2>
+      <div>${own && html`<${Spent} own=${own} />`}</div>
+    </section>
+  `;
 }

@@ -1,177 +1,398 @@
 // The steps as a conversation. A step's texts are fetched when it comes near the screen; what is far away is not laid out.
 
-import { ask } from "../api.js";
-import { h, show } from "../dom.js";
+import { ask, messageOf } from "../api.js";
 import { number, seconds, visible, words } from "../format.js";
+import { useRedraw } from "../hooks.js";
+import { html, useLayoutEffect, useRef } from "../vendor/preact.js";
 import { advantage } from "./reward.js";
-import { cutText, toolCall, wholeOf } from "./texts.js";
+import { Text, ToolCall, wholeOf } from "./texts.js";
 
+/** How many steps the first question is for. */
 export const FIRST = 12;
 const PAGE = 20;
-const ROLES = { system: "system", user: "user", assistant: "assistant", tool: "observation", developer: "developer" };
+const ROLES = /** @type {Record<string, string>} */ ({
+  system: "system",
+  user: "user",
+  assistant: "assistant",
+  tool: "observation",
+  developer: "developer",
+});
+const MOVES = ["wheel", "touchmove", "pointerdown", "keydown"];
 
-const turn = (role, label, ...body) => h("div", { class: `turn ${role}` }, h("div", { class: "turn-role" }, label), h("div", { class: "turn-body" }, body));
-
-function message(one, path) {
-  const label = ROLES[one.role] ?? visible(one.role);
-  return turn(ROLES[one.role] ? one.role : "other", label,
-    one.reasoning ? h("div", { class: "reasoning" }, cutText(one.reasoning, path(`appended.${one.at}.reasoning`), { mono: false })) : null,
-    one.content.length || !one.calls.length ? (one.content.length ? cutText(one.content, path(`appended.${one.at}.content`), { mono: one.role === "tool" }) : h("p", { class: "faint" }, "nothing")) : null,
-    one.calls.map((call, n) => toolCall(call, path(`appended.${one.at}.calls.${n}`))));
-}
-
-function answer(spoken, step, path) {
-  const parts = [
-    spoken.reasoning ? h("div", { class: "reasoning" }, h("div", { class: "label" }, "reasoning"), cutText(spoken.reasoning, path("reasoning"), { mono: false })) : null,
-    spoken.content.length ? cutText(spoken.content, path("content"), { mono: false }) : null,
-    spoken.calls.map((call, n) => toolCall(call, path(`calls.${n}`))),
-  ];
-  const bare = !spoken.reasoning && !spoken.content.length && !spoken.calls.length;
-  return turn("policy", "policy", parts, bare ? h("p", { class: "faint" }, step.action ? "tokens without text: see the token view" : "nothing was sampled") : null);
-}
-
-function executions(step) {
-  if (!step.tool_runs.length) return null;
-  return h("p", { class: "runs small soft" }, step.tool_runs.map((run, i) => [i ? " · " : "", h("b", null, visible(run.name)),
-    run.start !== null && run.end !== null ? ` ran ${seconds(run.end - run.start)}` : " ran", run.exit_code !== null ? [", exit ", h("span", { class: run.exit_code ? "down" : null }, run.exit_code)] : "",
-    run.bytes !== null ? `, ${number(run.bytes)} bytes out` : ""]));
-}
-
-/** Versions as people say them: v3, or v3 to v5. */
-export const versions = (step) => {
-  const made = [...new Set(step.spans.map((span) => span.version))];
-  return made.length === 0 ? "no version" : made.length === 1 ? `v${made[0]}` : `v${Math.min(...made)} to v${Math.max(...made)}`;
-};
+/** @typedef {(part: string) => import("./texts.js").Whole} PathOf */
+/** @typedef {{ attempt: number, step: number, page: Promise<any> }} Early */
 
 /**
- * Returns { element, update(rollout), select(idx, scroll) }. `onSeen(idx)`: the step that is read now; `actions(step)`: buttons of its head.
- * `early` { attempt, step, page }: the steps from `step` on, asked for before it was known which attempt counts.
+ * Versions as people say them: v3, or v3 to v5.
+ * @param {{ spans: { version: number }[] }} step
  */
-export function conversation(rollout, { onSeen, actions, signal, early = null }) {
-  const element = h("div", { class: "conversation" });
-  const shown = new Map(); // idx → { article, body, step, loaded }
-  const waiting = new Set();
-  let busy = false, pinned = null; // the step that was gone to: it stays where it is while what is above it comes, until somebody moves
-  for (const type of ["wheel", "touchmove", "pointerdown", "keydown"]) window.addEventListener(type, () => { pinned = null; }, { passive: true, capture: true, signal });
+export const versions = (step) => {
+  const made = [...new Set(step.spans.map((span) => span.version))];
+  if (!made.length) return "no version";
+  return made.length === 1 ? `v${made[0]}` : `v${Math.min(...made)} to v${Math.max(...made)}`;
+};
 
-  const near = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      const idx = Number(entry.target.dataset.idx);
-      begin(shown.get(idx));
-      waiting.add(idx);
-    }
-    load();
-  }, { rootMargin: "900px 0px" });
-  const seen = new IntersectionObserver((entries) => {
-    const top = entries.filter((entry) => entry.isIntersecting).map((entry) => Number(entry.target.dataset.idx));
-    if (top.length && !pinned) onSeen(Math.min(...top));
-  }, { rootMargin: "-15% 0px -70% 0px" });
-  signal.addEventListener("abort", () => { near.disconnect(); seen.disconnect(); });
+/** The texts of a rollout's steps: those that were fetched, and those that are wanted. */
+export class Texts {
+  /** @type {Map<number, any>} */
+  spoken = new Map();
+  /** @type {Map<number, string>} */
+  failed = new Map();
+  /** Steps that came near the screen: most of a long trajectory are never looked at. @type {Set<number>} */
+  started = new Set();
+  /** The step that was gone to: it stays where it is while what is above it comes, until the reader scrolls. @type {number | null} */
+  pinned = null;
+  redraw = () => {};
+  /** @type {Set<number>} */
+  #waiting = new Set();
+  #busy = false;
+  #early;
 
-  async function load() {
-    if (busy) return;
-    const wanted = [...waiting].filter((idx) => !shown.get(idx)?.loaded).sort((a, b) => a - b);
-    waiting.clear();
+  /**
+   * @param {any} rollout
+   * @param {Early | null} early the steps from `step` on, requested before it was known which attempt counts
+   * @param {AbortSignal} signal
+   */
+  constructor(rollout, early, signal) {
+    this.rollout = rollout;
+    this.signal = signal;
+    this.#early = early;
+  }
+
+  /** @param {any} rollout as it is now */
+  update(rollout) {
+    this.rollout = rollout;
+    const early = this.#early?.step;
+    if (early === undefined || !rollout.steps.some((/** @type {any} */ step) => step.idx === early)) return;
+    this.#waiting.add(early);
+    this.load();
+  }
+
+  /** @param {number[]} steps come near the screen */
+  near(steps) {
+    const wanted = steps.filter((idx) => !this.spoken.has(idx));
     if (!wanted.length) return;
-    busy = true;
-    try {
-      const first = wanted.includes(pinned?.step.idx) ? pinned.step.idx : wanted[0];
-      const page = (await asked(first)) ?? await ask(`/api/rollouts/${rollout.rollout_id}/steps`, { attempt: rollout.shown, step: first, n: shown.size > FIRST ? PAGE : FIRST }, signal);
-      for (const spoken of page.steps) fill(spoken);
-      if (pinned) pinned.article.scrollIntoView({ block: "start" });
-      for (const idx of wanted) if (!shown.get(idx)?.loaded) waiting.add(idx);
-    } catch (error) {
-      if (signal.aborted) return;
-      for (const idx of wanted) fail(idx, error);
-    } finally {
-      busy = false;
+    for (const idx of wanted) {
+      this.started.add(idx);
+      this.#waiting.add(idx);
     }
-    if (waiting.size && !signal.aborted) load();
+    this.redraw();
+    this.load();
   }
 
-  /** What `early` has of these steps, once. */
-  async function asked(first) {
-    const known = early;
-    early = null;
-    return known && known.attempt === rollout.shown && known.step === first ? known.page : null;
+  /** @param {number} idx */
+  again(idx) {
+    this.failed.delete(idx);
+    this.near([idx]);
   }
 
-  function fail(idx, error) {
-    const one = shown.get(idx);
-    if (one && !one.loaded)
-      show(one.body, h("p", { class: "note bad" }, error.message, " ", h("button", { type: "button", class: "quiet", on: { click: () => { waiting.add(idx); load(); } } }, "Try again")));
-  }
-
-  function fill(spoken) {
-    const one = shown.get(spoken.idx);
-    if (!one || one.loaded) return;
-    begin(one);
-    one.loaded = true;
-    one.article.classList.remove("pending");
-    near.unobserve(one.article);
-    const path = (part) => wholeOf(rollout.rollout_id, rollout.shown, spoken.idx, part, signal);
-    const known = spoken.appended.slice(0, spoken.known), fresh = spoken.appended.slice(spoken.known);
-    show(one.body,
-      spoken.tools.length ? h("p", { class: "small soft shown-tools" }, "The prompt shows the tools ", spoken.tools.map((name, i) => [i ? ", " : "", h("code", null, visible(name))]), ".") : null,
-      spoken.text_left_out ? h("p", { class: "note" }, "What this step was asked was too large to be kept as text beside its tokens: the token view has all of it.") : null,
-      known.length ? h("details", { class: "known" }, h("summary", null, `${number(known.length)} earlier ${known.length === 1 ? "message" : "messages"}, as in the conversation of step ${spoken.near ?? one.step.parent}`), known.map((each) => message(each, path))) : null,
-      fresh.map((each) => message(each, path)), answer(spoken, one.step, path), executions(one.step));
-  }
-
-  function head(step) {
-    const facts = [
-      step.kind === "root" ? `${number(step.full_len - step.action)} tokens of prompt` : step.kind === "rewrites" ? `keeps ${number(step.keep_len)} tokens of step ${step.parent}, ${number(step.added)} new` : `${number(step.added)} tokens added`,
-      `${number(step.action)} sampled`, versions(step), `${seconds(step.t_gen)} generation`,
-    ];
-    return h("header", { class: "step-head" },
-      h("h3", null, h("a", { href: `#step-${step.idx}`, data: { pick: step.idx } }, `Step ${step.idx}`), step.agent !== "main" ? h("span", { class: "agent" }, visible(step.agent)) : null),
-      step.branch_reason || step.kind === "rewrites" ? h("span", { class: "state filtered" }, words(visible(step.branch_reason ?? "rewritten"))) : null,
-      step.parse !== "ok" ? h("span", { class: "state failed" }, words(visible(step.parse))) : null,
-      step.finish !== "stop" ? h("span", { class: "state failed" }, `finish: ${visible(step.finish)}`) : null,
-      step.marks.map((reason) => h("span", { class: "state filtered", title: "train weight 0" }, `does not train: ${words(visible(reason))}`)),
-      step.rewards?.advantage !== null && step.rewards ? advantage(step.rewards.advantage) : null,
-      h("span", { class: "step-facts" }, facts.join(" · ")), h("span", { class: "step-tools" }, actions(step)));
-  }
-
-  /** Gives a step its head and a place for its texts: most steps of a long trajectory are never looked at. */
-  function begin(one) {
-    if (one.body) return;
-    one.body = h("div", { class: "step-body" }, h("p", { class: "loading" }, "Loading…"));
-    one.article.append(head(one.step), one.body);
-  }
-
-  function add(step) {
-    const article = h("article", { class: "step pending", id: `step-${step.idx}`, data: { idx: step.idx }, tabindex: -1, "aria-label": `Step ${step.idx}` });
-    shown.set(step.idx, { article, body: null, step, loaded: false });
-    element.append(article);
-    near.observe(article);
-    seen.observe(article);
-  }
-
-  return {
-    element,
-    update(next) {
-      rollout = next;
-      for (const step of next.steps) {
-        const one = shown.get(step.idx);
-        if (!one) {
-          add(step);
-          if (step.idx === early?.step) { waiting.add(step.idx); load(); }
-        }
-        else if (JSON.stringify(one.step) !== JSON.stringify(step)) {
-          one.step = step;
-          one.article.querySelector(".step-head")?.replaceWith(head(step));
-        }
+  async load() {
+    if (this.#busy) return;
+    const wanted = [...this.#waiting].filter((idx) => !this.spoken.has(idx)).sort((a, b) => a - b);
+    this.#waiting.clear();
+    if (!wanted.length) return;
+    this.#busy = true;
+    try {
+      const first = this.pinned !== null && wanted.includes(this.pinned) ? this.pinned : wanted[0];
+      const { rollout_id: id, shown: attempt, steps } = this.rollout;
+      const n = steps.length > FIRST ? PAGE : FIRST;
+      const page =
+        (await this.#known(first)) ??
+        (await ask(`/api/rollouts/${id}/steps`, { attempt, step: first, n }, this.signal));
+      for (const spoken of page.steps) {
+        this.started.add(spoken.idx);
+        this.spoken.set(spoken.idx, spoken);
       }
-    },
-    select(idx, { focus = false } = {}) {
-      const one = shown.get(idx);
-      if (!one) return;
-      pinned = one;
-      one.article.scrollIntoView({ block: "start" });
-      for (const each of shown.values()) each.article.classList.toggle("here", each === one);
-      if (focus) one.article.focus({ preventScroll: true });
-    },
+      for (const idx of wanted) if (!this.spoken.has(idx)) this.#waiting.add(idx);
+    } catch (error) {
+      if (this.signal.aborted) return;
+      for (const idx of wanted) this.failed.set(idx, messageOf(error));
+    } finally {
+      this.#busy = false;
+    }
+    if (this.signal.aborted) return;
+    this.redraw();
+    if (this.#waiting.size) this.load();
+  }
+
+  /** @param {number} first What `early` has of these steps, once. */
+  async #known(first) {
+    const known = this.#early;
+    this.#early = null;
+    return known && known.attempt === this.rollout.shown && known.step === first ? known.page : null;
+  }
+}
+
+/** @param {{ role: string, label: string, children?: any }} props */
+const Turn = ({ role, label, children }) => html`
+  <div class=${`turn ${role}`}>
+    <div class="turn-role">${label}</div>
+    <div class="turn-body">${children}</div>
+  </div>
+`;
+
+/** @param {{ one: any, path: PathOf }} props */
+function Message({ one, path }) {
+  const at = `appended.${one.at}`;
+  const content = () => {
+    if (one.content.length)
+      return html`<${Text} cut=${one.content} whole=${path(`${at}.content`)} mono=${one.role === "tool"} />`;
+    return one.calls.length ? null : html`<p class="faint">nothing</p>`;
   };
+  return html`
+    <${Turn} role=${ROLES[one.role] ? one.role : "other"} label=${ROLES[one.role] ?? visible(one.role)}>
+      ${
+        one.reasoning
+          ? html`
+            <div class="reasoning">
+              <${Text} cut=${one.reasoning} whole=${path(`${at}.reasoning`)} mono=${false} />
+            </div>
+          `
+          : null
+      }
+      ${content()}
+      ${one.calls.map(
+        (/** @type {any} */ call, /** @type {number} */ n) =>
+          html`<${ToolCall} call=${call} whole=${path(`${at}.calls.${n}`)} />`,
+      )}
+    <//>
+  `;
+}
+
+/** @param {{ spoken: any, step: any, path: PathOf }} props */
+function Answer({ spoken, step, path }) {
+  const bare = !spoken.reasoning && !spoken.content.length && !spoken.calls.length;
+  return html`
+    <${Turn} role="policy" label="policy">
+      ${
+        spoken.reasoning
+          ? html`
+            <div class="reasoning">
+              <div class="label">reasoning</div>
+              <${Text} cut=${spoken.reasoning} whole=${path("reasoning")} mono=${false} />
+            </div>
+          `
+          : null
+      }
+      ${spoken.content.length ? html`<${Text} cut=${spoken.content} whole=${path("content")} mono=${false} />` : null}
+      ${spoken.calls.map(
+        (/** @type {any} */ call, /** @type {number} */ n) =>
+          html`<${ToolCall} call=${call} whole=${path(`calls.${n}`)} />`,
+      )}
+      ${
+        bare
+          ? html`<p class="faint">${step.action ? "tokens without text: see the token view" : "nothing was sampled"}</p>`
+          : null
+      }
+    <//>
+  `;
+}
+
+/** @param {{ run: any }} props */
+const ToolRun = ({ run }) => html`
+  <b>${visible(run.name)}</b>
+  ${run.start !== null && run.end !== null ? ` ran ${seconds(run.end - run.start)}` : " ran"}
+  ${run.exit_code !== null ? [", exit ", html`<span class=${run.exit_code ? "down" : undefined}>${run.exit_code}</span>`] : null}
+  ${run.bytes !== null ? `, ${number(run.bytes)} bytes out` : null}
+`;
+
+/** @param {{ runs: any[] }} props */
+const Executions = ({ runs }) =>
+  runs.length
+    ? html`<p class="runs small soft">${runs.map((run, i) => [i ? " · " : null, html`<${ToolRun} run=${run} />`])}</p>`
+    : null;
+
+/** @param {{ step: any, tools: any }} props */
+function Head({ step, tools }) {
+  const facts = [
+    step.kind === "root"
+      ? `${number(step.full_len - step.action)} tokens of prompt`
+      : step.kind === "rewrites"
+        ? `keeps ${number(step.keep_len)} tokens of step ${step.parent}, ${number(step.added)} new`
+        : `${number(step.added)} tokens added`,
+    `${number(step.action)} sampled`,
+    versions(step),
+    `${seconds(step.t_gen)} generation`,
+  ];
+  const rewritten = step.branch_reason || step.kind === "rewrites";
+  return html`
+    <header class="step-head">
+      <h3>
+        <a href=${`#step-${step.idx}`} data-pick=${step.idx}>Step ${step.idx}</a>
+        ${step.agent !== "main" ? html`<span class="agent">${visible(step.agent)}</span>` : null}
+      </h3>
+      ${rewritten ? html`<span class="state filtered">${words(visible(step.branch_reason ?? "rewritten"))}</span>` : null}
+      ${step.parse !== "ok" ? html`<span class="state failed">${words(visible(step.parse))}</span>` : null}
+      ${step.finish !== "stop" ? html`<span class="state failed">finish: ${visible(step.finish)}</span>` : null}
+      ${step.marks.map(
+        (/** @type {string} */ reason) =>
+          html`<span class="state filtered" title="train weight 0">does not train: ${words(visible(reason))}</span>`,
+      )}
+      ${step.rewards && step.rewards.advantage !== null ? advantage(step.rewards.advantage) : null}
+      <span class="step-facts">${facts.join(" · ")}</span>
+      <span class="step-tools">${tools}</span>
+    </header>
+  `;
+}
+
+/** @param {{ spoken: any, step: any, path: PathOf }} props */
+function Body({ spoken, step, path }) {
+  const known = spoken.appended.slice(0, spoken.known);
+  const fresh = spoken.appended.slice(spoken.known);
+  return html`
+    ${
+      spoken.tools.length
+        ? html`
+          <p class="small soft shown-tools">
+            The prompt shows the tools${" "}
+            ${spoken.tools.map((/** @type {string} */ name, /** @type {number} */ i) => [
+              i ? ", " : null,
+              html`<code>${visible(name)}</code>`,
+            ])}.
+          </p>
+        `
+        : null
+    }
+    ${
+      spoken.text_left_out
+        ? html`
+          <p class="note">
+            The request of this step was too large to be kept as text with its tokens: the token view has all of it.
+          </p>
+        `
+        : null
+    }
+    ${
+      known.length
+        ? html`
+          <details class="known">
+            <summary>
+              ${number(known.length)} earlier ${known.length === 1 ? "message" : "messages"}, as in the conversation of step ${spoken.near ?? step.parent}
+            </summary>
+            ${known.map((/** @type {any} */ one) => html`<${Message} one=${one} path=${path} />`)}
+          </details>
+        `
+        : null
+    }
+    ${fresh.map((/** @type {any} */ one) => html`<${Message} one=${one} path=${path} />`)}
+    <${Answer} spoken=${spoken} step=${step} path=${path} />
+    <${Executions} runs=${step.tool_runs} />
+  `;
+}
+
+/**
+ * @param {{ step: any, texts: Texts, started: boolean, spoken: any, failed: string | undefined, here: boolean, tools: any }} props
+ */
+function Step({ step, texts, started, spoken, failed, here, tools }) {
+  const { rollout, signal } = texts;
+  /** @type {PathOf} */
+  const path = (part) => wholeOf(rollout.rollout_id, rollout.shown, step.idx, part, signal);
+  const inside = () => {
+    if (spoken) return html`<${Body} spoken=${spoken} step=${step} path=${path} />`;
+    if (!failed) return html`<p class="loading">Loading…</p>`;
+    return html`
+      <p class="note bad">
+        ${failed}${" "}
+        <button type="button" class="quiet" onClick=${() => texts.again(step.idx)}>Try again</button>
+      </p>
+    `;
+  };
+  return html`
+    <article
+      class=${`step${spoken ? "" : " pending"}${here ? " here" : ""}`}
+      id=${`step-${step.idx}`}
+      data-idx=${step.idx}
+      tabindex="-1"
+      aria-label=${`Step ${step.idx}`}>
+      ${started ? html`<${Head} step=${step} tools=${tools(step)} /><div class="step-body">${inside()}</div>` : null}
+    </article>
+  `;
+}
+
+/**
+ * The conversation. `target`: the step that was gone to, a new object each time; `onSeen(idx)`: the step that is read now; `tools(step)`: buttons
+ * of its head.
+ * @param {object} props
+ * @param {any} props.rollout
+ * @param {Texts} props.texts
+ * @param {{ idx: number } | null} props.target
+ * @param {(idx: number) => void} props.onSeen
+ * @param {(step: any) => any} props.tools
+ */
+export function Conversation({ rollout, texts, target, onSeen, tools }) {
+  const element = useRef(/** @type {HTMLElement | null} */ (null));
+  const seen = useRef(onSeen);
+  seen.current = onSeen;
+  const drawn = useRef(/** @type {Map<number, { of: unknown[], vnode: any }>} */ (new Map()));
+  const redraw = useRedraw();
+
+  useLayoutEffect(() => {
+    texts.redraw = redraw;
+    texts.update(rollout);
+  }, [texts, rollout]);
+
+  useLayoutEffect(() => {
+    const free = () => {
+      texts.pinned = null;
+    };
+    const over = new AbortController();
+    const options = { passive: true, capture: true, signal: over.signal };
+    for (const type of MOVES) window.addEventListener(type, free, options);
+    return () => over.abort();
+  }, [texts]);
+
+  useLayoutEffect(() => {
+    /** @param {IntersectionObserverEntry[]} entries */
+    const there = (entries) =>
+      entries
+        .filter((entry) => entry.isIntersecting)
+        .map((entry) => Number(/** @type {HTMLElement} */ (entry.target).dataset.idx));
+    const near = new IntersectionObserver((entries) => texts.near(there(entries)), { rootMargin: "900px 0px" });
+    const read = new IntersectionObserver(
+      (entries) => {
+        const steps = there(entries);
+        if (steps.length && texts.pinned === null) seen.current(Math.min(...steps));
+      },
+      { rootMargin: "-15% 0px -70% 0px" },
+    );
+    for (const article of element.current?.children ?? []) {
+      near.observe(article);
+      read.observe(article);
+    }
+    return () => {
+      near.disconnect();
+      read.disconnect();
+    };
+  }, [texts, rollout.steps.length]);
+
+  useLayoutEffect(() => {
+    if (target) texts.pinned = target.idx;
+  }, [texts, target]);
+  useLayoutEffect(() => {
+    if (texts.pinned !== null)
+      element.current?.querySelector(`#step-${texts.pinned}`)?.scrollIntoView({ block: "start" });
+  });
+
+  /** A step as it was drawn, where nothing of it has changed: there may be thousands. @param {any} step */
+  const one = (step) => {
+    const { idx } = step;
+    const of = [step, texts, texts.started.has(idx), texts.spoken.get(idx), texts.failed.get(idx), idx === target?.idx];
+    const before = drawn.current.get(idx);
+    if (before?.of.every((each, i) => each === of[i])) return before.vnode;
+    const [, , started, spoken, failed, here] = of;
+    const vnode = html`
+      <${Step}
+        key=${idx}
+        step=${step}
+        texts=${texts}
+        started=${started}
+        spoken=${spoken}
+        failed=${failed}
+        here=${here}
+        tools=${tools} />
+    `;
+    drawn.current.set(idx, { of, vnode });
+    return vnode;
+  };
+  return html`<div class="conversation" ref=${element}>${rollout.steps.map(one)}</div>`;
 }

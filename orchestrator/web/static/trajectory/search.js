@@ -1,134 +1,327 @@
 // Lists that are searched: filters in the address, pages that go on by themselves until there is enough, and how far the search came.
 
-import { Refusal, ask } from "../api.js";
-import { h, show } from "../dom.js";
-import { number, visible } from "../format.js";
+import { ask, messageOf, Refusal } from "../api.js";
+import { number, visible, words } from "../format.js";
+import { useRedraw } from "../hooks.js";
 import { follow } from "../live.js";
+import { Table } from "../table.js";
+import { html, useLayoutEffect, useMemo } from "../vendor/preact.js";
+
+/** @typedef {import("../router.js").Page} Page */
+/**
+ * @typedef {object} Field a field of a filter: text, number or a choice
+ * @property {string} name
+ * @property {string} title
+ * @property {string[]} [choices]
+ * @property {string} [type]
+ * @property {string} [placeholder]
+ * @property {string} [step]
+ * @property {string} [first] what is chosen where the address says nothing at all
+ * @property {Record<string, string>} [chips] value → what a button says
+ */
 
 const ENOUGH = 50;
 const AGAIN_MS = 3000;
+const TYPING_MS = 350;
 const ANY = "any"; // of a field whose first choice is another one
 
-/** A field of a filter: text, number or a choice. `first`: what is chosen where the address says nothing at all; `chips`: { value: what a button says }. */
-export function field(name, title, options = {}) {
-  const { choices, type = "text", placeholder = "", step, first, chips } = options;
-  const id = `filter-${name}`;
-  const input = choices
-    ? h("select", { id, name, data: first ? { first } : {} }, h("option", { value: first ? ANY : "" }, "any"), choices.map((one) => h("option", { value: one }, one.replaceAll("_", " "))))
-    : h("input", { id, name, type, placeholder, step, autocomplete: "off", spellcheck: "false", inputmode: type === "number" ? "decimal" : null });
-  const chip = ([value, said]) => h("button", { type: "button", class: "tiny", data: { value }, on: { click: () => { input.value = value; input.dispatchEvent(new Event("change")); } } }, said);
-  return h("div", { class: `field field-${name}` }, h("label", { for: id }, title), input, chips ? h("div", { class: "tools", data: { of: name } }, Object.entries(chips).map(chip)) : null);
+/**
+ * @param {string} name
+ * @param {string} title
+ * @param {Partial<Field>} [options]
+ * @returns {Field}
+ */
+export const field = (name, title, options = {}) => ({ name, title, ...options });
+
+/** Which groups or rollouts by their purpose: those of training, unless others are requested. */
+export const purposeField = () =>
+  field("purpose", "Purpose", {
+    choices: ["train", "eval", "record"],
+    first: "train",
+    chips: { train: "training", eval: "evaluations", record: "recordings", [ANY]: "all" },
+  });
+
+/** A search under way: what is requested, what was found, how far it came. */
+class Walk {
+  /** @type {any[]} */
+  found = [];
+  /** @type {number | null} */
+  before = null;
+  searched = 0;
+  busy = false;
+  /** @type {unknown} */
+  problem = null;
+  #run = 0;
+  #idle = false;
+  #newest = "";
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+
+  /**
+   * @param {Page} page
+   * @param {string} path
+   * @param {Field[]} fields
+   * @param {(answer: any) => any[]} rows
+   * @param {() => void} redraw
+   */
+  constructor(page, path, fields, rows, redraw) {
+    this.page = page;
+    this.path = path;
+    this.fields = fields;
+    this.rows = rows;
+    this.redraw = redraw;
+    const bare = !fields.some(({ name }) => page.query.get(name));
+    /** @type {Record<string, string>} */
+    this.values = Object.fromEntries(
+      fields.map(({ name, first }) => [name, page.query.get(name) ?? (first ? (bare ? first : ANY) : "")]),
+    );
+    /** The values in the address: a field must be able to show them, even if they are not among its choices. */
+    this.requested = { ...this.values };
+  }
+
+  get given() {
+    return Object.fromEntries(
+      this.fields.map(({ name, first }) => {
+        const value = this.values[name].trim();
+        return [name, value === ANY && first ? "" : value];
+      }),
+    );
+  }
+
+  get filtered() {
+    return Object.values(this.given).some(Boolean);
+  }
+
+  /**
+   * @param {string} name
+   * @param {string} value
+   * @param {number} wait milliseconds: the reader may be typing
+   */
+  set(name, value, wait) {
+    this.values = { ...this.values, [name]: value };
+    this.redraw();
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.start(), wait);
+  }
+
+  clear() {
+    this.values = Object.fromEntries(this.fields.map(({ name, first }) => [name, first ?? ""]));
+    this.start();
+  }
+
+  stop() {
+    clearTimeout(this.#timer);
+  }
+
+  start() {
+    clearTimeout(this.#timer);
+    this.page.filter(Object.fromEntries(Object.entries(this.values).map(([name, value]) => [name, value.trim()])));
+    this.#run += 1;
+    this.found = [];
+    this.before = null;
+    this.searched = 0;
+    return this.#walk(this.#run, ENOUGH);
+  }
+
+  more() {
+    return this.#walk(this.#run, this.found.length + ENOUGH);
+  }
+
+  /**
+   * @param {number} mine
+   * @param {number} wanted rows
+   */
+  async #walk(mine, wanted) {
+    const { signal } = this.page;
+    this.#idle = false;
+    this.#say(true);
+    try {
+      while (mine === this.#run && !signal.aborted) {
+        const first = this.before === null;
+        const answer = await ask(this.path, { ...this.given, before: this.before, n: ENOUGH }, signal);
+        if (mine !== this.#run) return;
+        this.#newest = first ? JSON.stringify(answer) : "";
+        this.found = [...this.found, ...this.rows(answer)];
+        this.searched += answer.searched;
+        this.before = answer.next;
+        if (this.before === null || this.found.length >= wanted) break;
+        this.#say(true);
+      }
+      if (mine !== this.#run) return;
+      this.#idle = true;
+      this.#say(false);
+    } catch (error) {
+      if (signal.aborted || mine !== this.#run) return;
+      const passes = error instanceof Refusal && error.passing && error.status !== 504;
+      if (passes) this.#timer = setTimeout(() => this.#walk(mine, wanted), AGAIN_MS);
+      this.#say(false, error);
+    }
+  }
+
+  /**
+   * @param {boolean} busy
+   * @param {unknown} [problem]
+   */
+  #say(busy, problem = null) {
+    this.busy = busy;
+    this.problem = problem;
+    this.redraw();
+  }
+
+  /**
+   * While a single answer is shown, it is requested again when something has changed.
+   * @param {import("../live.js").Tick | null} tick
+   */
+  async freshen(tick) {
+    if (!this.#idle || !this.#newest || tick?.away) return;
+    const mine = this.#run;
+    this.#idle = false;
+    try {
+      const answer = await ask(this.path, { ...this.given, n: ENOUGH }, this.page.signal);
+      const text = JSON.stringify(answer);
+      if (mine !== this.#run || text === this.#newest) return;
+      this.#newest = text;
+      this.found = this.rows(answer);
+      this.searched = answer.searched;
+      this.before = answer.next;
+      this.#say(false);
+    } catch {
+      /* the banner says why */
+    } finally {
+      if (mine === this.#run) this.#idle = true;
+    }
+  }
 }
 
-/** Which groups or rollouts by their purpose: those of training, unless somebody asks for others. */
-export const purposeField = () => field("purpose", "Purpose", {
-  choices: ["train", "eval", "record"], first: "train", chips: { train: "training", eval: "evaluations", record: "recordings", [ANY]: "all" },
-});
+/** @param {{ of: Field, walk: Walk }} props */
+function Input({ of, walk }) {
+  const { name, title, choices, type = "text", placeholder = "", step, first } = of;
+  const id = `filter-${name}`;
+  const value = walk.values[name];
+  /** @param {Event} event */
+  const inputOf = (event) => /** @type {HTMLInputElement} */ (event.target).value;
+  // A value that the field cannot hold is requested all the same: the answer says what is wrong with it.
+  const known = ["", first ? ANY : "", ...(choices ?? [])];
+  const odd = choices && !known.includes(walk.requested[name]) ? walk.requested[name] : null;
+  const readable = type !== "number" || !walk.requested[name] || Number.isFinite(Number(walk.requested[name]));
+  return html`
+    <div class=${`field field-${name}`}>
+      <label for=${id}>${title}</label>
+      ${
+        choices
+          ? html`
+            <select id=${id} name=${name} value=${value} onChange=${(/** @type {Event} */ event) => walk.set(name, inputOf(event), 0)}>
+              <option value=${first ? ANY : ""}>any</option>
+              ${choices.map((one) => html`<option value=${one}>${words(one)}</option>`)}
+              ${odd === null ? null : html`<option value=${odd}>${visible(odd)}</option>`}
+            </select>
+          `
+          : html`
+            <input
+              id=${id}
+              name=${name}
+              type=${readable ? type : "text"}
+              placeholder=${placeholder}
+              step=${step}
+              autocomplete="off"
+              spellcheck=${false}
+              inputmode=${type === "number" ? "decimal" : undefined}
+              value=${value}
+              onInput=${(/** @type {Event} */ event) => walk.set(name, inputOf(event), TYPING_MS)} />
+          `
+      }
+    </div>
+  `;
+}
+
+/** @param {{ of: Field, walk: Walk }} props */
+const Chips = ({ of: { name, chips = {} }, walk }) => html`
+  <div class="tools" data-of=${name}>
+    ${Object.entries(chips).map(
+      ([value, label]) => html`
+        <button
+          type="button"
+          class="tiny"
+          data-value=${value}
+          aria-pressed=${String(walk.values[name] === value)}
+          onClick=${() => walk.set(name, value, 0)}>
+          ${label}
+        </button>
+      `,
+    )}
+  </div>
+`;
+
+/** @param {{ walk: Walk, unit: string }} props */
+function Status({ walk, unit }) {
+  const { found, searched, before, busy, problem, filtered } = walk;
+  if (problem) {
+    const passing = problem instanceof Refusal && problem.passing;
+    return html`<span class=${passing ? "soft" : "down"}>${messageOf(problem)}</span>`;
+  }
+  const all = before === null;
+  return html`
+    ${busy ? html`<span class="busy">Searching… </span>` : null}
+    ${
+      filtered
+        ? `${number(found.length)} found; the newest ${number(searched)} ${unit} were looked at${all ? ", which is all of them" : ""}.`
+        : `${number(found.length)} ${unit}${all ? "" : ", newest first"}.`
+    }
+  `;
+}
 
 /**
- * A form of fields over a table. options: { page, path, fields, more, rows(answer), table, unit }.
- * Returns { element, refresh() }: the newest page again, in place.
+ * A form of fields over a table. `more`: fields that are folded away while they are empty; `rows(answer)`: what is listed; `table`: what Table takes.
+ * @param {object} props
+ * @param {Page} props.page
+ * @param {string} props.path
+ * @param {string} props.unit
+ * @param {Field[]} props.fields
+ * @param {Field[]} [props.more]
+ * @param {(answer: any) => any[]} props.rows
+ * @param {Record<string, any>} props.table
  */
-export function searched({ page, path, fields, more, rows, list, unit }) {
-  const status = h("p", { class: "soft small status", role: "status" });
-  const next = h("button", { type: "button", hidden: true, on: { click: () => fetchMore() } }, "Show more");
-  const rest = more?.length ? h("details", { class: "more-filters" }, h("summary", null, "More filters"), h("div", { class: "fields" }, more)) : null;
-  const form = h("form", { class: "search", role: "search", on: { submit: (event) => { event.preventDefault(); start(); } } },
-    h("div", { class: "fields" }, fields, h("button", { class: "strong" }, "Search"), h("button", { type: "button", class: "quiet", on: { click: clear } }, "Clear")), rest);
-  const chips = form.querySelector(".field .tools"); // a row of their own
-  if (chips) form.append(chips);
-  const names = [...form.querySelectorAll("input, select")].map((input) => input.name);
-  let found = [], before = null, searchedSoFar = 0, run = 0, timer = 0, idle = false, newest = "";
-
-  const bare = !names.some((name) => page.query.get(name));
-  for (const input of form.querySelectorAll("input, select")) {
-    const wanted = page.query.get(input.name) ?? (input.dataset.first ? (bare ? input.dataset.first : ANY) : "");
-    input.value = wanted;
-    if (input.value !== wanted) { // what the field cannot hold is asked for all the same: the answer says what is wrong with it
-      if (input.tagName === "SELECT") input.append(h("option", { value: wanted }, visible(wanted)));
-      else input.type = "text";
-      input.value = wanted;
-    }
-    input.addEventListener(input.tagName === "SELECT" ? "change" : "input", () => { clearTimeout(timer); timer = setTimeout(start, input.tagName === "SELECT" ? 0 : 350); });
-  }
-  if (rest && more.some((one) => one.querySelector("input, select").value)) rest.open = true;
-  page.signal.addEventListener("abort", () => clearTimeout(timer));
-
-  const told = () => Object.fromEntries(names.map((name) => [name, form.elements[name].value.trim()]));
-  const given = () => Object.fromEntries(Object.entries(told()).map(([name, value]) => [name, value === ANY && form.elements[name].dataset.first ? "" : value]));
-
-  function clear() {
-    for (const input of form.querySelectorAll("input, select")) input.value = input.dataset.first ?? "";
-    start();
-  }
-
-  function say(busy) {
-    const filtered = Object.values(given()).some(Boolean);
-    show(status, busy ? h("span", { class: "busy" }, "Searching… ") : null,
-      filtered ? `${number(found.length)} found; the newest ${number(searchedSoFar)} ${unit} were looked at${before === null ? ", which is all of them" : ""}.` : `${number(found.length)} ${unit}${before === null ? "" : ", newest first"}.`);
-    next.hidden = before === null || busy;
-    list.element.hidden = busy && !found.length; // whether nothing fits is not known yet
-  }
-
-  async function walk(mine, wanted) {
-    idle = false;
-    say(true);
-    try {
-      while (mine === run && !page.signal.aborted) {
-        const first = before === null;
-        const answer = await ask(path, { ...given(), before, n: ENOUGH }, page.signal);
-        if (mine !== run) return;
-        newest = first ? JSON.stringify(answer) : "";
-        found = [...found, ...rows(answer)];
-        searchedSoFar += answer.searched;
-        before = answer.next;
-        list.update(found);
-        if (before === null || found.length >= wanted) break;
-        say(true);
-      }
-      if (mine === run) { idle = true; say(false); }
-    } catch (error) {
-      if (page.signal.aborted || mine !== run) return;
-      next.hidden = true;
-      list.element.hidden = !found.length;
-      if (error instanceof Refusal && error.passing && error.status !== 504) timer = setTimeout(() => walk(mine, wanted), AGAIN_MS);
-      show(status, h("span", { class: error instanceof Refusal && error.passing ? "soft" : "down" }, error.message));
-    }
-  }
-
-  function start() {
-    clearTimeout(timer);
-    page.filter(told());
-    for (const chip of chips?.children ?? []) chip.setAttribute("aria-pressed", String(form.elements[chips.dataset.of].value === chip.dataset.value));
-    run += 1;
-    found = [];
-    before = null;
-    searchedSoFar = 0;
-    list.update(found);
-    return walk(run, ENOUGH);
-  }
-
-  /** While one answer is all that is shown, it is asked for again when something has changed. */
-  async function freshen(tick) {
-    if (!idle || !newest || tick?.away) return;
-    const mine = run;
-    idle = false;
-    try {
-      const answer = await ask(path, { ...given(), n: ENOUGH }, page.signal), said = JSON.stringify(answer);
-      if (mine !== run || said === newest) return;
-      newest = said;
-      found = rows(answer);
-      searchedSoFar = answer.searched;
-      before = answer.next;
-      list.update(found);
-      say(false);
-    } catch { /* the banner says why */ } finally {
-      if (mine === run) idle = true;
-    }
-  }
-
-  follow(freshen, page.signal);
-  const fetchMore = () => walk(run, found.length + ENOUGH);
-  start();
-  return { element: h("div", { class: "searched" }, form, status, list.element, h("p", null, next)), refresh: start };
+export function Search({ page, path, unit, fields, more = [], rows, table }) {
+  const redraw = useRedraw();
+  const walk = useMemo(() => new Walk(page, path, [...fields, ...more], rows, redraw), []);
+  const open = useMemo(() => more.some(({ name }) => walk.values[name]), []);
+  useLayoutEffect(() => {
+    follow((tick) => walk.freshen(tick), page.signal);
+    page.signal.addEventListener("abort", () => walk.stop());
+    walk.start();
+  }, []);
+  const { found, before, busy, problem } = walk;
+  const chips = fields.find((one) => one.chips);
+  /** @param {Event} event */
+  const submit = (event) => {
+    event.preventDefault();
+    walk.start();
+  };
+  return html`
+    <div class="searched">
+      <form class="search" role="search" onSubmit=${submit}>
+        <div class="fields">
+          ${fields.map((of) => html`<${Input} key=${of.name} of=${of} walk=${walk} />`)}
+          <div class="tools nowrap">
+            <button class="strong">Search</button>
+            <button type="button" class="quiet" onClick=${() => walk.clear()}>Clear</button>
+          </div>
+        </div>
+        ${
+          more.length
+            ? html`
+              <details class="more-filters" open=${open}>
+                <summary>More filters</summary>
+                <div class="fields">${more.map((of) => html`<${Input} key=${of.name} of=${of} walk=${walk} />`)}</div>
+              </details>
+            `
+            : null
+        }
+        ${chips ? html`<${Chips} of=${chips} walk=${walk} />` : null}
+      </form>
+      <p class="soft small status" role="status"><${Status} walk=${walk} unit=${unit} /></p>
+      <${Table} ...${table} rows=${found} hidden=${!found.length && (busy || Boolean(problem))} />
+      <p><button type="button" hidden=${before === null || busy || Boolean(problem)} onClick=${() => walk.more()}>Show more</button></p>
+    </div>
+  `;
 }

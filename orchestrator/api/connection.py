@@ -1,0 +1,29 @@
+"""Connecting to a run."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from orchestrator.api.run import Run
+from orchestrator.deploy.home import Home
+from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.runs import get_run
+from orchestrator.settings.config import effective
+
+
+@asynccontextmanager
+async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) -> AsyncIterator[Run]:
+    """Open the run of a configuration, for as long as the context is open.
+
+    `config`: penstock.toml, or its directory. Its services are those of the file, of $DATABASE_URL and $NATS_URL, or those that `penstock up`
+    started there. `overrides`: keys in the form "section.key=value". The connection only reads from PostgreSQL.
+
+    Raises ConfigurationError if the file or the run does not exist, ServiceError if PostgreSQL cannot be reached.
+    """
+    home = Home.at(Path(config), tuple(overrides))
+    own = home.reading()
+    async with open_engine(own.services.database_url, Role.READER, size=2, name="penstock-api") as engine:
+        async with engine.connect() as connection:
+            await check_revision(connection)
+            stored = await get_run(connection, own.run.name)
+        yield Run(home, effective(stored.config, own), engine, stored)

@@ -1,0 +1,82 @@
+"""Scaffolds as a library user names them: a registered name, a path, or a class; and how a run's configuration names them."""
+
+import inspect
+import tomllib
+from pathlib import Path
+
+import tomlkit
+from scaffolds.declare import ATTRIBUTE
+from scaffolds.find import find, is_path
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import load
+from orchestrator.settings.rollout import RolloutSection
+
+ScaffoldLike = str | Path | type
+"""A scaffold: a registered name, a path (a directory with scaffold.toml, FILE.toml, FILE.py or FILE.py:CLASS), or a class with `@scaffold(…)`."""
+
+
+def reference(scaffold: ScaffoldLike) -> str:
+    """The name of a scaffold in a configuration: a registered name, or an absolute path. ValueError for a class that runners cannot import."""
+    if isinstance(scaffold, type):
+        if ATTRIBUTE not in vars(scaffold):
+            raise ValueError(
+                f"{scaffold.__name__} is not declared as a scaffold: decorate the class with `@scaffold(…)`"
+            )
+        if "." in scaffold.__qualname__:
+            raise ValueError(
+                f"scaffold {scaffold.__qualname__} is defined inside a function or a class: move it to the top of its file, where runners find it"
+            )
+        return f"{Path(inspect.getfile(scaffold)).resolve()}:{scaffold.__name__}"
+    if isinstance(scaffold, Path):
+        return str(scaffold.resolve())
+    return str(Path(scaffold).resolve()) if is_path(scaffold) or ".py:" in scaffold else scaffold
+
+
+def checked(scaffold: ScaffoldLike) -> str:
+    """As `reference`. ValueError, one sentence, if the scaffold cannot be loaded, or its program is not installed."""
+    name = reference(scaffold)
+    found = find(name)
+    if found.manifest.kind == "black":
+        found.black().binds()
+    return name
+
+
+def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: float = 0.0) -> str:
+    """Add a scaffold to `rollout.scaffolds` of a run that was never started. Returns the name under which the run knows it.
+
+    `config`: penstock.toml, or its directory; comments and order of the file stay. `share`: its share of the rollouts among the shares of all
+    scaffolds; with 0 only tasks that ask for it use it. Raises ValueError if the scaffold cannot be loaded, or the run was started: it keeps
+    its scaffolds.
+    """
+    if not 0 <= share < float("inf"):
+        raise ValueError(f"the share of a scaffold is a number from 0, not {share}")
+    name = checked(scaffold)
+    home = Home.at(Path(config))
+    run = load(home.file).run.name
+    if home.run_model_file.exists() and home.run_model_file.read_text(encoding="utf-8").split("\n")[0] == run:
+        raise ConfigurationError(
+            f"run {quoted(run)} was started and keeps its scaffolds: choose a new run.name in {home.file}"
+        )
+    before = home.file.read_text(encoding="utf-8")
+    document = tomlkit.parse(before)
+    rollout = document.setdefault("rollout", tomlkit.table())
+    shares = rollout.setdefault("scaffolds", _defaults())
+    shares[name] = float(share)
+    after = tomlkit.dumps(document)
+    tomllib.loads(after)
+    home.file.write_text(after, encoding="utf-8")
+    try:
+        load(home.file)
+    except ValueError:
+        home.file.write_text(before, encoding="utf-8")
+        raise
+    return name
+
+
+def _defaults() -> tomlkit.items.InlineTable:
+    table = tomlkit.inline_table()
+    table.update(RolloutSection().scaffolds)
+    return table

@@ -1,0 +1,119 @@
+"""penstock config: the resolved configuration as JSON, or each key with its meaning and whether the file's or the run's value counts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli import tables
+from orchestrator.cli.options import HERE, JsonOption, SetOption, path
+from orchestrator.cli.recorded import RecordedConfig, differences, print_notes, recorded
+from orchestrator.deploy.home import Home
+from orchestrator.settings.config import FILE, Config
+from orchestrator.settings.keys import Key, chosen, value_of
+from orchestrator.settings.scope import Scope
+
+HIDDEN = "(not shown: it may hold a password)"
+
+
+def config(
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Explain these keys or sections alone: trainer.lr, queue.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help=f"{FILE}, or its directory (default: here).", parser=path),
+    ] = None,
+    overrides: SetOption = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="List every key with its type, default, value, scope and meaning."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the resolved configuration of the file as JSON. Standard error lists what it names and this machine lacks, and the values that
+    differ in its run, if it exists. With `--explain` or KEYS: the meaning and value of each key, and whether the file's or the run's value counts."""
+    if explain or keys:
+        _explain(chosen(keys or ()), config, tuple(overrides or ()), as_json)
+    else:
+        _resolved(Home.at(config or HERE, tuple(overrides or ())).config())
+
+
+def _resolved(own: Config) -> None:
+    from orchestrator.deploy.preflight import check_config, missing
+    from orchestrator.runtime.plugins import names
+
+    check_config(own, names("scaffolds"))
+    typer.echo(json.dumps(own.to_json(), indent=2))
+    print_notes(missing(own))
+    found = recorded(own)
+    _say_unknown(found)
+    print_notes(differences(own, found))
+
+
+def _say_unknown(found: RecordedConfig) -> None:
+    if found.unknown is not None:
+        print_notes([f"whether the run keeps other values cannot be known now: {found.unknown}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """The values of a key in a file and in its run. `own`: the file's configuration; None: without a file, defaults apply."""
+
+    own: Config | None
+    found: RecordedConfig
+
+    def row(self, key: Key) -> dict[str, Any]:
+        """One key with its value. `ignored`: the file's value if the run keeps another one; absent otherwise."""
+        row: dict[str, Any] = {"key": key.name, "type": key.type, "default": key.default}
+        if self.own is not None:
+            file_value, effective_value = (
+                value_of(each, key.name) for each in (self.own, self.found.config(self.own))
+            )
+            hidden = key.section == "services" and bool(effective_value)
+            row["value"] = HIDDEN if hidden else effective_value
+            if key.scope is Scope.RUN and file_value != effective_value:
+                row["ignored"] = file_value
+        return {**row, "scope": key.scope.value, "meaning": key.sentence}
+
+
+def _explain(wanted: Any, directory: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    has_file = directory is not None or (HERE / FILE).exists() or bool(overrides)
+    file_config = Home.at(directory or HERE, overrides).config() if has_file else None
+    values = Values(
+        own=file_config, found=RecordedConfig(None) if file_config is None else recorded(file_config)
+    )
+    rows = [values.row(key) for key in wanted]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        columns = [name for name in COLUMNS if any(name in row for row in rows)]
+        tables.print_rows([COLUMNS[name] for name in columns], [list(_cells(row, columns)) for row in rows])
+    _say_unknown(values.found)
+
+
+COLUMNS: Mapping[str, str] = {
+    "key": "key",
+    "type": "type",
+    "default": "default",
+    "value": "value",
+    "ignored": "ignored in the file",
+    "scope": "scope",
+    "meaning": "meaning",
+}
+
+
+def _cells(row: Mapping[str, Any], columns: list[str]) -> Iterator[str]:
+    """Text as is, other values as JSON; empty if the row has no value."""
+    for name in columns:
+        value = row.get(name)
+        yield (
+            ""
+            if value is None
+            else value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
+        )

@@ -1,0 +1,43 @@
+"""Quotes foreign text in error sentences: on one line, and short enough to read."""
+
+import re
+from typing import Any, Final
+
+MOST: Final = 80
+"""Characters of one quoted value."""
+_LONGEST_WORD: Final = 256
+"""Longer words of a sentence are cut: no name in a sentence needs that length."""
+_WORD: Final = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+
+
+def quoted(value: Any, most: int = MOST) -> str:
+    """The repr of `value`, cut after `most` characters.
+
+    >>> quoted("a name"), quoted(7), quoted("x" * 5000, 8)
+    ("'a name'", '7', "'xxxxxxxx…'")
+    >>> print(quoted("it's a long one", 4))
+    "it's…"
+    """
+    if isinstance(value, str | bytes):
+        begin = repr(value[:most])
+        return begin if len(value) <= most else f"{begin[:-1]}…{begin[-1]}"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def cut(text: str, most: int = MOST) -> str:
+    """`text`, cut after `most` characters.
+
+    >>> cut("models/tiny"), cut("x" * 5000, 4)
+    ('models/tiny', 'xxxx…')
+    """
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def readable(sentence: str) -> str:
+    """A sentence with its over-long words cut: paths, URLs and names that users supplied.
+
+    >>> readable("no run named " + "x" * 5000).count("x")
+    80
+    """
+    return _WORD.sub(lambda found: cut(found[0]), sentence)

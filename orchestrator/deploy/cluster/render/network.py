@@ -1,0 +1,198 @@
+"""Kubernetes: network policies. Nothing is allowed by default. Every line of `EDGES` is a needed connection, allowed at both of its ends."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.deploy.cluster.objects import NATS, PROMETHEUS, SANDBOXES
+from orchestrator.deploy.cluster.placement import PlacedProcess
+from orchestrator.deploy.cluster.render.objects import (
+    Object,
+    labels,
+    made,
+    makes_pods,
+    named,
+)
+from orchestrator.deploy.cluster.topology import Topology
+
+EDGES = (
+    ("migrate", "postgres", "client"),
+    ("orchestrator", "postgres", "client"),
+    ("gateway", "postgres", "client"),
+    ("runner", "postgres", "client"),
+    ("verifier", "postgres", "client"),
+    ("trainer", "postgres", "client"),
+    ("web", "postgres", "client"),
+    ("orchestrator", "nats", "client"),
+    ("gateway", "nats", "client"),
+    ("runner", "nats", "client"),
+    ("verifier", "nats", "client"),
+    ("web", "nats", "client"),
+    ("nats", "nats", "cluster"),
+    ("runner", "gateway", "http"),
+    ("runner", "gateway", "sandboxes"),
+    ("gateway", "rollout-server", "http"),
+)
+"""(client, server, port)."""
+API_SERVER = (443, 6443)
+OPERATOR_PORT = 8000  # of an instance, where CloudNativePG's operator queries its status
+SANDBOX = "sandbox"
+
+
+def _of(topology: Topology, component: str) -> Mapping[str, str]:
+    if component == "postgres":
+        return {"cnpg.io/cluster": f"{topology.name}-postgres"}
+    if component == "nats":
+        return {**NATS, "app.kubernetes.io/instance": named(topology, "nats")}  # the chart's release
+    return labels(topology, component)
+
+
+def _peer(topology: Topology, component: str) -> Object:
+    return {"podSelector": {"matchLabels": dict(_of(topology, component))}}
+
+
+def _namespace(name: str) -> Object:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _tcp(*ports: int) -> list[Object]:
+    return [{"protocol": "TCP", "port": port} for port in ports]
+
+
+def _policy(
+    topology: Topology, name: str, component: str, selector: Mapping[str, Any], ingress: list[Object] | None,
+    egress: list[Object] | None, *, namespace: str = "",
+) -> Object:  # fmt: skip
+    spec: Object = {"podSelector": dict(selector)}
+    types = [
+        direction for direction, rules in (("Ingress", ingress), ("Egress", egress)) if rules is not None
+    ]
+    spec["policyTypes"] = types
+    if ingress:
+        spec["ingress"] = ingress
+    if egress:
+        spec["egress"] = egress
+    return made(topology, "networking.k8s.io/v1", "NetworkPolicy", name, component, spec, namespace=namespace)
+
+
+def policies(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -> list[Object]:
+    """Every policy of both namespaces."""
+    return [*_defaults(topology), *_roles(topology, kinds), *_makers(topology), *_sandboxes(topology)]
+
+
+def _defaults(topology: Topology) -> Iterator[Object]:
+    for space in (topology.kubernetes.namespace, topology.kubernetes.sandbox_namespace):
+        yield _policy(topology, "default-deny", "network", {}, [], [], namespace=space)
+    dns = {"to": [_namespace("kube-system")], "ports": [{"protocol": "UDP", "port": 53}, *_tcp(53)]}
+    yield _policy(topology, "names", "network", {}, None, [dns])
+
+
+def _ports(
+    topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess], component: str, what: str
+) -> list[int]:
+    if component == "postgres":
+        return [5432]  # CloudNativePG's
+    if component == "nats":
+        return [
+            {
+                "client": topology.nats.port,
+                "cluster": topology.nats.cluster_port,
+                "monitor": topology.nats.monitor_port,
+            }[what]
+        ]
+    found = {
+        each.ports[what] for (role, _), each in kinds.items() if role == component and what in each.ports
+    }
+    return sorted(found)
+
+
+def _roles(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -> Iterator[Object]:
+    external = {
+        name
+        for name, is_external in (
+            ("postgres", topology.postgres.external),
+            ("nats", bool(topology.nats.external)),
+        )
+        if is_external
+    }
+    components = dict.fromkeys(["migrate", "postgres", "nats", *(role for role, _ in kinds)])
+    for component in components:
+        if component in external:
+            continue
+        ingress: list[Object] = []
+        egress: list[Object] = []
+        for client, server, port_name in EDGES:
+            ports = _tcp(*_ports(topology, kinds, server, port_name))
+            if server == component and client in components:
+                ingress.append({"from": [_peer(topology, client)], "ports": ports})
+            if client == component and server in components and server not in external:
+                egress.append({"to": [_peer(topology, server)], "ports": ports})
+            if client == component and server in external:  # its address is unknown here
+                egress.append({"ports": ports})
+        # Collectives use arbitrary ports.
+        if component in ("rollout-server", "trainer") and any(
+            "meeting" in each.ports for (role, _), each in kinds.items() if role == component
+        ):
+            own = _peer(topology, component)
+            ingress.append({"from": [own]})
+            egress.append({"to": [own]})
+        if component == "postgres":  # instances follow each other and keep their state at the API server
+            own = _peer(topology, component)
+            ingress.append({"from": [own], "ports": _tcp(5432, OPERATOR_PORT)})
+            ingress.append({"from": [_namespace("cnpg-system")], "ports": _tcp(5432, OPERATOR_PORT)})
+            egress.append({"to": [own], "ports": _tcp(5432, OPERATOR_PORT)})
+            egress.append(_api_server(topology))
+            if topology.kubernetes.autoscaling:  # KEDA counts rollouts
+                ingress.append({"from": [_namespace("keda")], "ports": _tcp(5432)})
+        watched = (
+            _ports(topology, kinds, component, "metrics")
+            if component not in ("postgres", "nats", "migrate")
+            else []
+        )
+        if component == "rollout-server":
+            watched = _ports(topology, kinds, component, "http")
+        if watched and topology.kubernetes.monitoring:
+            scraper = {
+                **_namespace(topology.kubernetes.monitoring_namespace),
+                "podSelector": {"matchLabels": dict(PROMETHEUS)},
+            }
+            ingress.append({"from": [scraper], "ports": _tcp(*watched)})
+        selector = {"matchLabels": dict(_of(topology, component))}
+        yield _policy(topology, component, component, selector, ingress, egress)
+
+
+def _api_server(topology: Topology) -> Object:
+    """Egress to the API server. It is not a pod, so it has no labels: its addresses or, if the topology names none, its ports anywhere."""
+    found: Object = {"ports": _tcp(*API_SERVER)}
+    if topology.kubernetes.api_server:
+        found["to"] = [{"ipBlock": {"cidr": network}} for network in topology.kubernetes.api_server]
+    return found
+
+
+def _makers(topology: Topology) -> Iterator[Object]:
+    """Pools that create sandboxes as pods call the API server; other pools do not."""
+    for role, pools in (("runner", topology.runners), ("verifier", topology.verifiers)):
+        for pool in pools:
+            if makes_pods(pool):
+                selector = {"matchLabels": labels(topology, role, pool.name)}
+                name = f"{role}-{pool.name}-api-server"
+                yield _policy(topology, name, role, selector, None, [_api_server(topology)])
+
+
+def _sandboxes(topology: Topology) -> Iterator[Object]:
+    """Sandboxes reach the gateways' port for sandboxes, by its address; no names, nothing else."""
+    inside, outside = topology.kubernetes.sandbox_namespace, topology.kubernetes.namespace
+    port = _tcp(topology.gateways.sandbox_port)
+    gateways = {**_namespace(outside), **_peer(topology, "gateway")}
+    yield _policy(
+        topology, "sandbox", SANDBOX, {"matchLabels": dict(SANDBOXES)}, None, [{"to": [gateways], "ports": port}],
+        namespace=inside,
+    )  # fmt: skip
+    selector = {"matchLabels": dict(_of(topology, "gateway"))}
+    yield _policy(
+        topology,
+        "gateway-sandboxes",
+        "gateway",
+        selector,
+        [{"from": [_namespace(inside)], "ports": port}],
+        None,
+    )

@@ -1,0 +1,354 @@
+"""One batch job: one node per host of the topology, one step (`srun`) per process.
+
+Postgres is outside: the data pool outlives jobs. NATS runs inside, on the nodes' own disks. Its lost data is recreated from the data pool, so a
+requeued job, even on other nodes, continues where it was. When any step ends, all end and the nodes are free.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from orchestrator.deploy.cluster.placement import PlacedProcess
+from orchestrator.deploy.cluster.processes import READS_POOL, configuration, migrate
+from orchestrator.deploy.cluster.render.bare import (
+    HostSite,
+    below,
+    nats_conf,
+    nats_logins,
+    resources_of,
+    secret_files,
+    unit_of,
+)
+from orchestrator.deploy.cluster.toml import to_toml
+from orchestrator.deploy.cluster.topology import SecretKey, Topology, hosts_of
+
+STOP_S = 120  # seconds for an orderly end: the job is signalled this long before its time limit, or when it is preempted
+
+OWN_URL = SecretKey(name="attempt", key="nats.url")
+
+PREPARE = """\
+# --- what every attempt begins with ---
+attempt="${SLURM_RESTART_COUNT:-0}"
+logs="$SHARED/logs/$SLURM_JOB_ID/attempt-$attempt"
+export PENSTOCK_STATE="${TMPDIR:-/tmp}/penstock-$SLURM_JOB_ID-$attempt" # on each node's own disk
+mkdir -p "$logs"
+for secret in "${SECRETS[@]}"; do
+  [ -r "$secret" ] || { echo "the secret $secret cannot be read: it must be a file that the job's user can read on every node" >&2; exit 1; }
+done
+
+declare -A running=() # what was started, by the process id of its srun
+stopping=""
+
+# step NAME GROUP NODE CPUS MEMORY_MB GPUS HAS PROGRAM [ARGUMENTS …]: a process on one node of the job, in the background.
+# HAS: alone (no other step uses its cores, memory and GPUs) or overlap (with other steps on a node that has too few for all).
+step() {
+  local name="$1" group="$2" node="$3" cpus="$4" memory="$5" gpus="$6" how=(--exact)
+  [ "$7" = alone ] || how+=(--overlap)
+  if [ -n "$GRES" ] && [ "$gpus" = 0 ]; then
+    how+=(--gres=none) # else it would have all of the job's
+  elif [ -n "$GRES" ]; then
+    how+=("--gres=$GRES:$gpus")
+  fi
+  shift 7
+  srun "${HET[@]/%/$group}" --relative="$node" --nodes=1 --ntasks=1 "${how[@]}" --job-name="$name" --cpus-per-task="$cpus" \\
+    --mem="${memory}M" --kill-on-bad-exit=1 --output="$logs/$name.log" --open-mode=append "$@" &
+  running[$!]="$name"
+}
+
+# process NAME GROUP NODE CPUS MEMORY_MB GPUS HAS WAIT PROGRAM [ARGUMENTS …]: a step with a directory of its own that holds penstock.toml.
+# WAIT: schema, run (both are waited for) or nothing.
+process() {
+  local name="$1" wait="$8" prepared
+  local place=("${@:1:7}")
+  shift 8
+  prepared="mkdir -p -m 700 '$PENSTOCK_STATE/$name' && cp '$logs/penstock.toml' '$PENSTOCK_STATE/$name/'"
+  case "$wait" in
+    schema) prepared+=" && '$BIN/penstock' cluster wait -c '$PENSTOCK_STATE/$name'" ;;
+    run) prepared+=" && '$BIN/penstock' cluster wait -c '$PENSTOCK_STATE/$name' --run" ;;
+  esac
+  step "${place[@]}" bash -c "$prepared"' && exec "$@"' "$name" "$@"
+}
+
+# Ends every step: in order, then by force. The job's nodes are free when this script has ended.
+finish() {
+  local status=$? pid left until=$((SECONDS + 60))
+  [ -n "$stopping" ] && return
+  stopping=yes
+  trap '' TERM INT
+  for pid in "${!running[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in "${!running[@]}"; do # all of them have the same minute
+    left=$((until - SECONDS))
+    if [ "$left" -le 0 ] || ! timeout "$left" tail --pid="$pid" -f /dev/null; then kill -KILL "$pid" 2>/dev/null || true; fi
+  done
+  wait || true
+  exit "$status"
+}
+trap finish EXIT
+
+# Its time is over, or it must make room: it ends in order and waits in the queue for its next attempt.
+again() {
+  echo "Slurm stops the job: requeued after attempt $attempt" >&2
+  scontrol requeue "$SLURM_JOB_ID" || true
+  exit 143
+}
+trap again TERM
+"""
+
+WATCH = """\
+# --- until the first of them ends ---
+while [ "${#running[@]}" -gt 0 ]; do
+  ended="" status=0
+  wait -n -p ended || status=$?
+  [ -n "$ended" ] || continue
+  name="${running[$ended]}"
+  unset "running[$ended]"
+  if [[ "$name" = trainer* && "$status" = 0 ]]; then
+    [[ " ${running[*]} " = *" trainer"* ]] && continue # on its other nodes it still ends
+    echo "the trainer is done"
+    exit 0
+  fi
+  echo "$name ended with status $status: see $logs/$name.log" >&2
+  exit $((status == 0 ? 1 : status))
+done
+"""
+
+
+def _entries(topology: Topology) -> list[tuple[str, list[str]]]:
+    return [(host.name, hosts_of(host.name)) for host in topology.hosts]
+
+
+class _Job:
+    """The position of each host among the job's nodes: component of a heterogeneous job, and index in it."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.entries = _entries(topology)
+        self.place = {
+            name: (group, index)
+            for group, (_, names) in enumerate(self.entries)
+            for index, name in enumerate(names)
+        }
+        first = 0
+        self.node: dict[str, int] = {}
+        for _, names in self.entries:
+            self.node.update({name: first + index for index, name in enumerate(names)})
+            first += len(names)
+        if not topology.nats.external:  # the job creates the login of its own NATS
+            own = topology.secrets.model_copy(update={"nats_url": OWN_URL})
+            topology = topology.model_copy(update={"secrets": own})
+        self.site = HostSite(
+            topology=topology,
+            address=lambda host: f"${{NODES[{self.node[host]}]}}",
+            home=lambda process: f"$PENSTOCK_STATE/{unit_of(process)}",
+            secret=lambda key: (
+                f"$logs/{key.key}" if key == OWN_URL else below(topology.secrets.directory, key.name, key.key)
+            ),
+            programs="$BIN/",
+        )
+
+        self.narrow = {host for host in topology.machines if not _fits(host, self.topology, self.takes(host))}
+
+    def takes(self, host: str) -> list[PlacedProcess]:
+        """The processes that run on a host as steps."""
+        return [each for each in self.site.processes if each.host == host and each.role != "postgres"]
+
+    def has(self, process: PlacedProcess) -> str:
+        """Whether its cores and memory are its own. GPUs always are: two overlapping steps would get the same ones."""
+        return "overlap" if process.host in self.narrow and not process.gpus else "alone"
+
+    def header(self) -> list[str]:
+        slurm = self.topology.slurm
+        common = [
+            f"#SBATCH --job-name={self.topology.name}",
+            f"#SBATCH --time={_time(slurm.hours)}",
+            *([f"#SBATCH --account={slurm.account}"] if slurm.account else []),
+            "#SBATCH --requeue",
+            "#SBATCH --open-mode=append",
+            f"#SBATCH --signal=B:TERM@{STOP_S}",
+            f"#SBATCH --output={self.topology.name}-%j.out",
+        ]
+        lines: list[str] = []
+        for group, (_, names) in enumerate(self.entries):
+            gpus = self.topology.hosts[group].gpus
+            if group:
+                lines.append("#SBATCH hetjob")
+            lines += [
+                f"#SBATCH --nodes={len(names)}",
+                "#SBATCH --ntasks-per-node=1",
+                "#SBATCH --exclusive",
+                "#SBATCH --mem=0",
+                *([f"#SBATCH --partition={slurm.partition}"] if slurm.partition else []),
+                *([f"#SBATCH --gres={slurm.gres}:{gpus}"] if gpus else []),
+            ]
+        return [*common, *lines]
+
+    def nodes(self) -> list[str]:
+        """Shell lines that fill NODES with the names of all nodes, in the order of the topology's hosts."""
+        if len(self.entries) == 1:
+            return ['mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")', "HET=()"]
+        lists = [
+            f'scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_{group}"'
+            for group in range(len(self.entries))
+        ]
+        return [f"mapfile -t NODES < <({'; '.join(lists)})", "HET=(--het-group=)"]
+
+
+def _requested(topology: Topology, processes: Sequence[PlacedProcess]) -> tuple[int, int]:
+    """Cores and MB of memory that the steps request."""
+    found = [resources_of(topology, each) for each in processes]
+    return sum(math.ceil(each.cpus) for each in found), sum(round(each.memory_gb * 1000) for each in found)
+
+
+def _fits(host: str, topology: Topology, processes: Sequence[PlacedProcess]) -> bool:
+    """Whether all requests fit. ValueError if those of processes with GPUs do not: each of their steps would wait for another to end."""
+    machine = topology.machines[host]
+
+    def shortage_of(some: Sequence[PlacedProcess]) -> str:
+        cpus, memory = _requested(topology, some)
+        if cpus > machine.cpus:
+            return f"cpus = {machine.cpus:g}, but {cpus}"
+        return (
+            f"memory_gb = {machine.memory_gb:g}, but {memory / 1000:g}"
+            if memory > machine.memory_gb * 1000
+            else ""
+        )
+
+    if shortage := shortage_of([each for each in processes if each.gpus]):
+        raise ValueError(
+            f"host {host} has {shortage} are requested by its processes with GPUs, which share nothing: give the host more or the processes less"
+        )
+    return not shortage_of(processes)
+
+
+def _time(hours: float) -> str:
+    minutes = round(hours * 60)
+    days, rest_minutes = divmod(minutes, 24 * 60)
+    return f"{days}-{rest_minutes // 60:02d}:{rest_minutes % 60:02d}:00"
+
+
+def _shell(argument: str) -> str:
+    """Quoted, with the job's own variables left to the shell."""
+    if all(letter.isalnum() or letter in "-_./:=,@%+" for letter in argument):
+        return argument
+    return '"' + argument.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
+
+
+def _line(job: _Job, process: PlacedProcess) -> str:
+    starts = job.site.command(process)
+    resources = resources_of(job.topology, process)
+    group, node = job.place[process.host]
+    position = [
+        unit_of(process),
+        group,
+        node,
+        math.ceil(resources.cpus),
+        round(resources.memory_gb * 1000),
+        len(process.gpus),
+        job.has(process),
+    ]
+    environment = [
+        f"{key}={value}" for key, value in starts.environment.items() if key != "CUDA_VISIBLE_DEVICES"
+    ]
+    dependency = (
+        "" if process.role not in READS_POOL else "schema" if process.role == "orchestrator" else "run"
+    )
+    argv = ["env", *environment, *starts.argv] if environment else list(starts.argv)
+    return f"process {' '.join(map(str, position))} {dependency or 'nothing'} {' '.join(map(_shell, argv))}"
+
+
+def _here(text: str) -> str:
+    """The text of a here document: only nodes' names are substituted."""
+    return (
+        text.replace("\\", "\\\\").replace("`", "\\`").replace("$", "\\$").replace("\\${NODES[", "${NODES[")
+    )
+
+
+def script(topology: Topology) -> str:
+    """The batch script."""
+    job = _Job(topology)
+    first = next(each for each in job.site.processes if each.role == "orchestrator")
+    secrets = dict.fromkeys(
+        _shell(below(topology.secrets.directory, key.name, key.key)) for key in topology.secrets.keys
+    )
+    login: list[str] = []
+    if not topology.nats.external:
+        login_lines = nats_logins(job.site, '"$logs/nats.login"', '"$logs/nats.url"')
+        login = ["# --- the login of this attempt's NATS, for the job's user alone ---", *login_lines, ""]
+    count = sum(len(names) for _, names in job.entries)
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The Penstock run {topology.name} as one job of {count} node{'s' if count > 1 else ''}. Written by `penstock cluster render`.",
+        *job.header(),
+        "set -euo pipefail",
+        f"BIN={topology.bare.install}/bin",
+        f"SHARED={topology.shared.path}",
+        f"GRES={topology.slurm.gres if any(host.gpus for host in topology.hosts) else ''}",
+        f"SECRETS=({' '.join(secrets)})",
+        "# The nodes, in the order of the topology's hosts: " + ", ".join(name for name, _ in job.entries),
+        *job.nodes(),
+        f'[ "${{#NODES[@]}}" = {count} ] || {{ echo "this job needs {count} nodes, not ${{#NODES[@]}}" >&2; exit 1; }}',
+        "",
+        PREPARE,
+        'cat > "$logs/penstock.toml" <<TOML',
+        _here(to_toml(configuration(job.site.topology, job.site.links))) + "TOML",
+        "",
+        *login,
+        "# --- the schema, before the rest ---",
+        f"(cd {topology.bare.install} && DATABASE_URL_FILE={_shell(job.site.secret(topology.secrets.database_url))} "
+        f"{' '.join(migrate(job.site.where(first)))}) > \"$logs/migrate.log\" 2>&1",
+        "",
+        "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS HAS … ---",
+    ]  # fmt: skip
+    for process in job.site.processes:
+        if process.role == "postgres":
+            continue
+        if process.role != "nats":
+            lines.append(_line(job, process))
+            continue
+        group, node = job.place[process.host]
+        home = job.site.home(process)
+        nats_resources = topology.nats.resources
+        conf = nats_conf(job.site, process, home, "0.0.0.0", "nats.login").replace(home, "STATE")
+        lines += [
+            f'cat > "$logs/{process.name}.conf" <<NATS',
+            _here(conf).replace("STATE", home) + "NATS",
+            f"step {process.name} {group} {node} {math.ceil(nats_resources.cpus)} {round(nats_resources.memory_gb * 1000)} 0 {job.has(process)} "
+            f'"$BIN/nats-server" --config "$logs/{process.name}.conf"',
+        ]
+    return "\n".join([*lines, "", WATCH])
+
+
+def render(topology: Topology) -> Mapping[str, str]:
+    """The script and its instructions. ValueError if no hosts are named."""
+    if not topology.hosts:
+        raise ValueError("hosts is empty: name the machines that stand for the job's nodes ([[hosts]])")
+    if (topology.secrets.nats_url or topology.secrets.nats_login) and not topology.nats.external:
+        raise ValueError(
+            "secrets.nats_url names a file with the URL of an existing NATS, but in a job NATS runs on nodes that are not known in advance: "
+            "take secrets.nats_url (and nats_login: each attempt makes its own) out, or name the existing servers in nats.external"
+        )
+    name = f"{topology.name}.sbatch"
+    nats = (
+        "NATS is, too."
+        if topology.nats.external
+        else "NATS runs in the job, with a login of each attempt's own."
+    )
+    notes = f"""\
+# {topology.name} as a job of Slurm
+
+Written by `penstock cluster render`; change the topology and render again, or go on by hand.
+
+1. On every node: Penstock in `{topology.bare.install}` (bin/penstock, bin/alembic, alembic.ini, bin/nats-server), the shared directory at
+   `{topology.shared.path}`, and these secrets, readable for the job's user alone:
+
+{secret_files(topology)}
+
+   PostgreSQL is outside of the job, named by that URL: the data pool outlives jobs. {nats}
+2. `sbatch --test-only {name}`, then `sbatch {name}`.
+
+Logs: `{topology.shared.path}/logs/JOB/attempt-N/NAME.log`. When any process ends, the job ends and its nodes are free; a job whose node is lost,
+that is preempted or whose time is over waits in the queue again, and its next attempt goes on from the data pool and the weights.
+
+To end it for good: `scontrol update JobId=JOB Requeue=0`, then `scancel JOB`. A job that is only cancelled gets the same signal as one whose
+time is over, and may come back.
+"""
+    return {name: script(topology), "README.md": notes}

@@ -1,0 +1,49 @@
+"""YAML in a readable style: keys in insertion order, long texts as blocks, no references."""
+
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always true: two equal values are written twice."""
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Indent lists below their key."""
+        super().increase_indent(flow, False)
+
+
+class PlaceholderNumber(int):
+    """A number that another tool fills in: written as `place`, regardless of its value."""
+
+    place = ""
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else '"' if PLACE in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
+
+
+def _placed(dumper: yaml.SafeDumper, number: PlaceholderNumber) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:int", number.place)
+
+
+PLACE = "\u27e6"
+"""Prefix of the name of such a place inside a text, which is then quoted."""
+_Dumper.add_multi_representer(str, _string)
+_Dumper.add_representer(str, _string)
+_Dumper.add_multi_representer(PlaceholderNumber, _placed)
+
+
+def to_yaml(value: Any) -> str:
+    """One document."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return text
+
+
+def documents(comment: str, objects: list[dict[str, Any]]) -> str:
+    """Several objects as one file, below a comment that describes them."""
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + "---\n".join(to_yaml(each) for each in objects)

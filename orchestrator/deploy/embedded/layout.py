@@ -1,0 +1,95 @@
+"""The names of the files in a run directory, in one place.
+
+    <root>/data/postgres, data/nats      the data that must survive
+    <root>/logs/<name>.log               output of the supervised processes
+    <root>/run/<name>.pid, status.json, supervisor.lock
+
+Unix socket addresses hold 107 bytes on Linux. A run directory may be deeper than that. So sockets are in `sockets`, which is
+`<root>/run` if that is short enough, else a private directory under the system's temporary directory.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SOCKET_PATH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """Paths of one run directory. `root` is absolute. The directories exist only after `create()`."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        if not self.root.is_absolute():
+            raise ValueError(f"the run directory must be an absolute path, not {str(self.root)!r}")
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def postgres(self) -> Path:
+        return self.data / "postgres"
+
+    @property
+    def nats(self) -> Path:
+        return self.data / "nats"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def lock(self) -> Path:
+        return self.run / "supervisor.lock"
+
+    @property
+    def status(self) -> Path:
+        return self.run / "status.json"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def pid(self, name: str) -> Path:
+        return self.run / f"{name}.pid"
+
+    def create(self) -> None:
+        for path in (self.data, self.logs, self.run):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def socket(self, name: str) -> Path:
+        """The path of the Unix socket `<name>.sock`, shorter than 100 bytes. Its directory exists, and is private if a short
+        path had to be used. The same run directory always gives the same path."""
+        usual_path = self.run / f"{name}.sock"
+        if len(os.fsencode(usual_path)) < MAX_SOCKET_PATH:
+            self.run.mkdir(parents=True, exist_ok=True)
+            return usual_path
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
+        short_path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}-{digest}"
+        own_directory(short_path)
+        path = short_path / f"{name}.sock"
+        if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
+            raise ValueError(
+                f"{path} is too long for a Unix socket ({MAX_SOCKET_PATH} bytes); set TMPDIR to a shorter path"
+            )
+        return path
+
+
+def own_directory(path: Path) -> None:
+    """Makes `path` a directory that only this user can write. Raises ValueError if another user created it first: names
+    under the temporary directory can be guessed."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ValueError(
+            f"{path} belongs to another user or is writable by others; remove it and start again"
+        )

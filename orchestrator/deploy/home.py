@@ -1,0 +1,200 @@
+"""A run's directory: the location of `penstock.toml`, Penstock's own files next to it, and the services of the run.
+
+<directory>/penstock.toml
+<directory>/.penstock/data, logs, run       services and the supervisor (deploy.embedded.layout)
+<directory>/.penstock/policies/             weights by version: trainer → gateway → rollout servers
+<directory>/.penstock/journal/<process>/    messages that are not in Postgres yet
+<directory>/.penstock/run/<process>.prom    its watchdog's metrics
+<directory>/.penstock/run/<process>.metrics.json   the address of its metrics for Prometheus
+"""
+
+import hashlib
+import json
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import check_name, is_name
+from orchestrator.deploy.embedded.layout import RunLayout
+from orchestrator.deploy.embedded.nats_server import recorded_nats_url
+from orchestrator.deploy.embedded.postgres_cluster import recorded_url
+from orchestrator.runtime.metrics import SUFFIX, Target
+from orchestrator.settings.config import FILE, Config, load
+from sandboxes.owned import sockets_root
+
+UNKNOWN = "no service is known here: run `penstock up`, or set {}"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One configuration file and the directory that belongs to it."""
+
+    file: Path
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, path: Path, overrides: tuple[str, ...] = ()) -> "Home":
+        """`path` is the TOML file or its directory. Raises ConfigurationError if it does not exist."""
+        file = (path / FILE if path.is_dir() else path).resolve()
+        if not file.exists():
+            directory = file.parent if file.name == FILE or file.suffix == ".toml" else file
+            raise ConfigurationError(f"{file} does not exist; write one with: penstock init {directory}")
+        return cls(file, overrides)
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout(self.file.parent / ".penstock")
+
+    @property
+    def policies(self) -> Path:
+        """The directory with the weights of all versions."""
+        configured = load(self.file, self.overrides).policy.directory
+        return Path(configured) if configured else self.layout.root / "policies"
+
+    @property
+    def run_model_file(self) -> Path:
+        """The name of the run that was last started here, and the first policy that it keeps, one per line."""
+        return self.layout.run / "policy.model"
+
+    @property
+    def gateway_url_file(self) -> Path:
+        return self.layout.run / "gateway.url"
+
+    @property
+    def gateway_secret(self) -> Path:
+        """The admin secret's file: in the run's directory, or the one that gateways and runners of several hosts share."""
+        secret_file = load(self.file, self.overrides).gateway.secret_file
+        return Path(secret_file) if secret_file else self.layout.run / "gateway.secret"
+
+    @property
+    def web_url_file(self) -> Path:
+        """The dashboard's URL with its token; for its owner's eyes."""
+        return self.layout.run / "web.url"
+
+    @property
+    def web_token(self) -> Path:
+        return self.layout.run / "web.token"
+
+    def journal(self, process: str) -> Path:
+        """The journal directory of one process."""
+        return self.layout.root / "journal" / process
+
+    @property
+    def workers(self) -> str:
+        """The prefix of the names of this run's workers on this machine, as used in leases and sandboxes."""
+        return f"{socket.gethostname()}:{self.layout.root}:"
+
+    def metrics(self, process: str) -> Path:
+        """The file of one process's watchdog metrics: Prometheus text, for a collector of such files."""
+        return self.layout.run / f"{process}.prom"
+
+    def target(self, process: str, config: Config | None = None) -> Target:
+        """The configured address of one process's metrics, and the file that announces it."""
+        config = config or self.config()
+        section = config.metrics
+        file = self.layout.run / f"{process}{SUFFIX}"
+        return Target(
+            file=file,
+            run=config.run.name,
+            process=process,
+            host=section.host,
+            port=section.ports.get(process, 0),
+        )
+
+    @property
+    def gateway_socket(self) -> Path:
+        """The socket that sandboxes see: alone in a directory that unprivileged users can enter, and short."""
+        digest = hashlib.sha256(os.fsencode(self.layout.root)).hexdigest()[:12]
+        directory = sockets_root() / digest
+        for level, mode in ((directory.parent, 0o711), (directory, 0o755)):
+            level.mkdir(mode=mode, exist_ok=True)
+            found = level.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise ConfigurationError(
+                    f"{level} belongs to another user or is writable by others; remove it and start again"
+                )
+        return directory / "gateway.sock"
+
+    def config(self) -> Config:
+        """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""
+        config = load(self.file, self.overrides)
+        services = config.services
+        if not services.database_url:
+            services = services.model_copy(update={"database_url": recorded_url(self.layout.postgres) or ""})
+        if not services.nats_url:
+            services = services.model_copy(update={"nats_url": recorded_nats_url(self.layout.nats) or ""})
+        return config.model_copy(update={"services": services})
+
+    def connected(self) -> Config:
+        """`config()`, or ConfigurationError if a service is neither named nor was ever started here."""
+        config = self.reading()
+        if not config.services.nats_url:
+            raise ConfigurationError(UNKNOWN.format("NATS_URL"))
+        return config
+
+    def reading(self) -> Config:
+        """As `connected`, for readers of the data pool: only the database must be known."""
+        config = self.config()
+        if not config.services.database_url:
+            raise ConfigurationError(UNKNOWN.format("DATABASE_URL"))
+        return config
+
+
+TEMPLATE = """\
+# Penstock: the configuration of one run. Every key is optional; `penstock config` prints all of them, resolved.
+
+[run]
+name = {name}
+seed = 0
+
+[policy]
+# A Hugging Face directory: config.json, model.safetensors, tokenizer.json. It becomes policy version 0.
+model = {model}
+
+[queue]
+batch_groups = 8      # P: groups per batch
+group_size = 4        # G: rollouts per group
+capacity = 24         # N: groups in flight
+window_fraction = 0.3 # the window is max(1, floor(fraction * N)) positions
+max_staleness = 2     # S: batches
+
+[stage]
+max_turns = 200       # completions per rollout; a task's own [agent].max_turns comes first
+max_context = 0       # tokens of state and action; 0: the model's context
+
+[sampling]
+max_new_tokens = 32768 # per completion, and no more than the context has left
+
+[rollout]
+slots = 8             # concurrent rollouts
+timeout_s = 14400     # of an attempt, at most; a task's own [agent].timeout_sec (900) holds below it
+scaffolds = {{ shell = 1.0 }}
+
+[sandbox]
+# Limits of one sandbox, not reservations; with provider = "kubernetes" a pod requests them.
+memory_mb = 4096
+processes = 512
+cpu_s = 14400         # CPU seconds of one program
+disk_mb = 10240
+
+[trainer]
+lr = 1e-5
+parts = 1             # U: train steps per batch
+"""
+
+
+def write_template(directory: Path, name: str, model: str) -> Path:
+    """Write a new `penstock.toml`; never over an existing one. Without `name` the run gets the name of its directory, if that is valid."""
+    name = name or (own if is_name(own := directory.resolve().name) else "default")
+    check_name("run", name)
+    file = directory / FILE
+    if file.exists():
+        raise ConfigurationError(f"{file} exists already; edit it, or choose another directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    quoted = {key: json.dumps(text, ensure_ascii=False) for key, text in (("name", name), ("model", model))}
+    file.write_text(TEMPLATE.format(**quoted), encoding="utf-8")
+    load(file)
+    return file

@@ -1,0 +1,103 @@
+"""Process large requests off the event loop: one at a time for a session, a few for the gateway.
+
+A request is large if its body is `bodies.costly`, or if it has more than SMALL characters, or MANY messages and tools, that are not on record yet
+and must be rendered. The work continues to its end when its client leaves, so a client that leaves and retries never runs two copies at once.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from orchestrator.gateway.messages.requests import CompletionRequest
+from orchestrator.gateway.messages.turns import Turn
+from orchestrator.gateway.problems import BodyTooLarge, Problem, bad_request, unavailable
+from orchestrator.gateway.sessions.session import Session
+from orchestrator.runtime.log import get
+
+log = get(__name__)
+
+SMALL, MANY = 1 << 14, 256
+AT_ONCE = 8  # large requests of one session that are being read or wait to be read
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Threads and processes that process large requests."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self.threads = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
+        self.processes = anyio.CapacityLimiter(1)
+
+    async def thread(self, session: Session, work: Callable[[], T]) -> T:
+        """Run `work` in a thread and return its result. For work that releases the interpreter lock."""
+        return await self.run(
+            session, partial(to_thread.run_sync, work, abandon_on_cancel=True, limiter=self.threads)
+        )
+
+    async def run(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`, after the session's other large requests. Raises Problem 503 when too many of them wait."""
+        check_room(session)
+        finished = anyio.Event()
+        results: list[T] = []
+        errors: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                async with session.large:
+                    results.append(await work())
+            except (Problem, BodyTooLarge) as refused:
+                errors.append(refused)
+            except RecursionError:
+                errors.append(bad_request("the body is nested too deeply"))
+            except Exception:
+                log.exception("large_request.failed", **session.ids)
+                errors.append(Problem(500, "internal_error", "the gateway failed on this request"))
+            finally:
+                session.waiting_large -= 1
+                finished.set()
+
+        session.waiting_large += 1
+        self._tasks.start_soon(run)
+        await finished.wait()
+        if errors:
+            raise errors[0]
+        if not results:
+            raise unavailable("the gateway is stopping; try again")
+        return results[0]
+
+
+def check_room(session: Session) -> None:
+    """Raise Problem 503 when the session already has the maximum number of waiting large requests."""
+    if session.waiting_large >= AT_ONCE:
+        raise unavailable(f"{AT_ONCE} large requests of this session are being read: try again")
+
+
+def much(turns: Sequence[Turn]) -> bool:
+    """Whether rendering `turns` would block the event loop."""
+    return len(turns) > MANY or sum(map(_characters, turns)) > SMALL
+
+
+def extent(turns: Sequence[Turn]) -> int:
+    """Upper bound on the tokens of the texts of `turns`: one token per byte."""
+    return sum(len(text) if text.isascii() else 4 * len(text) for turn in turns for text in texts(turn))
+
+
+def texts(turn: Turn) -> tuple[str, ...]:
+    """All texts of a turn: answer, reasoning, arguments of calls."""
+    return (turn.text, turn.reasoning or "", *(call.arguments for call in turn.calls))
+
+
+def tools_of(request: CompletionRequest) -> int:
+    """The approximate number of characters of the tools."""
+    return sum(len(repr(tool)) for tool in request.tools)
+
+
+def _characters(turn: Turn) -> int:
+    return sum(map(len, texts(turn)))

@@ -1,0 +1,327 @@
+"""A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import anyio
+import msgspec
+import numpy as np
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.courier import Courier
+from orchestrator.bus.journal import JournalFull
+from orchestrator.contracts.events import StepRecorded, StepRoutes, StepTimings, encode
+from orchestrator.contracts.ids import (
+    NO_PARENT,
+    Ids,
+    b64,
+    chain_sha,
+    ids_from_bytes,
+    ids_to_bytes,
+    logprobs_to_bytes,
+    prompt_sha,
+    row_sha,
+    unb64,
+)
+from orchestrator.contracts.marks import BRANCH_REASONS, MarkReason
+from orchestrator.contracts.spans import flat, not_tiling
+from orchestrator.contracts.states import StepKind
+from orchestrator.gateway.completions.parse import Parsed
+from orchestrator.gateway.messages.requests import CompletionRequest
+from orchestrator.gateway.metrics import GatewayMetrics
+from orchestrator.gateway.problems import unavailable
+from orchestrator.gateway.servers.segmented import Generated
+from orchestrator.gateway.sessions.forest import Origin
+from orchestrator.gateway.sessions.id_buffer import IdBuffer
+from orchestrator.gateway.sessions.node import Node, Placement
+from orchestrator.gateway.sessions.rebuild import TOOLS
+from orchestrator.gateway.sessions.session import Session
+from orchestrator.pool.confirm import MessageKey, MessageKind
+from orchestrator.pool.steps import canonical
+from orchestrator.runtime.log import get
+from orchestrator.trajectory.routes import (
+    Experts,
+    Routed,
+    routes_sha,
+    routes_to_bytes,
+)
+
+log = get(__name__)
+
+TEXT_RULE = "text:"
+
+
+class Recorder:
+    """Commits steps of one run. `experts`: those of a policy whose routes are recorded. If the routes make a step's message larger than
+    `routes_bytes`, only the routes of its own tokens are recorded, or none."""
+
+    def __init__(
+        self,
+        run: str,
+        courier: Courier,
+        stop_ids: frozenset[int],
+        metrics: GatewayMetrics,
+        experts: Experts | None = None,
+        routes_bytes: int = 0,
+    ) -> None:
+        self._run = run
+        self._experts = experts
+        self._routes_bytes = routes_bytes
+        self._courier = courier
+        self._stop_ids = stop_ids
+        self._metrics = metrics
+
+    async def room(self) -> None:
+        """Wait while the journal holds more steps than its limit: the data pool or the bus is away."""
+        await self._courier.room()
+
+    async def commit(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        placement: Placement,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: dict[str, object],
+    ) -> Node:
+        """Record one step and assign its idx. Raises Problem 409 when the session is over, 503 when the disk is full; in both cases
+        nothing was recorded. It cannot be interrupted, so forest and journal never disagree."""
+        with anyio.CancelScope(shield=True):
+            async with session.lock:
+                session.check_open()
+                forest = session.forest
+                origin = forest.classify(placement, request.reason)
+                node, event = self._build(session, request, placement, origin, generated, parsed, sampling)
+                marks = self._marks(session, request, generated, event, origin)
+                event = msgspec.structs.replace(event, marks=marks)
+                try:
+                    await self._courier.send(self._message(event))
+                except JournalFull as error:
+                    raise unavailable(str(error)) from error
+                forest.add(node)
+                session.remember(node, marks)
+        self._metrics.steps.labels(origin.kind.value).inc()
+        log.debug("step.recorded", **session.ids, step=node.idx, tokens=len(generated.ids))
+        if origin.reason is not None:
+            self._metrics.branches.labels(
+                origin.reason if origin.reason in BRANCH_REASONS else "scaffold"
+            ).inc()
+        self._metrics.tokens.inc(len(generated.ids))
+        return node
+
+    def _marks(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        generated: Generated,
+        event: StepRecorded,
+        origin: Origin,
+    ) -> list[MarkReason]:
+        """The reasons why the step must not train. They are part of its record, so no crash can separate them from it."""
+        marks = []
+        if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
+            marks.append(MarkReason.DRIFT)
+            self._metrics.drift.inc()
+            log.error(
+                "step.drifted",
+                rollout=event.rollout,
+                step=event.idx,
+                consequence="it does not train: its record is not what the rollout server saw",
+            )
+        if generated.suspect:
+            marks.append(MarkReason.VERSION_SUSPECT)
+        if auxiliary(request, session.spec.auxiliary):
+            marks.append(MarkReason.AUXILIARY)
+        elif not session.known.owns(request.turns):
+            marks.append(MarkReason.SIDE_CONVERSATION)
+            self._metrics.side.inc()
+            log.warning(
+                "step.side_conversation",
+                **session.ids,
+                step=event.idx,
+                consequence="it does not train: nothing shows that this conversation is the scaffold's",
+            )
+        return marks
+
+    def _message(self, event: StepRecorded) -> Outgoing:
+        """The bus message. The text is only derived from the ids. If it makes the message too large, it is left out."""
+        plain = msgspec.structs.replace(event, routes=None)
+        body = encode(plain)
+        if len(body) > subjects.INLINE_LIMIT_BYTES and plain.appended:
+            log.warning("step.text_left_out", rollout=event.rollout, step=event.idx, bytes=len(body))
+            plain = msgspec.structs.replace(plain, appended=[])
+            body = encode(plain)
+        if event.routes is not None:
+            body = self._with_routes(plain, event.routes)
+        return Outgoing(
+            subject=subjects.steps(self._run, str(event.rollout)),
+            msg_id=str(
+                MessageKey(rollout_id=event.rollout, epoch=event.epoch, idx=event.idx, kind=MessageKind.STEP)
+            ),
+            schema=StepRecorded.schema(),
+            body=body,
+        )
+
+    def _with_routes(self, plain: StepRecorded, routes: StepRoutes) -> bytes:
+        """The message's body with as many routes as fit: all, those of the step's own tokens, or none."""
+        body = encode(msgspec.structs.replace(plain, routes=routes))
+        if len(body) <= self._routes_bytes:
+            return body
+        self._metrics.routes_left_out.inc()
+        log.warning("step.routes_left_out", rollout=plain.rollout, step=plain.idx, bytes=len(body))
+        body = encode(msgspec.structs.replace(plain, routes=_own_routes(plain, routes)))
+        return body if len(body) <= self._routes_bytes else encode(plain)
+
+    def _routes(self, generated: Generated, origin: Origin, full_len: int, chain: bytes) -> StepRoutes | None:
+        """The routes, as far as a server sent them, that no ancestor step has recorded for the same weights."""
+        if self._experts is None or generated.routes is None:
+            return None
+        start = _first_routed(origin, generated)
+        unrecorded = generated.routes[start - generated.routes_from : full_len - 1 - generated.routes_from]
+        if not len(unrecorded):
+            return None
+        layers, top_k, width = self._experts.layers, self._experts.top_k, self._experts.width
+        raw = routes_to_bytes(unrecorded, width)
+        return _step_routes(chain, start, layers, top_k, width, raw)
+
+    def _build(
+        self,
+        session: Session,
+        request: CompletionRequest,
+        placement: Placement,
+        origin: Origin,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: dict[str, object],
+    ) -> tuple[Node, StepRecorded]:
+        spec, idx = session.spec, len(session.forest.nodes)
+        assert len(generated.ids) == len(generated.logprobs)
+        assert not_tiling(generated.spans, len(generated.ids)) is None
+        state = placement.ids
+        full = np.concatenate([state, np.asarray(generated.ids, dtype="<i4")])
+        is_root = origin.kind is StepKind.ROOT
+        prompt = ids_to_bytes(state) if is_root else None
+        digest = prompt_sha(prompt) if prompt is not None else None
+        delta = ids_to_bytes(state[origin.keep_len :])
+        action, logprobs = ids_to_bytes(generated.ids), logprobs_to_bytes(generated.logprobs)
+        parent_chain = origin.parent.chain if origin.parent is not None else digest or NO_PARENT
+        chain = chain_sha(parent_chain, origin.keep_len, delta, action)
+        continues = origin.kind is StepKind.CONTINUES
+        timings = StepTimings(
+            queue=generated.timings.queue,
+            first_byte=generated.timings.first_byte,
+            generation=generated.timings.generation,
+            gap=session.gap_s(),
+            ended=generated.timings.ended,
+        )
+        appended = [turn.plain() for turn in placement.appended]
+        if not continues and placement.tools is not None:
+            shown = [dict(tool) for tool in request.tools]
+            appended.insert(0, {"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown})
+        root = idx if is_root else _root(origin)
+        event = StepRecorded(
+            run=self._run,
+            rollout=spec.rollout,
+            attempt=spec.attempt,
+            epoch=spec.epoch,
+            idx=idx,
+            kind=origin.kind,
+            parent=origin.parent.idx if origin.parent is not None else None,
+            root=root,
+            keep_len=origin.keep_len,
+            state_len=len(state),
+            full_len=len(full),
+            delta=b64(delta),
+            action=b64(action),
+            logprobs=b64(logprobs),
+            spans=list(generated.spans),
+            chain_sha=chain.hex(),
+            row_sha=row_sha(chain, logprobs, flat(generated.spans), canonical(sampling)).hex(),
+            sampling=sampling,
+            finish=generated.finish,
+            parse=parsed.status,
+            agent=request.agent,
+            prompt=b64(prompt) if prompt is not None else None,
+            prompt_sha=digest.hex() if digest is not None else None,
+            timings=timings,
+            appended=appended,
+            reply=parsed.turn.plain(),
+            request_digest=request.digest,
+            branch_reason=origin.reason,
+            branch=origin.difference.plain() if origin.difference is not None else None,
+            routes=self._routes(generated, origin, len(full), chain),
+        )
+        node = Node(
+            idx=idx,
+            parent=placement.parent,
+            history=placement.appended,
+            reply=parsed.turn,
+            buffer=IdBuffer(full),
+            full_len=len(full),
+            state_len=len(state),
+            root=root,
+            chain=chain,
+            tools=placement.tools,
+            ended=bool(generated.ids) and generated.ids[-1] in self._stop_ids,
+            agent=request.agent,
+            parse=parsed.status,
+            finish=generated.finish,
+            digest=request.digest,
+            versions=tuple(sorted({span.version for span in generated.spans})),
+            generation_s=generated.timings.generation,
+            ended_at=generated.timings.ended,
+        )
+        return node, event
+
+
+def _first_routed(origin: Origin, generated: Generated) -> int:
+    """The first position whose routes no ancestor step has recorded for the same weights."""
+    if origin.kind is not StepKind.REWRITES or origin.parent is None:
+        return generated.routes_from
+    return Routed(origin.keep_len, origin.parent.routed).first_wanted(generated.spans[0].version)
+
+
+def _step_routes(chain: bytes, start: int, layers: int, top_k: int, width: int, raw: bytes) -> StepRoutes:
+    sha = routes_sha(chain, start, layers, top_k, width, raw)
+    return StepRoutes(start=start, layers=layers, top_k=top_k, width=width, ids=b64(raw), sha=sha.hex())
+
+
+def routes_limit(routes_mb: float, max_payload: int) -> int:
+    """Bytes of the largest message with routes: the configured limit or the limit of the bus, with room for headers."""
+    return min(int(routes_mb * 2**20), max_payload - 64 * 2**10)
+
+
+def _own_routes(event: StepRecorded, routes: StepRoutes) -> StepRoutes | None:
+    """The routes of a step's own tokens and of the token before them; None if the step has only these."""
+    first_position = event.keep_len - 1
+    if event.parent is None or routes.start >= first_position:
+        return None
+    raw = unb64(routes.ids)[(first_position - routes.start) * routes.layers * routes.top_k * routes.width :]
+    return _step_routes(
+        bytes.fromhex(event.chain_sha), first_position, routes.layers, routes.top_k, routes.width, raw
+    )
+
+
+def fold(event: StepRecorded, origin: Origin) -> Ids:
+    """The full ids of an event, computed only from its own bytes and its parent's full ids, as Postgres folds them."""
+    parent_ids = ids_from_bytes(unb64(event.prompt or "")) if origin.parent is None else origin.parent.full
+    pieces = (ids_from_bytes(unb64(piece)) for piece in (event.delta, event.action))
+    return np.concatenate([parent_ids[: event.keep_len], *pieces])
+
+
+def _root(origin: Origin) -> int:
+    assert origin.parent is not None
+    return origin.parent.root
+
+
+def auxiliary(request: CompletionRequest, rules: Sequence[str]) -> bool:
+    """Whether a scaffold's rules classify a call as auxiliary, not the policy's work. A rule matches the model's name, or with `text:` before
+    the pattern the first message of the conversation."""
+    first_text = request.turns[0].text if request.turns else ""
+    return any(
+        fnmatchcase(first_text, rule.removeprefix(TEXT_RULE))
+        if rule.startswith(TEXT_RULE)
+        else fnmatchcase(request.model, rule)
+        for rule in rules
+    )

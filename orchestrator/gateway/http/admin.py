@@ -1,0 +1,222 @@
+"""The admin API, for runners: opening and ending sessions. TCP only, behind a bearer secret; a sandbox's socket never has these routes."""
+
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import SessionState
+from orchestrator.gateway.http.base import json_response, read_json
+from orchestrator.gateway.http.dialects.chat import ChatDialect
+from orchestrator.gateway.problems import Problem, bad_request
+from orchestrator.gateway.servers.pool import ServerPool
+from orchestrator.gateway.sessions.registry import SessionRegistry
+from orchestrator.gateway.sessions.session import SessionSpec
+from orchestrator.gateway_client import ConversationLimit, OpenSession, SessionBudget
+from orchestrator.pool.drain_requests import Orders
+from orchestrator.settings.sampling import checked
+
+
+class _Budget(msgspec.Struct, frozen=True, kw_only=True):
+    max_turns: int
+    max_context: int
+    max_total_tokens: int | None = None
+    max_auxiliary_calls: int | None = None
+    max_auxiliary_tokens: int | None = None
+
+
+class _Open(msgspec.Struct, frozen=True, kw_only=True):
+    run: str
+    rollout: int
+    attempt: int
+    epoch: int
+    budget: _Budget
+    ttl_s: float | None = None
+    sampling: dict[str, Any] = {}
+    scripted: list[dict[str, Any]] | None = None
+    auxiliary: list[str] = []
+    replayable: bool = False
+    version: int | None = None
+    group: int | None = None
+    conversations: ConversationLimit = ConversationLimit.MANY
+    sub_agents: list[str] | None = None
+    instructions: list[str] = []
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    rollout: int
+    attempt: int
+    epoch: int
+
+
+def admin_secret(path: Path) -> str:
+    """The secret in `path`, created (mode 0600) when the file is absent. Raises ConfigurationError when it is empty."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_text(encoding="ascii").strip()
+        if not secret:
+            raise ConfigurationError(
+                f"the admin secret file {path} is empty: remove it, and a new one is made"
+            ) from None
+        return secret
+    with os.fdopen(descriptor, "w") as file:
+        secret = secrets.token_urlsafe(32)
+        file.write(secret + "\n")
+    return secret
+
+
+class AdminRoutes:
+    """`url` and `socket_path` are sent to the client that opens a session; /metrics shows `registry`; `orders`: whether the gateway drains;
+    `context`: computes the context of a session from its budget's limit."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        secret: str,
+        sessions: SessionRegistry,
+        pool: ServerPool,
+        registry: CollectorRegistry,
+        session_ttl_s: float,
+        socket_path: Path,
+        sandbox_port: int,
+        orders: Orders,
+        context: Callable[[int], int],
+    ) -> None:
+        self._run = run
+        self._secret = secret
+        self._sessions = sessions
+        self._pool = pool
+        self._registry = registry
+        self._ttl_s = session_ttl_s
+        self._socket_path = socket_path
+        self._sandbox_port = sandbox_port
+        self._orders = orders
+        self._context = context
+        self.url = ""  # known once the listener is bound
+
+    def routes(self) -> list[web.RouteDef]:
+        """The admin routes, and those for operators."""
+        return [
+            web.post("/admin/sessions", self._guarded(self._open)),
+            web.post("/admin/sessions/seal", self._guarded(self._seal)),
+            web.post("/admin/sessions/abort", self._guarded(self._abort)),
+            web.post("/admin/sessions/activity", self._guarded(self._activity)),
+            web.get("/admin/servers", self._guarded(self._servers)),
+            web.get("/metrics", self._get_metrics),
+            web.get("/readyz", self._ready),
+        ]
+
+    def _guarded(self, handler: Any) -> Any:
+        async def handle(request: web.Request) -> web.Response:
+            scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+            try:
+                if scheme.lower() != "bearer" or not hmac.compare_digest(
+                    bearer.strip().encode("utf-8", "surrogateescape"), self._secret.encode()
+                ):
+                    raise Problem(401, "invalid_api_key", "the admin secret is wrong")
+                return json_response(msgspec.to_builtins(await handler(request)))
+            except Problem as problem:
+                return json_response(ChatDialect().error(problem), problem.status)
+
+        return handle
+
+    async def _open(self, request: web.Request) -> OpenSession:
+        requested = _convert(await read_json(request), _Open)
+        if requested.run != self._run:
+            raise bad_request(
+                f"this gateway serves the run {quoted(self._run)}, not {quoted(requested.run)}", "run"
+            )
+        try:
+            sampling = checked(requested.sampling, most_seed=2**63 - 1)
+        except ValueError as error:
+            raise bad_request(str(error), "sampling") from None
+        ttl_s = requested.ttl_s or self._ttl_s
+        spec = SessionSpec(
+            rollout=requested.rollout,
+            attempt=requested.attempt,
+            epoch=requested.epoch,
+            budget=SessionBudget(**msgspec.structs.asdict(requested.budget)),
+            expires=time.monotonic() + ttl_s,
+            sampling=sampling,
+            script=None if requested.scripted is None else tuple(requested.scripted),
+            auxiliary=tuple(requested.auxiliary),
+            replayable=requested.replayable,
+            version=requested.version,
+            group=requested.group,
+            conversations=requested.conversations,
+            sub_agents=None if requested.sub_agents is None else tuple(requested.sub_agents),
+            instructions=tuple(requested.instructions),
+        )
+        token = await self._sessions.open(spec)
+        path = f"/s/{token}/v1"
+        return OpenSession(
+            token=token,
+            path=path,
+            base_url=self.url + path,
+            socket_path=str(self._socket_path),
+            expires=time.time() + ttl_s,
+            context=self._context(requested.budget.max_context),
+        )
+
+    async def _seal(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        return await self._sessions.end(lease.rollout, lease.attempt, lease.epoch, SessionState.SEALED)
+
+    async def _abort(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        return await self._sessions.end(lease.rollout, lease.attempt, lease.epoch, SessionState.CLOSED)
+
+    async def _activity(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        activity = self._sessions.activity(lease.rollout, lease.attempt, lease.epoch)
+        return replace(activity, sandbox_port=self._sandbox_port)
+
+    async def _servers(self, request: web.Request) -> Any:
+        return {
+            "servers": [
+                {
+                    "url": server.url,
+                    "version": server.version,
+                    "ready": server.ready,
+                    "answers": server.answers,
+                    "delay_s": round(server.delay, 3),
+                    "in_flight": len(server.in_flight),
+                }
+                for server in self._pool.servers
+            ]
+        }
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """200: the gateway takes sessions. Calls wait while no rollout server is ready.
+
+        A draining gateway answers 503: a client with a new session must use another gateway, and a cluster that drains gateways one at a time
+        must not touch the others at that time. The gateway's own sessions continue: they use its address, which readiness does not hide
+        (`publishNotReadyAddresses`). The probes that end a process use its metrics port, which answers 200.
+        """
+        if self._orders.drains:
+            return web.Response(
+                text="it drains: it opens no new sessions, and goes on with those it has\n", status=503
+            )
+        return web.Response(text="ok\n")
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain")
+
+
+def _convert(value: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error)) from None

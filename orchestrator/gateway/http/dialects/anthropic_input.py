@@ -1,0 +1,120 @@
+"""The input side of the Messages wire: converts system prompt, content blocks and tools to the chat form.
+
+| block | becomes |
+|---|---|
+| text | text |
+| thinking | the assistant's reasoning; a signature of ours names the step |
+| redacted_thinking, …_tool_use and …_tool_result of a provider's tools | nothing, counted |
+| tool_use | a tool call |
+| tool_result | a tool message, before the rest of its user message |
+| any other | by `content.py`: its text; or refused in the opening of a conversation, left out and counted in a history |
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.http.dialects.base import ChatRequest
+from orchestrator.gateway.http.dialects.opaque_reasoning import signed_step
+from orchestrator.gateway.http.dialects.tools import anthropic_tool, of_provider
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.requests import function_tool, tool_list
+from orchestrator.gateway.messages.turns import STEP_KEY
+from orchestrator.gateway.problems import bad_request
+
+PSEUDO_HEADER = "x-anthropic-"
+
+
+def read_request(body: Mapping[str, Any], *, past: bool = False) -> ChatRequest:
+    """The conversation and tools of a request body. Raises Problem 400 naming the error. `past`: the session has a step."""
+    raw = body.get("messages")
+    if not isinstance(raw, list) or not raw:
+        raise bad_request("messages must be a non-empty list", "messages")
+    messages: list[dict[str, Any]] = []
+    if system := system_text(body.get("system")):
+        messages.append({"role": "system", "content": system})
+    for i, message in enumerate(raw):
+        if not isinstance(message, dict):
+            raise bad_request(f"messages[{i}] is not an object", "messages")
+        _message(message, f"messages[{i}]", messages, past)
+        past = past or message["role"] == "assistant"
+    tools, stripped = _tools(body.get("tools"))
+    return ChatRequest(messages=messages, tools=tools, left_out=stripped)
+
+
+def system_text(system: Any) -> str:
+    """The system prompt, one string or blocks, without the pseudo-header that Claude Code puts first. The pseudo-header differs from request to
+    request, so with it no two prompts would have the same beginning."""
+    if system is not None and not isinstance(system, str | list):
+        raise bad_request("system must be a string or a list of text blocks", "system")
+    blocks = system if isinstance(system, list) else [system]
+    texts = [_without_pseudo_headers(flatten([block] if block else None, "system")[0]) for block in blocks]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _without_pseudo_headers(text: str) -> str:
+    while text.lstrip().startswith(PSEUDO_HEADER):
+        text = text.lstrip().partition("\n")[2]
+    return text
+
+
+def _tools(raw: Any) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """(function tools, tools left out because they run on a provider's servers)."""
+    declared = tool_list(raw)
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared) if not of_provider(tool)]
+    return tools, len(declared) - len(tools)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if tool.get("type") in (None, "custom"):
+        return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where)
+    return anthropic_tool(tool, where)
+
+
+def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, Any]], past: bool) -> None:
+    """Convert one message and append the result."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad_request(f"{where} has the unknown role {quoted(role)}", "messages")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise bad_request(f"{where}: the content must be a string or a list of blocks", "messages")
+    if role == "assistant":
+        _assistant(blocks, where, messages)
+        return
+    rest = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            text, missing = flatten(block.get("content"), where, past=True)
+            if block.get("is_error") and not text.lower().startswith("error"):
+                text = f"Error: {text}"
+            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+            messages.append({**result, LEFT_KEY: missing})
+        else:
+            rest.append(block)
+    if rest or not blocks:
+        text, missing = flatten(rest, where, past=past)
+        messages.append({"role": role, "content": text, LEFT_KEY: missing})
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], where: str, messages: list[dict[str, Any]]) -> None:
+    message: dict[str, Any] = {"role": "assistant"}
+    thoughts, calls, rest = [], [], []
+    for block in blocks:
+        match block.get("type"):
+            case "thinking":
+                if isinstance(thinking := block.get("thinking"), str) and thinking:
+                    thoughts.append(thinking)
+                if (step := signed_step(block.get("signature"))) is not None:
+                    message[STEP_KEY] = step
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": block.get("input")}
+                calls.append({"id": block.get("id"), "function": function})
+            case _:
+                rest.append(block)
+    message["content"], message[LEFT_KEY] = flatten(rest, where, past=True, shown=False)
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    messages.append(message)

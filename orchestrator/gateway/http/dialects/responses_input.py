@@ -1,0 +1,322 @@
+"""The input side of the Responses wire: converts items to chat messages, and tools of every kind to function tools.
+
+| item | becomes |
+|---|---|
+| message (user, system, developer) | a message of that role |
+| reasoning, message (assistant), function_call, custom_tool_call | parts of one assistant message, in this order |
+| local_shell_call, shell_call, apply_patch_call of a client's tool | the same, as calls of functions (`typed_calls.py`) |
+| function_call_output, custom_tool_call_output, outputs of typed tools | a tool message |
+| any other with a `call_id` and an `output`, once a call has that id | a tool message |
+| additional_tools | tools |
+| item_reference, previous_response_id | the object that was served under that id |
+| items of a provider's own tools, any other item once the assistant has spoken | nothing, counted |
+| any other item in the opening of a conversation | refused |
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.http.dialects.base import (
+    NOTHING,
+    ChatRequest,
+    Known,
+    Wanted,
+)
+from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
+from orchestrator.gateway.http.dialects.tools import of_provider, unknown
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.requests import (
+    INPUT,
+    freeform_tool,
+    function_tool,
+    tool_list,
+)
+from orchestrator.gateway.messages.turns import INSTRUCTIONS_KEY, STEP_KEY, step_of
+from orchestrator.gateway.messages.typed_calls import (
+    CALLS,
+    OUTPUTS,
+    answered,
+    arguments_of,
+    result_of,
+)
+from orchestrator.gateway.messages.typed_tools import RESPONSES
+from orchestrator.gateway.problems import Problem, bad_request
+
+# Created and answered by a provider's servers, or in a form that only its models know. The gateway never serves such an item.
+_PROVIDER_ENDINGS = ("_call", "_call_output")
+_PROVIDER_ITEMS = frozenset(
+    {
+        "compaction",
+        "compaction_trigger",
+        "configuration_update",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_output",
+    }
+)
+
+
+class Names:
+    """Tool names of the policy, and their wire form: (namespace or None, name, type of the tool)."""
+
+    def __init__(self) -> None:
+        self._wire: dict[str, tuple[str | None, str, str]] = {}
+
+    def add(self, namespace: str | None, name: str, kind: str) -> str:
+        """The policy's name of a tool. Raises Problem 400 when another tool has that name."""
+        joined_name = joined(namespace, name)
+        if self._wire.setdefault(joined_name, (namespace, name, kind)) != (namespace, name, kind):
+            raise bad_request(f"two different tools are called {quoted(joined_name)}: rename one", "tools")
+        return joined_name
+
+    def copy(self) -> dict[str, tuple[str | None, str, str]]:
+        """The names so far, for `restore`."""
+        return dict(self._wire)
+
+    def restore(self, names: dict[str, tuple[str | None, str, str]]) -> None:
+        """Drop the names added since `copy`."""
+        self._wire = names
+
+    @property
+    def called(self) -> dict[str, str]:
+        """The policy's names by the names that a choice on the wire uses."""
+        return {name: joined_name for joined_name, (_, name, _) in self._wire.items()}
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """The policy's names, by type, of tools that have only a type on the wire."""
+        return {kind: joined_name for joined_name, (_, _, kind) in self._wire.items() if kind in RESPONSES}
+
+    def of(self, flat: str) -> tuple[str | None, str, str]:
+        """The wire form of a tool that the policy calls."""
+        return self._wire.get(flat, (None, flat, "function"))
+
+
+def joined(namespace: object, name: str) -> str:
+    """One name for a tool of a namespace: `mcp__files` or `mcp__files__`, `read` → `mcp__files__read`."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatRequest, Names]:
+    """The conversation and tools of a request body. Raises Problem 400 naming the error, Wanted if it refers to ids that `known` does not hold."""
+    items = body.get("input")
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    before = _before(body.get("previous_response_id"), known)
+    if not isinstance(items, list) or (not items and not before):
+        raise bad_request("input must be a non-empty string or list of items", "input")
+    _check_references(items, known)
+    names = Names()
+    conversation = _Conversation(past=known.past or bool(before))
+    instructions = body.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise bad_request("instructions must be a string", "instructions")
+    if instructions:
+        conversation.messages.append({"role": "system", "content": instructions, INSTRUCTIONS_KEY: True})
+    conversation.messages += before
+    past_tools: list[Any] = []
+    for i, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise bad_request(f"input[{i}] is not an object", "input")
+        if item.get("type") == "item_reference":
+            item = known.stored[item["id"]]
+        if item.get("type") == "additional_tools":
+            past_tools.append(item.get("tools"))
+        else:
+            conversation.add(item, f"input[{i}]")
+    tools = list(
+        _tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
+    )
+    for added in past_tools:
+        tools += _tools_of_the_past(added, names)
+    stripped = sum(tool is None for tool in tools)
+    messages = ChatRequest(
+        messages=conversation.messages,
+        tools=[tool for tool in tools if tool is not None],
+        left_out=conversation.left_out + stripped,
+        names=names.called,
+        typed=names.typed,
+    )
+    return messages, names
+
+
+def _before(previous: Any, known: Known) -> list[dict[str, Any]]:
+    """The conversation that a request continues, without the instructions of the previous request: they apply to one request only."""
+    if previous is None:
+        return []
+    key = "previous_response_id"
+    if not isinstance(previous, str):
+        raise bad_request(f"{key} must be the id of a response", key)
+    messages = known.stored.get(previous)
+    if messages is None:
+        raise Wanted([previous], key)
+    return [dict(message) for message in messages if not message.get(INSTRUCTIONS_KEY)]
+
+
+def _check_references(items: Sequence[Any], known: Known) -> None:
+    unresolved = []
+    for i, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            identifier = item.get("id")
+            if not isinstance(identifier, str):
+                raise bad_request(f"input[{i}] refers to a stored item without an id", "input")
+            if known.stored.get(identifier) is None:
+                unresolved.append((i, identifier))
+    if unresolved:
+        missing = next((reference for reference in unresolved if reference[1] in known.stored), unresolved[0])
+        raise Wanted([missing[1], *(identifier for _, identifier in unresolved)], f"input[{missing[0]}]")
+
+
+def _tools(raw: Sequence[tuple[str, Mapping[str, Any]]], names: Names) -> Iterator[Mapping[str, Any] | None]:
+    """Convert tools, given with their places, to function tools; None for each one that would run at a provider."""
+    for where, tool in raw:
+        if tool.get("type") == "namespace":
+            inner, namespace = tool_list(tool.get("tools")), tool.get("name")
+            if not isinstance(namespace, str) or not namespace:
+                raise bad_request(f"{where} is a namespace without a name", "tools")
+            for j, member in enumerate(inner):
+                yield _tool(member, namespace, names, f"{where}.tools[{j}]")
+        else:
+            yield _tool(tool, None, names, where)
+
+
+def _tools_of_the_past(raw: Any, names: Names) -> Iterator[Mapping[str, Any] | None]:
+    """The same for tools that came with a history. They are never refused: None for each tool that cannot be shown."""
+    for tool in raw if isinstance(raw, list) else [raw]:
+        before = names.copy()
+        try:
+            yield from list(_tools([("a tool of the input", nested) for nested in tool_list([tool])], names))
+        except Problem:
+            names.restore(before)
+            yield None
+
+
+def _tool(
+    tool: Mapping[str, Any], namespace: str | None, names: Names, where: str
+) -> Mapping[str, Any] | None:
+    kind, name, description = tool.get("type"), tool.get("name"), tool.get("description")
+    if of_provider(tool):
+        return None
+    if isinstance(kind, str) and kind in RESPONSES and namespace is None:
+        name, description, parameters = RESPONSES[kind]
+        return function_tool(names.add(None, name, kind), description, parameters, where)
+    if kind not in ("function", "custom"):
+        raise unknown(kind, where)
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where} has no name", "tools")
+    joined_name = names.add(namespace, name, kind)
+    if kind == "function":
+        return function_tool(joined_name, description, tool.get("parameters"), where)
+    return freeform_tool(joined_name, description, tool.get("format"), where)
+
+
+class _Conversation:
+    """Chat messages so far. Consecutive pieces of one reply are one assistant message."""
+
+    def __init__(self, *, past: bool) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.left_out = 0
+        self._past = past
+
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        """Add the next item."""
+        kind = item.get("type", "message" if "role" in item else None)
+        match kind:
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                self._reasoning(item)
+            case "function_call" | "custom_tool_call":
+                self._call(item, kind == "custom_tool_call", where)
+            case str() if kind in CALLS and (arguments := arguments_of(item)) is not None:
+                self._say({"name": CALLS[kind], "arguments": arguments}, answered(item))
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item, where)
+            case str() if self._called(answered(item)) and ("output" in item or kind in OUTPUTS):
+                self._output(item, where)
+            case str() if self._past or kind.endswith(_PROVIDER_ENDINGS) or kind in _PROVIDER_ITEMS:
+                self.left_out += 1
+            case _:
+                raise bad_request(f"{where} is of the unknown type {quoted(kind)}", "input")
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in ("assistant", "user", "system", "developer"):
+            raise bad_request(f"{where} has the unknown role {quoted(role)}", "input")
+        from_assistant = role == "assistant"
+        text, missing = flatten(
+            item.get("content"), where, past=self._past or from_assistant, shown=not from_assistant
+        )
+        if from_assistant:
+            message = self._reply("content", "tool_calls", step=step_of(item.get("id")))
+            message["content"] = text
+        else:
+            message = {"role": role, "content": text}
+            self.messages.append(message)
+        message[LEFT_KEY] = missing
+
+    def _output(self, item: Mapping[str, Any], where: str) -> None:
+        text, missing = flatten(result_of(item), where, past=True)
+        result = {"role": "tool", "tool_call_id": answered(item), "content": text}
+        self.messages.append({**result, LEFT_KEY: missing})
+
+    def _called(self, identifier: object) -> bool:
+        return identifier is not None and any(
+            call["id"] == identifier for message in self.messages for call in message.get("tool_calls") or ()
+        )
+
+    def _reasoning(self, item: Mapping[str, Any]) -> None:
+        recorded = kept_reasoning(item.get("encrypted_content"))
+        step = recorded[0] if recorded is not None else step_of(item.get("id"))
+        text, _ = flatten(_texts(item.get("content")) or _texts(item.get("summary")), past=True)
+        message = self._reply("reasoning_content", "content", "tool_calls", step=step)
+        message["reasoning_content"] = text or (recorded[1] if recorded is not None else "")
+
+    def _call(self, item: Mapping[str, Any], freeform: bool, where: str) -> None:
+        name, identifier = item.get("name"), item.get("call_id")
+        if not isinstance(name, str) or not name:
+            raise bad_request(f"{where} is a tool call without a name", "input")
+        arguments = {INPUT: item.get("input")} if freeform else item.get("arguments")
+        self._say({"name": joined(item.get("namespace"), name), "arguments": arguments}, identifier)
+
+    def _say(self, function: Mapping[str, Any], identifier: object) -> None:
+        call = {"id": identifier, "function": function}
+        step = step_of(identifier)
+        message = self._siblings(step) or self._reply(step=step)
+        message.setdefault("tool_calls", []).append(call)
+
+    def _reply(self, *later: str, step: int | None) -> dict[str, Any]:
+        """The assistant message that the next piece belongs to: the last one, unless it already has that piece or a `later` one, or
+        belongs to another step."""
+        last = self.messages[-1] if self.messages else None
+        other_step = last is not None and step is not None and last.get(STEP_KEY, step) != step
+        if last is None or last["role"] != "assistant" or other_step or any(key in last for key in later):
+            last = {"role": "assistant"}
+            self.messages.append(last)
+        self._past = True
+        if step is not None:
+            last[STEP_KEY] = step
+        return last
+
+    def _siblings(self, step: int | None) -> dict[str, Any] | None:
+        """The message with the other calls of this step, if only their results are in between: some programs replay each parallel call
+        together with its result."""
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                calls = message.get("tool_calls") or []
+                same_step = step is not None and any(step_of(call["id"]) == step for call in calls)
+                return message if same_step else None
+            if message["role"] != "tool":
+                return None
+        return None
+
+
+def _texts(parts: Any) -> list[Any]:
+    """The text parts of a reasoning item."""
+    found = parts if isinstance(parts, list) else []
+    return [part["text"] for part in found if isinstance(part, dict) and isinstance(part.get("text"), str)]

@@ -1,0 +1,101 @@
+"""Routes for objects that the Responses wire calls stored: a response of this session, the items before it, its deletion.
+
+GET    /v1/responses/<id>                 the response again, without the tools and instructions of its request
+GET    /v1/responses/<id>/input_items     ?order=desc|asc, limit (1 to 100), after
+DELETE /v1/responses/<id>                 later requests cannot refer to it; its step stays recorded
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.http.base import json_response, problem_response, token_of
+from orchestrator.gateway.http.dialects.errors import openai_error
+from orchestrator.gateway.http.dialects.responses import finished_response, output_items
+from orchestrator.gateway.http.dialects.responses_input import Names
+from orchestrator.gateway.http.stored import input_items, node_of, reply_of
+from orchestrator.gateway.problems import Problem, bad_request
+from orchestrator.gateway.sessions.node import Node
+from orchestrator.gateway.sessions.registry import SessionRegistry
+from orchestrator.gateway.sessions.session import Session
+from orchestrator.gateway.sessions.store import SessionStore
+
+MOST, USUAL = 100, 20
+Answer = Callable[[web.Request, Session, str, Node], Awaitable[Any]]
+
+
+class StoredRoutes:
+    """The handlers."""
+
+    def __init__(self, sessions: SessionRegistry, store: SessionStore) -> None:
+        self._sessions = sessions
+        self._store = store
+
+    def routes(self, base: str) -> list[web.RouteDef]:
+        """The routes below `base`, which may contain the token."""
+        path = base + "/v1/responses/{response}"
+        return [
+            web.get(path, self._handler(self._response)),
+            web.delete(path, self._handler(self._delete)),
+            web.get(path + "/input_items", self._handler(self._items)),
+        ]
+
+    def _handler(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                session = await self._sessions.find(token_of(request))
+                session.check_open()
+                identifier = request.match_info["response"]
+                node = node_of(session, identifier)
+                if node is None:
+                    raise Problem(
+                        404, "not_found", f"no response {quoted(identifier)} was served in this session"
+                    )
+                return json_response(await answer(request, session, identifier, node))
+            except Problem as problem:
+                return problem_response(openai_error(problem), problem)
+
+        return handle
+
+    async def _response(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+        if request.query.get("stream", "false").lower() == "true":
+            raise bad_request(
+                "a response that is finished is not streamed again: ask without stream", "stream"
+            )
+        reply = reply_of(node)
+        echo = {"id": identifier, "created": 0, "model": "policy", "body": {}}
+        return finished_response(echo, reply, list(output_items(reply, Names())))
+
+    async def _delete(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+        session.deleted.add(identifier)
+        await self._store.save_progress(session)
+        return {"id": identifier, "object": "response", "deleted": True}
+
+    async def _items(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+        found = input_items(node)
+        if found is None:
+            raise Problem(
+                404, "not_found", f"the text before {quoted(identifier)} was too large to be recorded"
+            )
+        order, limit = request.query.get("order", "desc"), request.query.get("limit", str(USUAL))
+        if order not in ("asc", "desc"):
+            raise bad_request("order must be asc or desc", "order")
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MOST):
+            raise bad_request(f"limit must be a number from 1 to {MOST}", "limit")
+        if order == "desc":
+            found.reverse()
+        if (after := request.query.get("after")) is not None:
+            at = next((at for at, item in enumerate(found) if item["id"] == after), None)
+            if at is None:
+                raise bad_request("after must be the id of an item of this list", "after")
+            found = found[at + 1 :]
+        page = found[: int(limit)]
+        return {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(found) > len(page),
+        }

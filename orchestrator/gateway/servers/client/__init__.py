@@ -1,0 +1,35 @@
+"""Rollout servers as the gateway sees them: SGLang's HTTP protocol, token ids in and out."""
+
+from orchestrator.gateway.servers.client.client import CONTEXT_KEPT, PauseMode, RolloutServerClient
+from orchestrator.gateway.servers.client.errors import (
+    RequestRefused,
+    RolloutServerBroken,
+    RolloutServerError,
+    RolloutServerSilent,
+    RolloutServerUnreachable,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.servers.client.generation import (
+    FinishReason,
+    Generation,
+    SamplingParams,
+    Timings,
+    WeightSpan,
+)
+
+__all__ = [
+    "CONTEXT_KEPT",
+    "FinishReason",
+    "Generation",
+    "PauseMode",
+    "RequestRefused",
+    "RolloutServerBroken",
+    "RolloutServerClient",
+    "RolloutServerError",
+    "RolloutServerSilent",
+    "RolloutServerUnreachable",
+    "SamplingParams",
+    "Timings",
+    "WeightSpan",
+    "WeightUpdateRefused",
+]

@@ -1,0 +1,324 @@
+"""A client of one rollout server, for SGLang 0.5.23's protocol (the embedded server speaks a subset of it).
+
+It implements routes, bodies and failures. It has no knowledge of policies, and does not retry, route or pause on its own. Generation
+is not streamed: the reply is the whole completion. A cancelled call drops its connection, which ends the request on the server.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.servers.client.errors import (
+    RequestRefused,
+    RolloutServerBroken,
+    RolloutServerSilent,
+    RolloutServerUnreachable,
+    WeightUpdateRefused,
+)
+from orchestrator.gateway.servers.client.generation import Generation, SamplingParams, parse_generation
+from orchestrator.gateway.servers.client.id_text import json_ids
+from orchestrator.runtime.failpoints import boundary
+from orchestrator.settings.timeouts import timeouts
+from orchestrator.trajectory.routes import Experts
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests."""
+
+    ABORT = "abort"  # they end with their tokens so far
+    RETRACT = "retract"  # they restart from their tokens
+    IN_PLACE = "in_place"  # they continue with their keys and values
+
+
+QUICK_S = 30.0
+"""Timeout of routes that do not generate. It is above the 20 s after which a paused server's /health returns 503."""
+
+CONTEXT_KEPT = 6
+"""Positions of the model's context that SGLang reserves for itself. It refuses a longer prompt, also when a call is sent again with
+its tokens so far."""
+
+KEEP_ALIVE_S = 4.0
+"""The client closes idle connections: SGLang's HTTP server closes them after 5 s, and a request sent at that moment would be lost."""
+
+
+class RolloutServerClient:
+    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000.
+
+    `vocabulary`: size of the served model's vocabulary. Other ids raise RequestRefused here, because they crash a real SGLang server.
+    `experts`: of a mixture whose routes are recorded; every completion then requests its routes."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        vocabulary: int | None = None,
+        experts: Experts | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._vocabulary = vocabulary
+        self._experts = experts
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts().server_connect_s),
+            cookie_jar=aiohttp.DummyCookieJar(),  # rollout servers set no cookies, and every request would query the jar
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ---- completions ----
+
+    async def generate(
+        self,
+        input_ids: Sequence[int] | Ids,
+        sampling: SamplingParams,
+        *,
+        rid: str | None = None,
+        routing_key: str | None = None,
+        routes_from: int = 0,
+        timeout: float | None = None,
+    ) -> Generation:
+        """One completion of `input_ids`. It waits through pauses; `timeout` None: it waits indefinitely. `routes_from`: the first position whose
+        routes are wanted, if routes are recorded."""
+        self._check(input_ids)
+        ids = np.array(input_ids, dtype="<i4")
+        body: dict[str, Any] = {
+            "rid": rid or uuid.uuid4().hex,
+            "input_ids": json_ids(ids),
+            "sampling_params": sampling.body(),
+            "return_logprob": True,
+            "stream": False,
+        }
+        if routing_key is not None:
+            body["routing_key"] = routing_key
+        if self._experts is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
+        _, raw = await self._call("POST", "/generate", body, timeout)
+        return replace(self._parse(raw, routes_from), sent=ids)
+
+    async def prompt_logprobs(
+        self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S
+    ) -> list[float]:
+        """Logprobs, at temperature 1, of input_ids[1:] each given the ids before it: len(input_ids) − 1 values."""
+        self._check(input_ids)
+        body = {
+            "rid": uuid.uuid4().hex,
+            "input_ids": list(input_ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        url, raw = await self._call("POST", "/generate", body, timeout, at="server.canary")
+        reply = self._json(url, raw)
+        try:
+            entries = reply["meta_info"]["input_token_logprobs"]
+            if [entry[1] for entry in entries] != list(input_ids):
+                raise RolloutServerBroken(url, "the prompt's ids came back changed")
+            return [float(entry[0]) for entry in entries[1:]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise RolloutServerBroken(url, f"the reply has no prompt logprobs ({error})") from error
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all of them (None). Each answers its caller with its tokens so far. Unknown ids are not an error."""
+        body = {"abort_all": True} if rid is None else {"rid": rid}
+        await self._call("POST", "/abort_request", body, QUICK_S, at="server.abort")
+
+    # ---- weights ----
+
+    async def pause(self, mode: PauseMode = PauseMode.ABORT) -> None:
+        """Stop generating; later requests are held until `continue_`."""
+        await self._call("POST", "/pause_generation", {"mode": mode}, QUICK_S, at="server.pause")
+
+    async def continue_(self) -> None:
+        await self._call("POST", "/continue_generation", {}, QUICK_S, at="server.continue")
+
+    async def update_weights(
+        self, path: str, version: str, *, flush_cache: bool = True, timeout: float | None = None
+    ) -> None:
+        """Serve the weights in directory `path` (on the server's disk) as `version`. Pause first: an unpaused server
+        waits for its running requests. Raises WeightUpdateRefused when the server keeps the old weights."""
+        body = {
+            "model_path": path,
+            "weight_version": version,
+            "flush_cache": flush_cache,
+            "abort_all_requests": False,
+        }
+        await self._exchange("/update_weights_from_disk", body, timeout)
+
+    async def join_transfer(
+        self, group: str, address: str, port: int, *, ranks: int, backend: str, timeout: float | None = None
+    ) -> None:
+        """Let the server's `ranks` ranks join a sender's process group at address:port. Raises RequestRefused."""
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 1 + ranks,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body, timeout)
+
+    async def begin_transfer(self) -> None:
+        """Open the server's session for parts of weights. Raises WeightUpdateRefused, also when a session is open already."""
+        await self._exchange("/begin_weight_update", {}, QUICK_S)
+
+    async def end_transfer(self) -> None:
+        """Close the session: the server prepares the received weights for serving. Raises WeightUpdateRefused when no session is open."""
+        await self._exchange("/end_weight_update", {}, QUICK_S)
+
+    async def receive_weights(
+        self,
+        group: str,
+        part: Mapping[str, Any],
+        version: str | None,
+        *,
+        flush_cache: bool,
+        timeout: float | None = None,
+    ) -> None:
+        """Receive the tensors that the sender broadcasts next: `part` has their names, dtypes and shapes. Pass `version` with the last part of
+        a transfer. Pause first. Raises WeightUpdateRefused; the weights may then be the old ones, the new ones or neither."""
+        body = {**part, "group_name": group, "flush_cache": flush_cache, "abort_all_requests": False}
+        if version is not None:
+            body["weight_version"] = version
+        await self._exchange("/update_weights_from_distributed", body, timeout)
+
+    async def leave_transfer(self, group: str) -> None:
+        """Let the server leave the group. Raises RequestRefused when it is not in a group of that name."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, QUICK_S)
+
+    async def _exchange(self, path: str, body: Mapping[str, Any], timeout: float | None) -> None:
+        try:
+            url, raw = await self._call("POST", path, body, timeout, at="server.update")
+        except RequestRefused as refused:
+            raise WeightUpdateRefused(refused.url, refused.message, refused.status) from refused
+        reply = self._json(url, raw)
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise RolloutServerBroken(
+                url, f"the reply does not say that the update succeeded: {quoted(reply)}"
+            )
+
+    async def flush(self) -> None:
+        """Empty the prefix cache. Raises RequestRefused while requests hold keys and values."""
+        await self._call("POST", "/flush_cache", None, QUICK_S)
+
+    # ---- state ----
+
+    async def model_info(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
+        """`weight_version`, `model_path`, `architectures` …; instant, also while paused."""
+        return await self._get_object("/model_info", timeout)
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """Limits and settings: `max_total_num_tokens`, `max_req_input_len` …"""
+        return await self._get_object("/server_info")
+
+    async def loads(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
+        """The first rank's load: `num_running_reqs`, `num_waiting_reqs`, `token_usage`, `gen_throughput` …"""
+        body = await self._get_object("/v1/loads", timeout)
+        ranks = body.get("loads")
+        if not isinstance(ranks, list) or not ranks or not isinstance(ranks[0], dict):
+            raise RolloutServerBroken(f"{self.base_url}/v1/loads", "no load of any rank")
+        return dict(ranks[0])
+
+    async def ping(self, *, timeout: float = 5.0) -> bool:
+        """Whether the process answers. It does not show whether the server generates, and is true while paused."""
+        try:
+            await self._call("GET", "/ping", None, timeout)
+        except (RolloutServerUnreachable, RolloutServerBroken):
+            return False
+        return True
+
+    # ---- transport ----
+
+    def _check(self, input_ids: Sequence[int] | Ids) -> None:
+        if self._vocabulary is None:
+            return
+        ids = np.asarray(input_ids)
+        if not len(ids) or (ids.min() >= 0 and ids.max() < self._vocabulary):
+            return
+        invalid = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
+        if len(invalid):
+            at = int(invalid[0])
+            message = f"input_ids[{at}] = {ids[at]} is outside the vocabulary (0 … {self._vocabulary - 1})"
+            raise RequestRefused(f"{self.base_url}/generate", message, 400)
+
+    async def _get_object(self, path: str, timeout: float = QUICK_S) -> dict[str, Any]:
+        url, raw = await self._call("GET", path, None, timeout)
+        body = self._json(url, raw)
+        if not isinstance(body, dict):
+            raise RolloutServerBroken(url, "the reply is not a JSON object")
+        return body
+
+    async def _call(
+        self, method: str, path: str, body: Any, timeout: float | None, *, at: str | None = None
+    ) -> tuple[str, bytes]:
+        """The body of a 2xx answer. Every failure is raised as one of our errors. `at` names the call in `failpoints.BOUNDARIES`."""
+        assert self._session is not None, "enter the client before using it"
+        url = self.base_url + path
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=timeouts().server_connect_s)
+        request = partial(self._session.request, method, url, data=data, headers=headers, timeout=limits)
+
+        async def exchange() -> tuple[int, bytes]:
+            async with request() as response:
+                return response.status, await response.read()
+
+        try:
+            status, raw = await (exchange() if at is None else boundary(at, exchange))
+        except TimeoutError as error:
+            raise RolloutServerSilent(url, f"no answer within {timeout} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise RolloutServerUnreachable(url, f"{type(error).__name__}: {error}") from error
+        if status < 300:
+            return url, raw
+        message = error_message(raw)
+        if 400 <= status < 500:
+            raise RequestRefused(url, message, status)
+        raise RolloutServerBroken(url, f"status {status}: {message}")
+
+    def _json(self, url: str, raw: bytes) -> Any:
+        try:
+            return msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            raise RolloutServerBroken(url, f"the reply is not JSON: {error}") from error
+
+    def _parse(self, raw: bytes, routes_from: int) -> Generation:
+        url = f"{self.base_url}/generate"
+        try:
+            return parse_generation(self._json(url, raw), self._experts, routes_from)
+        except ValueError as error:
+            raise RolloutServerBroken(url, str(error)) from error
+
+
+def error_message(raw: bytes) -> str:
+    """The sentence in an error body, which is `{"error": "…"}`, `{"error": {"message": "…"}}`, `{"message": "…"}`,
+    or plain text."""
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace").strip()
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        if isinstance(error, dict):
+            error = error.get("message", error)
+        return str(error)
+    return str(body)

@@ -1,0 +1,180 @@
+"""One completion as a rollout server returns it: exact ids, their logprobs, the weight version of each token, and on request the
+experts that each token was routed to."""
+
+import base64
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from orchestrator.contracts.ids import LOGPROB_SLACK, Ids
+from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.quote import quoted
+from orchestrator.trajectory.routes import Experts, Routes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of one request. The first four are always sent, the others only if they differ from the server's defaults.
+
+    `top_k` −1 = off. `seed`: gives the same tokens again, independent of concurrent requests. `stop_token_ids` have no effect with
+    `ignore_eos`, as in SGLang."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+        if self.min_new_tokens:
+            params["min_new_tokens"] = self.min_new_tokens
+        if self.stop:
+            params["stop"] = list(self.stop)
+        if self.stop_token_ids:
+            params["stop_token_ids"] = list(self.stop_token_ids)
+        if self.ignore_eos:
+            params["ignore_eos"] = True
+        if self.seed is not None:
+            params["sampling_seed"] = self.seed
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """The weights labelled `version` generated the completion tokens start … end−1."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """`matched`: the stop token's id or the stop string; `message`: why it was aborted."""
+
+    kind: Finish
+    matched: int | str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, as the server measured them; None where the server did not get that far."""
+
+    queue_s: float
+    first_token_s: float | None
+    e2e_s: float | None
+
+
+def _nothing() -> Ids:
+    return np.empty(0, dtype="<i4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Invariant, checked on arrival: len(output_ids) == len(logprobs) == sum of span lengths == completion_tokens.
+
+    The stop token is in `output_ids` and `logprobs`. Logprobs are those of the temperature-scaled distribution,
+    before top-p and top-k. An aborted completion is a valid, partial one."""
+
+    rid: str
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[WeightSpan, ...]
+    finish: FinishReason
+    weight_version: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    retractions: int
+    timings: Timings
+    text: str = field(repr=False)
+    sent: Ids = field(default_factory=_nothing, repr=False, compare=False)  # the ids that the request carried
+    routes: Routes | None = field(default=None, repr=False, compare=False)
+    """int16[n, layers, top_k]: from the requested position to the token before the last; the last was only sampled. None: no routes came."""
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Every weight version that generated a token; the server's own without tokens."""
+        return frozenset(span.version for span in self.spans) or frozenset({self.weight_version})
+
+
+def parse_generation(reply: Any, experts: Experts | None = None, routes_from: int = 0) -> Generation:
+    """Read one `/generate` reply to a request with return_logprob, and if `experts` are given with return_routed_experts and
+    routed_experts_start_len = `routes_from`. Raises ValueError when the reply contradicts itself or the model."""
+    try:
+        meta = reply["meta_info"]
+        ids = tuple(reply["output_ids"])
+        entries = meta.get("output_token_logprobs") or []
+        generation = Generation(
+            rid=meta["id"],
+            output_ids=ids,
+            logprobs=tuple(float(entry[0]) for entry in entries),
+            spans=tuple(
+                WeightSpan(span["version"], span["start"], span["end"])
+                for span in meta.get("weight_versions") or []
+            ),
+            finish=_finish(meta["finish_reason"]),
+            weight_version=meta["weight_version"],
+            prompt_tokens=meta["prompt_tokens"],
+            completion_tokens=meta["completion_tokens"],
+            cached_tokens=meta.get("cached_tokens") or 0,
+            retractions=meta.get("num_retractions") or 0,
+            timings=Timings(
+                queue_s=float(meta.get("queue_time") or 0.0),
+                first_token_s=meta.get("first_token_latency"),
+                e2e_s=meta.get("e2e_latency"),
+            ),
+            text=reply["text"],
+            routes=_routes(meta.get("routed_experts"), experts),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"the reply is not a completion: {type(error).__name__} {error}") from error
+    if tuple(entry[1] for entry in entries) != ids:
+        raise ValueError("output ids and the ids of their logprobs differ")
+    if generation.completion_tokens != len(ids):
+        raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
+    for logprob in generation.logprobs:
+        if not -math.inf < logprob <= LOGPROB_SLACK:
+            raise ValueError(f"a logprob is {logprob}, which is not the logarithm of a probability")
+    at = 0
+    for span in generation.spans:
+        if span.start != at or span.end <= span.start:
+            raise ValueError(f"version spans are not adjacent: {generation.spans}")
+        at = span.end
+    if at != len(ids):
+        raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
+    fed = generation.prompt_tokens + len(ids) - 1 - routes_from
+    if generation.routes is not None and len(generation.routes) != fed:
+        raise ValueError(f"routes of {len(generation.routes)} tokens came, {fed} were requested")
+    return generation
+
+
+def _finish(reported: Any) -> FinishReason:
+    try:
+        kind = Finish(reported["type"])
+    except ValueError:
+        raise ValueError(f"unknown finish reason {quoted(reported['type'])}") from None
+    return FinishReason(kind, reported.get("matched"), reported.get("message"))
+
+
+def _routes(encoded: Any, experts: Experts | None) -> Routes | None:
+    """SGLang's encoding: base64 of little-endian int32 [tokens, layers, top_k]."""
+    if experts is None or encoded is None:
+        return None
+    raw = base64.b64decode(encoded, validate=True)
+    if len(raw) % 4:
+        raise ValueError(f"routes of {len(raw)} bytes do not hold int32")
+    return experts.shaped(np.frombuffer(raw, "<i4"))

@@ -1,0 +1,70 @@
+"""Health of one rollout server: does it answer, does it serve the expected version, how long is its queue. Checks run during all other operations.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| `lost`, `back`, `invalidate`, the load | an answer of /model_info | the server, or `silence_s` |
+
+A server whose process is gone refuses the connection, and the next check notices that. A server that is stopped or hangs does not answer: it
+counts as lost after two checks in a row without an answer, `silence_s` in total. A pause changes neither: /model_info answers during it
+(/health does not).
+"""
+
+from orchestrator.gateway.metrics import GatewayMetrics
+from orchestrator.gateway.servers.client import RequestRefused, RolloutServerError, RolloutServerSilent
+from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.runtime.liveness import pause
+from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import each
+
+log = get(__name__)
+
+
+class HealthProbe:
+    """Checks every `probe_s` until cancelled."""
+
+    def __init__(self, server: RolloutServer, metrics: GatewayMetrics, *, probe_s: float) -> None:
+        self._server = server
+        self._metrics = metrics
+        self._probe_s = probe_s
+        for counter in (metrics.servers_lost, metrics.weights_refused):
+            each(counter, server.url)
+        self._silent = 0
+
+    async def run(self) -> None:
+        """Check the server periodically."""
+        while True:
+            await self.check()
+            await pause(self._probe_s)
+
+    async def check(self) -> None:
+        """One check."""
+        server = self._server
+        openings, version = server.openings, server.version
+        try:
+            label = (await server.client.model_info(timeout=server.silence_s / 2)).get("weight_version")
+        except RolloutServerSilent as silence:
+            self._silent += 1
+            if self._silent > 1:
+                self._lose(f"{silence}, {self._silent} times in a row")
+            return
+        except RolloutServerError as error:
+            self._lose(str(error))
+            return
+        self._silent = 0
+        server.back()
+        self._metrics.server_up.labels(server.url).set(1)
+        if server.ready and openings == server.openings and label != str(version):
+            server.invalidate(f"it serves the weights {label!r} instead of {version}")
+        try:
+            server.load.update(await server.client.loads(timeout=server.silence_s / 2), len(server.in_flight))
+        except RequestRefused:  # a server without this route: its queue is unknown, so no calls spill
+            pass
+        except RolloutServerError as error:
+            log.info("server.load_unknown", server=server.url, error=str(error))
+        self._metrics.server_delay.labels(server.url).set(server.delay)
+
+    def _lose(self, reason: str) -> None:
+        if self._server.answers:
+            self._metrics.servers_lost.labels(self._server.url).inc()
+        self._metrics.server_up.labels(self._server.url).set(0)
+        self._server.lost(reason)

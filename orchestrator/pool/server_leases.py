@@ -1,0 +1,155 @@
+"""Rows of rollout servers: the owner of a server, and the state that the owner reports.
+
+A server belongs to one run at a time, and within the run to one gateway, its owner. Only the owner changes its weights; other gateways of the
+run read the row and hold their calls while it reports syncing. Ownership is a lease: every write checks its epoch, and it ends by the
+database's clock.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.contracts.states import ServerState
+from orchestrator.pool.tables import rollout_servers
+from orchestrator.pool.transact import transact
+from orchestrator.runtime.log import get
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRow:
+    """The owner's report: `version` serves when the state is ready. `live`: the lease has not run out."""
+
+    state: ServerState
+    version: int | None
+    owner: str | None
+    live: bool
+
+
+class ServerRows:
+    """The rows of one run, written as `owner`: a name that no other living gateway has. A restarted gateway has the same name again."""
+
+    def __init__(self, engine: AsyncEngine, run_id: int, owner: str, ttl_s: float) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._owner = owner
+        self.ttl_s = ttl_s
+
+    async def claim(self, url: str, *, steal: bool) -> int | None:
+        """The epoch of a new lease; None while another gateway has one. `steal`: claim it also if the other's lease has run out."""
+        until = func.clock_timestamp() + timedelta(seconds=self.ttl_s)
+        free = or_(
+            rollout_servers.c.owner.is_(None),
+            rollout_servers.c.owner == self._owner,
+            rollout_servers.c.lease_until.is_(None),
+            *([rollout_servers.c.lease_until < func.clock_timestamp()] if steal else []),
+        )
+
+        async def work(connection: AsyncConnection) -> int | None:
+            # Two runs may claim the server concurrently, and share no row.
+            await connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(url, 0))))
+            claimed = exists().where(
+                rollout_servers.c.url == url,
+                rollout_servers.c.run_id != self._run_id,
+                rollout_servers.c.lease_until > func.clock_timestamp(),
+            )
+            if await connection.scalar(select(claimed)):
+                log.warning("server.of_another_run", server=url)
+                return None
+            ownership = {"owner": self._owner, "lease_until": until}
+            new = upsert(rollout_servers).values(run_id=self._run_id, url=url, lease_epoch=1, **ownership)
+            claim_row = new.on_conflict_do_update(
+                index_elements=["run_id", "url"],
+                set_={**ownership, "lease_epoch": rollout_servers.c.lease_epoch + 1},
+                where=free,
+            )
+            found: int | None = await connection.scalar(claim_row.returning(rollout_servers.c.lease_epoch))
+            return found
+
+        return await transact(self._engine, work, at="server.lease.taken")
+
+    async def renew(self, url: str, epoch: int) -> bool:
+        """Extend the lease by another full TTL; False when another gateway has the lease by now."""
+        until = func.clock_timestamp() + timedelta(seconds=self.ttl_s)
+        return await self._update(url, epoch, {"lease_until": until}, at="server.lease.renewed")
+
+    async def release(self, url: str, epoch: int) -> None:
+        """End the lease, so that another gateway can claim the server at once."""
+        await self._update(url, epoch, {"lease_until": None}, at="server.lease.ended")
+
+    async def leave_others(self, urls: Collection[str]) -> int:
+        """End this owner's leases of servers that are not among `urls`, and return their number. A gateway that was killed may start again without
+        servers that it had: their leases would run out, and nothing would take them over."""
+        others = (
+            (rollout_servers.c.run_id == self._run_id)
+            & (rollout_servers.c.owner == self._owner)
+            & rollout_servers.c.lease_until.is_not(None)
+            & rollout_servers.c.url.not_in(urls)
+        )
+
+        async def held(connection: AsyncConnection) -> bool:
+            return bool(await connection.scalar(select(exists().where(others))))
+
+        async def end(connection: AsyncConnection) -> int:
+            result = await connection.execute(update(rollout_servers).where(others).values(lease_until=None))
+            return result.rowcount
+
+        if not await transact(self._engine, held, at="gateway.read"):
+            return 0
+        return await transact(self._engine, end, at="server.lease.ended")
+
+    async def write(
+        self, url: str, epoch: int, state: ServerState, version: int | None, detail: str | None = None
+    ) -> bool:
+        """Write a server's state; `version` serves after a passed canary. False when another gateway has the lease."""
+        values = {
+            "state": state.value,
+            "version": version,
+            "detail": detail[:500] if detail else None,
+            "changed": func.clock_timestamp(),
+        }
+        return await self._update(url, epoch, values, at="server.row")
+
+    async def read(self, url: str) -> ServerRow | None:
+        """The row, regardless of the owner."""
+
+        async def work(connection: AsyncConnection) -> ServerRow | None:
+            live = rollout_servers.c.lease_until > func.clock_timestamp()
+            found = (
+                await connection.execute(
+                    select(rollout_servers, live.label("live")).where(
+                        rollout_servers.c.run_id == self._run_id, rollout_servers.c.url == url
+                    )
+                )
+            ).first()
+            if found is None:
+                return None
+            return ServerRow(
+                state=ServerState(found.state),
+                version=found.version,
+                owner=found.owner,
+                live=bool(found.live),
+            )
+
+        return await transact(self._engine, work, at="gateway.read")
+
+    async def _update(self, url: str, epoch: int, values: Mapping[str, object], *, at: str) -> bool:
+        async def work(connection: AsyncConnection) -> bool:
+            result = await connection.execute(
+                update(rollout_servers)
+                .where(
+                    rollout_servers.c.run_id == self._run_id,
+                    rollout_servers.c.url == url,
+                    rollout_servers.c.owner == self._owner,
+                    rollout_servers.c.lease_epoch == epoch,
+                )
+                .values(**values)
+            )
+            return result.rowcount == 1
+
+        return await transact(self._engine, work, at=at)

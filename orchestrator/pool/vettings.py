@@ -1,0 +1,40 @@
+"""The levels of a run's tasks: kept by `penstock tasks vet` and by intake, read by intake."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.pool.sanitize import clean_json
+from orchestrator.pool.tables import vettings
+
+
+async def keep_vetting(
+    connection: AsyncConnection, run_id: int, vetting: Vetting, report: dict[str, Any] | None = None
+) -> None:
+    """Keep a level in place of an older one of the same bytes. Without `report` (the level came with a message) it does not replace a report."""
+    values = {
+        "level": vetting.level,
+        "times": vetting.times,
+        "provider": vetting.provider,
+        "version": vetting.version,
+        "report": None if report is None else clean_json(report),
+    }
+    statement = insert(vettings).values(run_id=run_id, sha=bytes.fromhex(vetting.sha256), **values)
+    replaces = None if report is not None else vettings.c.report.is_(None)
+    await connection.execute(
+        statement.on_conflict_do_update(index_elements=["run_id", "sha"], set_=values, where=replaces)
+    )
+
+
+async def find_vetting(connection: AsyncConnection, run_id: int, sha256: str) -> Vetting | None:
+    """The kept level of these bytes, None without one."""
+    query = select(vettings).where(vettings.c.run_id == run_id, vettings.c.sha == bytes.fromhex(sha256))
+    row = (await connection.execute(query)).first()
+    if row is None:
+        return None
+    return Vetting(
+        sha256=sha256, level=Level(row.level), times=row.times, provider=row.provider, version=row.version
+    )

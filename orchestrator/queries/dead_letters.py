@@ -1,0 +1,164 @@
+"""Dead letters: unusable messages and groups that failed for good, newest first; and the actions of people."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.errors import NotFoundError
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import FailureClass
+from orchestrator.pool.dead_letters import attempts_of, dead_groups, dead_messages
+from orchestrator.pool.rows import from_row
+
+BODY = 64 * 1024  # characters of a body that are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterLine:
+    """`letter`: m7 is a message, g7 a group. `at`: seconds since 1970. `bytes`: of a message's body."""
+
+    letter: str
+    at: float
+    what: str
+    reason: str
+    bytes: int | None
+    deliveries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLine:
+    """One attempt of a dead group."""
+
+    rollout_id: int
+    attempt: int
+    failure_class: FailureClass | None
+    reason: str | None
+    runner: str | None
+    steps: int | None
+    log: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterDetail:
+    """One dead letter in full. `body`: readable, cut at `BODY` characters (`cut` is true then)."""
+
+    letter: str
+    at: float | None
+    what: str
+    reason: str
+    body: str
+    cut: bool
+    attempts: list[AttemptLine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionLine:
+    """An action of a person. `before` and `after`: JSON values."""
+
+    action_id: int
+    at: float
+    who: str
+    what: str
+    target: str
+    before: Any
+    after: Any
+    reason: str
+
+
+_MESSAGES = text(
+    """
+    SELECT 'm' || dead_letter_id AS letter, extract(epoch FROM at)::float8 AS at, 'message ' || left(subject, 200) AS what,
+           left(reason, 500) AS reason, length(body) AS bytes, deliveries
+    FROM dead_letters WHERE (run_id = :run OR run_id IS NULL) AND dead_letter_id < :before ORDER BY dead_letter_id DESC LIMIT :limit
+    """
+)
+_GROUPS = text(
+    """
+    SELECT 'g' || g.group_id AS letter, coalesce(extract(epoch FROM g.ended), 0)::float8 AS at,
+           'group ' || g.group_id || ': ' || left(t.name, 120) || ', ' || g.scaffold AS what, left(coalesce(g.reason, ''), 500) AS reason,
+           NULL::int AS bytes, NULL::int AS deliveries
+    FROM groups g JOIN tasks t USING (task_id) WHERE g.run_id = :run AND g.state = 'dead' AND g.group_id < :before
+    ORDER BY g.group_id DESC LIMIT :limit
+    """
+)
+_ACTIONS = text(
+    """
+    SELECT action_id, extract(epoch FROM at)::float8 AS at, who, what, target, before, after, reason FROM actions
+    WHERE run_id = :run AND action_id < :before ORDER BY action_id DESC LIMIT :limit
+    """
+)
+_END = 2**63 - 1
+
+
+async def letters(
+    connection: AsyncConnection, run_id: int, kind: str, *, before: int | None = None, limit: int = 50
+) -> list[LetterLine]:
+    """The newest dead letters of one `kind` (messages or groups) with a number below `before`."""
+    statement = _MESSAGES if kind == "messages" else _GROUPS
+    found = await connection.execute(statement, {"run": run_id, "before": before or _END, "limit": limit})
+    return [from_row(LetterLine, row) for row in found]
+
+
+async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLetterDetail:
+    """One dead letter in full. Raises NotFoundError if it does not exist."""
+    number = int(name[1:]) if name[1:].isascii() and name[1:].isdigit() and len(name) < 20 else -1
+    if name[:1] == "m" and number >= 0:
+        for message in await dead_messages(connection, run_id, number):
+            body = _readable(message.body)
+            return DeadLetterDetail(
+                letter=name,
+                at=message.at.timestamp(),
+                what=f"message {message.subject}",
+                reason=message.reason,
+                body=body[:BODY],
+                cut=len(body) > BODY,
+                attempts=[],
+            )
+    if name[:1] == "g" and number >= 0:
+        for group in await dead_groups(connection, run_id, number):
+            body = json.dumps(group.body, indent=2, ensure_ascii=False)
+            attempts = [
+                AttemptLine(
+                    rollout_id=attempt.rollout_id,
+                    attempt=attempt.attempt,
+                    failure_class=attempt.failure_class,
+                    reason=attempt.reason,
+                    runner=attempt.runner,
+                    steps=attempt.steps,
+                    log=attempt.log,
+                )
+                for attempt in await attempts_of(connection, number)
+            ]
+            at = group.at.timestamp() if group.at else None
+            description = f"group {number}: {group.task}, {group.scaffold}"
+            return DeadLetterDetail(
+                letter=name,
+                at=at,
+                what=description,
+                reason=group.reason,
+                body=body[:BODY],
+                cut=len(body) > BODY,
+                attempts=attempts,
+            )
+    raise NotFoundError(f"dead letter {quoted(name)} does not exist")
+
+
+async def actions(
+    connection: AsyncConnection, run_id: int, *, before: int | None = None, limit: int = 50
+) -> list[ActionLine]:
+    """The newest actions of people with an id below `before`."""
+    found = await connection.execute(_ACTIONS, {"run": run_id, "before": before or _END, "limit": limit})
+    return [from_row(ActionLine, row) for row in found]
+
+
+def _readable(body: bytes) -> str:
+    """A JSON body indented, any other body as text."""
+    if len(body) <= 4 * BODY:
+        try:
+            return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        except ValueError:
+            pass
+    return body[: 4 * BODY].decode("utf-8", "backslashreplace")

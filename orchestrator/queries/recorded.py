@@ -1,0 +1,85 @@
+"""Recorded trajectories, selected by kind and outcome: for supervised training and exports."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from sqlalchemy import select, true
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import Purpose, RolloutState
+from orchestrator.pool.rows import from_row
+from orchestrator.pool.steps import StoredStep, trajectories
+from orchestrator.pool.tables import groups, rewards, rollouts
+
+PAGE = 500  # rollouts in memory at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which verified rollouts; None means any. `min_performance` in [0, 1] keeps those that scored at least that."""
+
+    label: str | None = None
+    purpose: Purpose | None = None
+    domain: str | None = None
+    scaffold: str | None = None
+    min_performance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedRollout:
+    """One rollout: the steps of its verified attempt in idx order, and the newest revision of its performance."""
+
+    rollout_id: int
+    submission: str
+    domain: str
+    scaffold: str
+    performance: float
+    steps: list[StoredStep]
+
+
+async def recorded(
+    connection: AsyncConnection, run_id: int, wanted: Selection
+) -> AsyncIterator[RecordedRollout]:
+    """Rollouts of one run with a reward, ordered by submission and member, independent of the order in which they ended.
+
+    Use it inside one REPEATABLE READ transaction if the run is live.
+    """
+    newest = (
+        select(rewards.c.rollout_id, rewards.c.performance, rewards.c.attempt)
+        .where(rewards.c.run_id == run_id)
+        .ext(distinct_on(rewards.c.rollout_id))
+        .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
+        .subquery()
+    )
+    rows = (
+        await connection.execute(
+            select(
+                rollouts.c.rollout_id,
+                newest.c.attempt,
+                groups.c.submission,
+                groups.c.domain,
+                groups.c.scaffold,
+                newest.c.performance,
+            )
+            .join(groups, groups.c.group_id == rollouts.c.group_id)
+            .join(newest, newest.c.rollout_id == rollouts.c.rollout_id)
+            .where(
+                rollouts.c.run_id == run_id,
+                rollouts.c.state == RolloutState.VERIFIED,
+                groups.c.label == wanted.label if wanted.label is not None else true(),
+                groups.c.purpose == wanted.purpose if wanted.purpose is not None else true(),
+                groups.c.domain == wanted.domain if wanted.domain is not None else true(),
+                groups.c.scaffold == wanted.scaffold if wanted.scaffold is not None else true(),
+                newest.c.performance >= wanted.min_performance
+                if wanted.min_performance is not None
+                else true(),
+            )
+            .order_by(groups.c.submission, rollouts.c.member)
+        )
+    ).all()
+    for start in range(0, len(rows), PAGE):
+        page = rows[start : start + PAGE]
+        steps = await trajectories(connection, run_id, [(row.rollout_id, row.attempt) for row in page])
+        for row in page:
+            yield from_row(RecordedRollout, row, without=("attempt",), steps=steps.get(row.rollout_id, []))

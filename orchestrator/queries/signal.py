@@ -1,0 +1,59 @@
+"""Whether the newest groups carry a training signal. If all members of each group score alike, a run trains nothing but looks healthy
+otherwise."""
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.states import FilterReason
+
+NEWEST = 10  # groups that are read, by queue position
+LEAST = 5  # with fewer groups nothing is stated yet
+
+# A group is over when it waits for a batch, is in one, or was filtered because its rewards are alike.
+_OVER = "run_id = :run AND seq IS NOT NULL AND (state IN ('ready', 'taken', 'trained') OR (state = 'filtered' AND reason = :alike))"
+_NEWEST = text(
+    f"""
+    WITH newest AS (SELECT group_id, state, seq FROM groups WHERE {_OVER} ORDER BY seq DESC LIMIT :n)
+    SELECT count(DISTINCT n.group_id) AS groups, count(DISTINCT n.group_id) FILTER (WHERE n.state = 'filtered') AS alike,
+           min(w.performance) AS lowest, max(w.performance) AS highest,
+           EXISTS (SELECT FROM groups WHERE {_OVER} AND seq < (SELECT min(seq) FROM newest)) AS older
+      FROM newest n LEFT JOIN rollouts r ON r.group_id = n.group_id
+      LEFT JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
+    """
+)
+
+
+async def no_signal(connection: AsyncConnection, run_id: int) -> str | None:
+    """One sentence when every one of the newest groups scored alike, with what to do; else None."""
+    values = {"run": run_id, "n": NEWEST, "alike": FilterReason.ZERO_SIGNAL.value}
+    row = (await connection.execute(_NEWEST, values)).one()
+    if row.groups < LEAST or row.alike < row.groups or row.lowest is None:
+        return None
+    return sentence(row.groups, float(row.lowest), float(row.highest), older=row.older)
+
+
+def sentence(groups: int, lowest: float, highest: float, *, older: bool = False) -> str:
+    """The sentence for `groups` groups that each scored alike. `lowest` and `highest`: performance of their rollouts; `older`: older groups
+    exist too.
+
+    >>> sentence(10, 0.0, 0.0)
+    'all 10 groups scored alike (0 %): easier tasks or a better first policy'
+    >>> sentence(10, 1.0, 1.0, older=True)
+    'all 10 newest groups scored alike (100 %): harder tasks'
+    >>> sentence(8, 0.0, 1.0)
+    'all 8 groups scored alike (each within itself, 0 % to 100 %): tasks of medium difficulty or larger groups'
+    >>> sentence(8, 0.3, 0.3)
+    'all 8 groups scored alike (30 %): tests that tell better answers from worse ones, or larger groups'
+    """
+    scope = f"all {groups} {'newest ' if older else ''}groups scored alike"
+    if lowest != highest:
+        return f"{scope} (each within itself, {_percent(lowest)} to {_percent(highest)}): tasks of medium difficulty or larger groups"
+    if lowest <= 0:
+        return f"{scope} ({_percent(lowest)}): easier tasks or a better first policy"
+    if lowest >= 1:
+        return f"{scope} ({_percent(lowest)}): harder tasks"
+    return f"{scope} ({_percent(lowest)}): tests that tell better answers from worse ones, or larger groups"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,233 @@
+"""Success of rollouts and the stages that took their time. A long run is sampled by group, so that the cost does not grow with its length.
+
+One group of every `stride` neighbours in the queue is drawn (`queries.downsample`), whole, so each rollout counts `stride` times. Rollouts of
+zero-signal groups count too, although batches leave them out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from math import sqrt
+from operator import itemgetter
+from statistics import fmean
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.queries.downsample import downsample
+
+SAMPLE = 1600  # rollouts, in groups of the newest one's size
+LEAST = 8  # rollouts of a bin
+LATELY = 64  # rollouts that give the current success
+Z = 1.96
+UNSPLIT = "agent with its generation"  # of attempts recorded before the two were separated
+STAGES = ("generation", "tools and agent", UNSPLIT, "queueing", "sandbox and rest", "verification")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Success:
+    """Mean performance (0 to 1) of the rollouts of one domain ("all": every domain) rewarded around `at`; `low`, `high`: 95 % interval from
+    the variation of groups, whose members try the same task."""
+
+    domain: str
+    at: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    n: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """Mean performance of the last `n` rewarded rollouts, by queue position; `low`, `high`: 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one stage: mean per rollout or per train step (`per`), and the total over the whole run, estimated from the sample."""
+
+    stage: str
+    per: str
+    mean_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """`busy`: concurrent training rollouts, averaged over each stretch of time that ends at `busy_at` (seconds since 1970). `failures`:
+    rollouts by failure class, estimated from the sample. `sampled`: how many of the run's `rollouts` were read; all if `stride` is 1, else
+    `rollouts` is an estimate too."""
+
+    stride: int
+    rollouts: int
+    sampled: int
+    success: list[Success]
+    now: Now | None
+    busy_at: list[float]
+    busy: list[float]
+    failures: dict[str, int]
+    costs: list[Cost]
+
+
+_NEWEST = text(
+    "SELECT seq, size FROM groups WHERE run_id = :run AND seq IS NOT NULL ORDER BY seq DESC LIMIT 1"
+)
+_ROWS = text(
+    """
+    SELECT g.group_id, g.domain, r.rollout_id, r.attempt, r.failure_class, extract(epoch FROM a.started)::float8 AS started,
+           extract(epoch FROM a.ended)::float8 AS ended, a.agent_s, a.queued_s, a.generation_s, a.waiting_s,
+           w.performance, extract(epoch FROM w.at)::float8 AS at, v.verify_s
+    FROM unnest(cast(:positions AS bigint[])) AS wanted(seq)
+    JOIN groups g ON g.run_id = :run AND g.seq = wanted.seq
+    JOIN rollouts r ON r.group_id = g.group_id
+    LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt
+    LEFT JOIN LATERAL (SELECT performance, at FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
+    LEFT JOIN LATERAL (SELECT verify_s FROM verdicts v WHERE v.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) v ON true
+    ORDER BY r.rollout_id
+    """
+)
+_LAST = text(
+    """
+    SELECT g.group_id, w.performance FROM groups g JOIN rollouts r ON r.group_id = g.group_id
+      JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
+     WHERE g.run_id = :run AND g.seq IS NOT NULL ORDER BY g.seq DESC LIMIT :n
+    """
+)
+
+
+async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) -> Spending:
+    """Spending of the training rollouts of a run."""
+    newest = (await connection.execute(_NEWEST, {"run": run_id})).first()
+    if newest is None:
+        return Spending(
+            stride=1, rollouts=0, sampled=0, success=[], now=None, busy_at=[], busy=[], failures={}, costs=[]
+        )
+    positions, stride = downsample(0, int(newest.seq), max(1, SAMPLE // newest.size))
+    rows = (await connection.execute(_ROWS, {"run": run_id, "positions": positions})).all()
+    scored = sorted((row for row in rows if row.performance is not None), key=lambda row: float(row.at))
+    failures: dict[str, int] = {}
+    for row in rows:
+        if row.failure_class is not None:
+            failures[row.failure_class] = failures.get(row.failure_class, 0) + stride
+    busy_at, busy = _busy(rows, stride, bins * 2)
+    over = [row for row in rows if row.ended is not None]
+    return Spending(
+        stride=stride,
+        rollouts=round(len(rows) * (newest.seq + 1) / len(positions)) if positions else 0,
+        sampled=len(rows),
+        success=_success(scored, bins),
+        now=_now((await connection.execute(_LAST, {"run": run_id, "n": LATELY})).all()),
+        busy_at=busy_at,
+        busy=busy,
+        failures=dict(sorted(failures.items(), key=lambda item: -item[1])),
+        costs=_costs(over, stride),
+    )
+
+
+def _success(scored: Sequence[Any], bins: int) -> list[Success]:
+    """In bins with equal numbers of rollouts, so that slow stretches are estimated as well as fast ones, and the last bin as well as the
+    rest; `scored` is ordered by time."""
+    n = max(1, min(bins, len(scored) // LEAST))
+    parts = [scored[i * len(scored) // n : (i + 1) * len(scored) // n] for i in range(n)]
+    found = []
+    for domain in ("all", *sorted({row.domain for row in scored})):
+        success = Success(domain=domain, at=[], mean=[], low=[], high=[], n=[])
+        for part in parts:
+            rows = [row for row in part if domain in ("all", row.domain)]
+            if not rows:
+                continue
+            mean, half_width = _interval(rows)
+            success.at.append(fmean(float(row.at) for row in part))
+            success.mean.append(mean)
+            success.low.append(max(0.0, mean - half_width))
+            success.high.append(min(1.0, mean + half_width))
+            success.n.append(len(rows))
+        found.append(success)
+    return [success for success in found if success.at]
+
+
+def _now(rows: Sequence[Any]) -> Now | None:
+    if not rows:
+        return None
+    mean, half_width = _interval(rows)
+    return Now(mean=mean, low=max(0.0, mean - half_width), high=min(1.0, mean + half_width), n=len(rows))
+
+
+def _interval(rows: Sequence[Any]) -> tuple[float, float]:
+    """Mean performance and half of its 95 % interval. Members of a group tend to be alike, so the variance is taken over groups; if that is
+    smaller than the variance over members, over members."""
+    mean = fmean(float(row.performance) for row in rows)
+    deviations = sorted((row.group_id, float(row.performance) - mean) for row in rows)
+    groups = [
+        sum(deviation for _, deviation in members) for _, members in groupby(deviations, key=itemgetter(0))
+    ]
+    squares = max(sum(deviation**2 for _, deviation in deviations), sum(deviation**2 for deviation in groups))
+    return mean, Z * sqrt(squares) / len(rows)
+
+
+def _busy(rows: Sequence[Any], stride: int, bins: int) -> tuple[list[float], list[float]]:
+    """Mean number of attempts under way in equal stretches of time."""
+    spans = [(row.started, row.ended) for row in rows if row.started is not None and row.ended is not None]
+    if not spans:
+        return [], []
+    first, last = min(start for start, _ in spans), max(end for _, end in spans)
+    width = (last - first) / bins
+    if width <= 0:
+        return [], []
+    seconds = [0.0] * bins
+    for start, end in spans:
+        for i in range(int((start - first) / width), min(bins - 1, int((end - first) / width)) + 1):
+            seconds[min(i, bins - 1)] += max(
+                0.0, min(end, first + (i + 1) * width) - max(start, first + i * width)
+            )
+    at = list(accumulate([width] * bins, initial=first))[1:]
+    return at, [stride * busy_s / width for busy_s in seconds]
+
+
+def _costs(over: Sequence[Any], stride: int) -> list[Cost]:
+    """Stages of a rollout, in order, each second of it in one; verification comes after them."""
+    if not over:
+        return []
+    each = [{**_stages(row), "verification": float(row.verify_s or 0.0)} for row in over]
+    means = {stage: fmean(stages.get(stage, 0.0) for stages in each) for stage in STAGES}
+    count = len(over) * stride
+    return [
+        Cost(stage=stage, per="rollout", mean_s=seconds, total_s=seconds * count)
+        for stage, seconds in means.items()
+        if seconds or stage != UNSPLIT
+    ]
+
+
+def _stages(row: Any) -> dict[str, float]:
+    return stages_of(row.ended - row.started, row.agent_s, row.queued_s, row.generation_s, row.waiting_s)
+
+
+def stages_of(
+    whole: float,
+    agent_s: float | None,
+    queued_s: float | None,
+    generation_s: float | None,
+    waiting_s: float | None,
+) -> dict[str, float]:
+    """Seconds of one attempt by stage; they add up to `whole`, from its start to its end. A black box may work while it waits: that counts
+    as work.
+
+    >>> stages_of(10.0, 6.0, 3.0, 4.0, 2.5)
+    {'generation': 4.0, 'tools and agent': 2.0, 'queueing': 2.5, 'sandbox and rest': 1.5}
+    """
+    whole = max(0.0, whole)
+    agent = min(whole, float(agent_s or 0.0))
+    reported_s = queued_s if waiting_s is None else waiting_s
+    waiting = min(whole - agent, float(reported_s or 0.0))
+    if generation_s is None:
+        inside = {UNSPLIT: agent}
+    else:
+        generation = min(agent, float(generation_s))
+        inside = {"generation": generation, "tools and agent": agent - generation}
+    return {**inside, "queueing": waiting, "sandbox and rest": whole - agent - waiting}

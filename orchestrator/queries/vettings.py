@@ -1,0 +1,37 @@
+"""Levels and reports of a run's tasks, by content hash."""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.pool.tables import vettings
+
+
+async def levels(connection: AsyncConnection, run_id: int, hashes: Collection[str]) -> dict[str, Vetting]:
+    """The kept levels of these content hashes; those without one are left out."""
+    columns = (vettings.c.sha, vettings.c.level, vettings.c.times, vettings.c.provider, vettings.c.version)
+    query = select(*columns).where(
+        vettings.c.run_id == run_id, vettings.c.sha.in_([bytes.fromhex(each) for each in hashes])
+    )
+    return {
+        row.sha.hex(): Vetting(
+            sha256=row.sha.hex(),
+            level=Level(row.level),
+            times=row.times,
+            provider=row.provider,
+            version=row.version,
+        )
+        for row in await connection.execute(query)
+    }
+
+
+async def report_of(connection: AsyncConnection, run_id: int, sha256: str) -> dict[str, Any] | None:
+    """The report as `orchestrator.tasks.vetting.report` writes it; None without one."""
+    query = select(vettings.c.report).where(
+        vettings.c.run_id == run_id, vettings.c.sha == bytes.fromhex(sha256)
+    )
+    found: dict[str, Any] | None = await connection.scalar(query)
+    return found

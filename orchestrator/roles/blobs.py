@@ -1,0 +1,74 @@
+"""Blobs: stores the parts of large tasks, and answers which ones are missing.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| blobs, stored and then acked | BLOBS | publishers of large tasks |
+| answers to publishers | questions (core NATS) | publishers |
+
+A blob serves all runs, so one durable serves all orchestrators. A blob whose content does not fit its name is dead-lettered.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Delivery
+from orchestrator.pool import blobs
+from orchestrator.pool.transact import transact
+from orchestrator.roles.consume import Outcome, consume
+from orchestrator.roles.context import Flow
+from orchestrator.runtime.liveness import current
+from orchestrator.tasks.message import PART_BYTES
+
+BATCH = 16
+MOST_NAMES = 10_000
+
+
+async def store_blobs(flow: Flow) -> None:
+    """Consume until cancelled."""
+
+    async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
+        refused: dict[int, Outcome] = {}
+        found: dict[str, bytes] = {}
+        for i, delivery in enumerate(deliveries):
+            sha = delivery.subject.partition(".")[2]
+            if len(delivery.body) > PART_BYTES:
+                refused[i] = (
+                    f"a blob has at most {PART_BYTES:,} bytes, not {len(delivery.body):,}: send the file in parts"
+                )
+            elif hashlib.sha256(delivery.body).hexdigest() != sha:
+                refused[i] = "the subject is not blobs.<sha256 of the content>, in 64 digits of 0-9 and a-f"
+            else:
+                found[sha] = delivery.body
+        await blobs.store(connection, found)
+        return refused
+
+    await consume(flow, subjects.consume_blobs(), handle, batch=BATCH, at="blobs.commit")
+
+
+async def answer_missing(flow: Flow) -> None:
+    """Answer publishers until cancelled. A question that cannot be read, or has more than `MOST_NAMES` names, gets no answer."""
+    loop = current()
+    async with flow.bus.listen(subjects.every_blobs_wanted()) as questions:
+        loop.idle("questions")
+        async for question in questions:
+            loop.busy("a question")
+            try:
+                names = json.loads(question.body)
+                wanted = {bytes.fromhex(name).hex() for name in names} if len(names) <= MOST_NAMES else None
+            except (ValueError, TypeError):
+                wanted = None
+            if wanted is None:
+                loop.idle("questions")
+                continue
+
+            async def look(connection: AsyncConnection, wanted: set[str] = wanted) -> set[str]:
+                return await blobs.missing(connection, wanted)
+
+            absent = await transact(flow.engine, look, at="orchestrator.read")
+            answer = subjects.blobs_missing(question.subject.partition(".")[2])
+            await flow.bus.notify(answer, json.dumps(sorted(absent)).encode())
+            loop.idle("questions")

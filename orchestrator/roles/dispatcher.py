@@ -1,0 +1,131 @@
+"""The dispatcher: moves accepted groups into the queue, as far as admission allows.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| seq, assignments in the outbox | accepted groups; room in the queue | intake; concluded groups; committed batches |
+| nothing while the platform fails most attempts | the circuit breaker | attempts that end well; time |
+"""
+
+import math
+import time
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.contracts.events import RolloutAssigned
+from orchestrator.pool import transitions
+from orchestrator.pool.dispatch import (
+    Assignment,
+    QueueView,
+    anything_waits,
+    dispatch_other,
+    dispatch_train,
+    ended_lately,
+)
+from orchestrator.pool.outbox import enqueue_all
+from orchestrator.pool.transact import transact
+from orchestrator.roles.context import Flow
+from orchestrator.runtime.log import get
+from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
+from orchestrator.scheduling.breaker import BreakerSettings, halts
+from orchestrator.settings.config import Config
+
+log = get(__name__)
+
+PERIOD_S = 0.2
+POLL_INTERVAL_S = 1.0
+
+
+def queue_settings(config: Config) -> QueueSettings:
+    """The pure core's view of the configuration. Up to G−1 rollouts wait ready, so that no runner slot is idle."""
+    queue = config.queue
+    return QueueSettings(
+        capacity=queue.capacity,
+        batch_groups=queue.batch_groups,
+        group_size=queue.group_size,
+        max_staleness=queue.max_staleness,
+        running_rollouts=config.rollout.slots + queue.group_size - 1,
+        policy=queue.policy,
+        window_fraction=queue.window_fraction,
+        min_batch_groups=queue.short_batch,
+    )
+
+
+class Breaker:
+    """The circuit breaker as the dispatcher sees it. It is evaluated every `POLL_INTERVAL_S`, and its changes are logged."""
+
+    def __init__(self, flow: Flow) -> None:
+        queue = flow.config.queue
+        self._flow = flow
+        self._settings = BreakerSettings(queue.breaker_rate, queue.breaker_attempts, queue.breaker_window_s)
+        self._looked = -math.inf
+        self.halted = False
+
+    async def look(self) -> bool:
+        """Whether admission is halted."""
+        if time.monotonic() - self._looked < POLL_INTERVAL_S:
+            return self.halted
+        ended, failed = await transact(
+            self._flow.engine,
+            lambda connection: ended_lately(connection, self._flow.run_id, self._settings.window_s),
+            at="orchestrator.read",
+        )
+        self._looked, before = time.monotonic(), self.halted
+        self.halted = halts(ended, failed, self._settings)
+        if self.halted and not before:
+            log.error(
+                "admission.halted",
+                ended=ended,
+                infra_failures=failed,
+                within_s=self._settings.window_s,
+                consequence="nothing is dispatched until attempts end well again; look for their reasons in attempts.reason",
+            )
+            await transact(
+                self._flow.engine,
+                lambda connection: transitions.count(connection, self._flow.run_id, "admission_halted"),
+                at="breaker.commit",
+            )
+        elif before and not self.halted:
+            log.info("admission.resumed", ended=ended, infra_failures=failed)
+        return self.halted
+
+
+async def dispatcher(flow: Flow) -> None:
+    """Dispatch until cancelled."""
+    breaker = Breaker(flow)
+    while True:
+        if not await breaker.look():
+            dispatched = await transact(
+                flow.engine, lambda connection: dispatch(connection, flow), at="dispatcher.commit"
+            )
+            if dispatched:
+                flow.signals.outbox.set()
+        await flow.signals.work.wait(PERIOD_S)
+
+
+async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
+    """Dispatch as much as admission allows now; returns the number of rollouts."""
+    if not await anything_waits(connection, flow.run_id):
+        return 0
+    settings = queue_settings(flow.config)
+
+    def choose(view: QueueView) -> list[str]:
+        assert view.stage is not None
+        shares = view.stage.domains or dict.fromkeys(sorted({*view.accepted, *view.served}), 1.0)
+        if not shares:
+            return []
+        return choose_domains(shares, view.served, view.accepted, dispatchable(view.counts, settings))
+
+    assigned = await dispatch_train(
+        connection, flow.run_id, choose, settings.running_rollouts, flow.config.stage
+    )
+    assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots, flow.config.stage)
+    await enqueue_all(connection, flow.run_id, [assignment(flow, one) for one in assigned])
+    return len(assigned)
+
+
+def assignment(flow: Flow, given: Assignment) -> tuple[str, RolloutAssigned]:
+    """The subject and message that assign a rollout."""
+    return subjects.work_rollout(flow.run, given.pool), RolloutAssigned(
+        run=flow.run, rollout=given.rollout_id, attempt=given.attempt, epoch=given.epoch
+    )

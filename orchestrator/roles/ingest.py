@@ -1,0 +1,288 @@
+"""Ingest: reports of gateways, runners and verifier runners, into Postgres.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| steps, results, verdicts; verifications to do; concluded groups | STEPS, RESULTS | gateways and runners, which keep each message until it is here |
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Delivery
+from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, decode
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import FailureClass, RolloutState
+from orchestrator.pool import leases, results, transitions
+from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
+from orchestrator.pool.lease_check import why_stale
+from orchestrator.pool.policy_versions import published
+from orchestrator.pool.transact import transact
+from orchestrator.roles.complete import assign_verification, complete_reported, conclude_group
+from orchestrator.roles.consume import Outcome, consume
+from orchestrator.roles.context import Flow
+from orchestrator.roles.listed_artifacts import with_listed
+from orchestrator.roles.metrics import Ended, ordered_again
+from orchestrator.roles.stale_log import Stale
+from orchestrator.settings.config import Config
+from orchestrator.tasks.artifacts import limits_of
+from orchestrator.tasks.validate_results import check_result, check_verdict
+
+E = TypeVar("E", StepRecorded, RolloutFinished, VerdictReached)
+
+# Of one fetch: NATS disconnects a client when more than max_pending (64 MiB unless set) waits for it.
+PULL_MB = 48
+
+# The ends that a runner may report for an attempt, and a verifier runner for a verification.
+ROLLOUT_ENDS = frozenset(FailureClass) - {FailureClass.VERIFIER_FAILURE, FailureClass.POISON}
+VERIFICATION_ENDS = frozenset(
+    {FailureClass.COMPLETED, FailureClass.VERIFIER_FAILURE, FailureClass.INFRA_FAILURE}
+)
+
+
+def _read(flow: Flow, delivery: Delivery, expected: type[E]) -> E:
+    event = decode(delivery.body, delivery.schema, expected)
+    if event.run != flow.run:
+        raise MessageError(
+            f"{expected.__name__} names run {quoted(event.run)} but came on the subject of {quoted(flow.run)}"
+        )
+    return event
+
+
+def _check_failure(reported: FailureClass, allowed: frozenset[FailureClass]) -> None:
+    if reported not in allowed:
+        raise MessageError(
+            f"failure_class is {quoted(reported.value)}, it must be one of {', '.join(c for c in FailureClass if c in allowed)}"
+        )
+
+
+def steps_per_pull(config: Config) -> int:
+    """The number of steps per fetch. With routes, each step may have `gateway.routes_mb`."""
+    return max(1, min(64, int(PULL_MB / config.gateway.routes_mb))) if config.trainer.routing_replay else 64
+
+
+async def ingest_steps(flow: Flow) -> None:
+    """Steps, in batches. A rollout whose result came first is completed in a separate transaction, before the ack."""
+    waiting: set[int] = set()
+    stale, ended = Stale("steps"), Ended()
+    known: set[int] = set()  # published versions; they stay published
+
+    async def unpublished(connection: AsyncConnection, steps: Mapping[int, Decoded]) -> dict[int, str]:
+        """No race: a gateway reads a version's row before any of its servers may serve it, so the row is older than the step."""
+        versions_by_step = {i: policies_of(step) for i, step in steps.items()}
+        if missing := set().union(*versions_by_step.values()) - known:
+            known.update(await published(connection, flow.run_id, missing))
+        return {
+            i: f"step {steps[i].key} is of policy version {min(versions - known)}, which was never published"
+            for i, versions in versions_by_step.items()
+            if versions - known
+        }
+
+    async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
+        waiting.clear()
+        stale.begin()
+        ended.begin()
+        refused: dict[int, Outcome] = {}
+        arrived: dict[int, Decoded] = {}
+        for i, delivery in enumerate(deliveries):
+            try:
+                arrived[i] = decode_step(_read(flow, delivery, StepRecorded))
+            except MessageError as error:
+                refused[i] = str(error)
+        for i, reason in (await unpublished(connection, arrived)).items():
+            refused[i] = reason
+            del arrived[i]
+        done = await ingest(connection, flow.run_id, list(arrived.values()))
+        steps = list(arrived.values())
+        for i, reason in done.why.items():
+            stale.add(steps[i].event, reason)
+        for (i, step), fate in zip(arrived.items(), done.fates, strict=True):
+            if fate is Fate.CONFLICTING:
+                refused[i] = f"step {step.key} is stored with other content: steps never change"
+        ended.fates.extend(done.fates)
+        waiting.update(done.waiting)
+        return refused
+
+    async def complete() -> None:
+        ended.tell()
+        await stale.tell()
+        if waiting:
+            await transact(
+                flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
+            )
+
+    batch = steps_per_pull(flow.config)
+    await consume(
+        flow, subjects.consume_steps(flow.run), handle, batch=batch, after=complete, at="steps.commit"
+    )
+
+
+async def ingest_results(flow: Flow) -> None:
+    """Rollout results."""
+    stale, ended = Stale("results"), Ended()
+
+    async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
+        await transitions.lock_run(connection, flow.run_id)
+        stale.begin()
+        ended.begin()
+        refused: dict[int, Outcome] = {}
+        events: list[RolloutFinished] = []
+        for i, delivery in enumerate(deliveries):
+            try:
+                event = _read(flow, delivery, RolloutFinished)
+                event = await with_listed(connection, event)
+                check_result(event, limits_of(flow.config.sandbox))
+                _check_failure(event.failure_class, ROLLOUT_ENDS)
+                if event.resumable and event.failure_class is not FailureClass.INFRA_FAILURE:
+                    raise MessageError(
+                        f"resumable is set with {event.failure_class}: only an infra_failure is resumed"
+                    )
+                events.append(event)
+            except MessageError as error:
+                refused[i] = str(error)
+        events.sort(key=attrgetter("rollout"))  # in the order in which heartbeats lock the rows
+        moved: list[int] = []
+        for event in events:
+            if await results.report(connection, flow.run_id, event):
+                moved.append(event.rollout)
+                ended.results.append(event)
+            else:
+                stale.add(event, await _why(connection, flow, event))
+        if moved:
+            await complete_reported(connection, flow, moved)
+        return refused
+
+    async def report() -> None:
+        ended.tell()
+        await stale.tell()
+
+    await consume(
+        flow,
+        subjects.consume_results_rollout(flow.run),
+        handle,
+        batch=16,
+        after=report,
+        at="results.commit",
+    )
+
+
+async def ingest_verdicts(flow: Flow) -> None:
+    """Verdicts: a reward, or a verifier failure that is retried."""
+    stale, ended = Stale("verdicts"), Ended()
+
+    async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
+        await transitions.lock_run(connection, flow.run_id)
+        stale.begin()
+        ended.begin()
+        refused: dict[int, Outcome] = {}
+        events: list[VerdictReached] = []
+        for i, delivery in enumerate(deliveries):
+            try:
+                event = _read(flow, delivery, VerdictReached)
+                _check_failure(event.failure_class, VERIFICATION_ENDS)
+                if event.failure_class is FailureClass.COMPLETED and not _in_range(event.reward):
+                    raise MessageError(f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]")
+                check_verdict(event)
+                events.append(event)
+            except MessageError as error:
+                refused[i] = str(error)
+        events.sort(key=attrgetter("rollout"))  # in the order in which heartbeats lock the rows
+        for event in events:
+            if event.failure_class is not FailureClass.COMPLETED:
+                taken = await _failed(connection, flow, event)
+            elif taken := await results.verdict(connection, flow.run_id, event):
+                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
+            if taken:
+                ended.verdicts.append(event)
+            else:
+                stale.add(event, await _why(connection, flow, event))
+        return refused
+
+    async def report() -> None:
+        ended.tell()
+        await stale.tell()
+
+    await consume(
+        flow,
+        subjects.consume_results_verdict(flow.run),
+        handle,
+        batch=16,
+        after=report,
+        at="verdicts.commit",
+    )
+
+
+async def _why(connection: AsyncConnection, flow: Flow, event: RolloutFinished | VerdictReached) -> str:
+    return await why_stale(connection, flow.run_id, event.rollout, event.attempt, event.epoch)
+
+
+def _in_range(reward: float | None) -> bool:
+    return reward is not None and 0.0 <= reward <= 1.0
+
+
+async def _failed(connection: AsyncConnection, flow: Flow, event: VerdictReached) -> bool:
+    """Verify again with the same draws. After the last try the rollout is lost, with two exceptions that get reward 0 and stay in their group: the
+    agent's programs ran in the verification, or the artifacts are the reason why the tests reached no verdict."""
+    reason = event.reason or event.failure_class
+    if event.programs or event.left:
+        tries = 1 + await results.verify_tries(connection, event.rollout)
+        if tries >= flow.config.queue.max_attempts:
+            why = "programs under test ran" if event.programs else "the tests reach a verdict over nothing"
+            explanation = f"reward 0: {why}, and {tries} verifications failed; the last one: {reason}"
+            answered = msgspec.structs.replace(
+                event,
+                failure_class=FailureClass.COMPLETED,
+                reward=0.0,
+                reason=explanation,
+                log=f"{explanation}\n{event.log}",
+            )
+            if taken := await results.verdict(connection, flow.run_id, answered):
+                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
+            return taken
+    return await verify_again(connection, flow, event.rollout, event.attempt, event.epoch, reason)
+
+
+async def verify_again(
+    connection: AsyncConnection,
+    flow: Flow,
+    rollout_id: int,
+    attempt: int,
+    epoch: int,
+    reason: str,
+    *,
+    given_back: bool = False,
+) -> bool:
+    """Verify the same artifacts again. With the tries used up the member is lost and never rewarded. Returned leases do not count as tries and have
+    no delay. False (counted) for a stale epoch."""
+    delay_s = 0.0 if given_back else flow.config.rollout.retry_delay_s
+    again = await results.verify_again(
+        connection,
+        flow.run_id,
+        rollout_id,
+        epoch,
+        reason=reason,
+        delay_s=delay_s,
+        tried=not given_back,
+    )
+    if again is None:
+        await transitions.count(connection, flow.run_id, "verdicts_stale")
+        return False
+    tries, new_epoch = again
+    if tries >= flow.config.queue.max_attempts:
+        lost = f"{tries} verifications failed; the last one: {reason}"
+        if await leases.lose(
+            connection, rollout_id, RolloutState.FINISHED, new_epoch, FailureClass.VERIFIER_FAILURE, lost
+        ):
+            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
+        return True
+    ordered_again("verification", FailureClass.VERIFIER_FAILURE)
+    purpose = await leases.purpose_of(connection, rollout_id)
+    await assign_verification(
+        connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=delay_s * 2**tries
+    )
+    return True

@@ -1,0 +1,304 @@
+"""Intake: turns task messages into groups. A task is accepted when its row is committed; then its sender gets the answer.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| groups, rollouts, submissions, notices | TASKS, and the blobs that a task names | users |
+
+One durable serves all runs, so a task for an unknown run is dead-lettered with the reason instead of staying unread. Bad tasks are answered
+`rejected` with one sentence, and stored as dead letters. The answer uses the id that the message gives, even if nothing else in it is readable.
+The same holds for a task that Postgres refuses.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scaffolds.controls import CONTROLS
+from scaffolds.find import find
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.blobs.task_files import BlobsMissing, TaskFiles
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Delivery
+from orchestrator.contracts.errors import ConfigurationError, MessageError
+from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, decode_written, encode
+from orchestrator.contracts.ids import is_name, sha256
+from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.pool import blobs
+from orchestrator.pool.policy_versions import check_pinned
+from orchestrator.pool.runs import StoredRun, find_run, intake_open, takes_steps
+from orchestrator.pool.sanitize import clean
+from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
+from orchestrator.pool.transact import of_content, sentence
+from orchestrator.pool.vettings import find_vetting, keep_vetting
+from orchestrator.roles.consume import Later, Outcome, consume
+from orchestrator.roles.context import Flow
+from orchestrator.settings.config import Config
+from orchestrator.settings.curriculum import StageSection
+from orchestrator.settings.sampling import checked
+from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.bundle import BundleLimits
+from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
+from orchestrator.tasks.harbor import SOLUTION, Task
+from orchestrator.tasks.vetting.required import check_level
+
+LONGEST_REASON = 2000  # characters of a reason
+MOST_LABEL = 256
+BLOB_TRIES = 15
+"""Deliveries of a task whose blobs have not all arrived, before it is refused: about 50 s."""
+BLOB_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    run: str
+    answer: Answer
+
+
+class Intake:
+    """`known_scaffolds` are the names that a task or a share may request."""
+
+    def __init__(self, flow: Flow, known_scaffolds: Sequence[str]) -> None:
+        self._flow = flow
+        self._files = TaskFiles.of(flow.engine, flow.config.tasks)
+        self._known_scaffolds = known_scaffolds
+        self._configs = {flow.run_id: flow.config}
+        self._notices: list[_Notice] = []
+
+    async def run(self) -> None:
+        """Consume until cancelled."""
+        await consume(
+            self._flow, subjects.consume_tasks(), self._handle, batch=32, after=self._tell, at="intake.commit"
+        )
+
+    async def _handle(
+        self, connection: AsyncConnection, deliveries: Sequence[Delivery]
+    ) -> Mapping[int, Outcome]:
+        self._notices.clear()
+        outcomes: dict[int, Outcome] = {}
+        for i, delivery in enumerate(deliveries):
+            run_name = delivery.subject.split(".")[1]
+            run = await find_run(connection, run_name) if is_name(run_name) else None
+            if run is None:
+                outcomes[i] = (
+                    f"run {run_name!r:.80} does not exist: start it with `penstock up`, or correct the subject"
+                )
+                continue
+            try:
+                answer, reason = await self._answer(connection, run, delivery)
+            except BlobsMissing as error:
+                if delivery.deliveries < BLOB_TRIES:
+                    outcomes[i] = Later(min(0.1 * 2**delivery.deliveries, BLOB_WAIT_S))
+                    continue
+                # No row: the same submission may come again with its blobs.
+                answer, reason = _refused(delivery, str(error)), str(error)
+            if reason is not None:
+                outcomes[i] = reason
+            if answer is not None:
+                self._notices.append(_Notice(run.name, answer))
+        return outcomes
+
+    async def _answer(
+        self, connection: AsyncConnection, run: StoredRun, delivery: Delivery
+    ) -> tuple[Answer, str | None]:
+        """The answer to give, and the reason for a dead letter when the message is unusable."""
+        submission = sha256(delivery.body).hex()
+        try:
+            _, domain = subjects.parse_tasks(delivery.subject)
+            event = decode_written(delivery.body, delivery.schema, TaskSubmitted)
+            if event.submission is not None:
+                submission = subjects.check_submission(event.submission)
+        except (MessageError, ValueError) as error:
+            # No submission and no row exist: the same body may come again with a valid address. The sender still gets an answer.
+            message = str(error)[:LONGEST_REASON]
+            return _refused(delivery, message), message
+        try:
+            known = await answered(connection, run.run_id, submission)
+            if known is not None:
+                return known, None
+            limits = BundleLimits.of(self._config(run).tasks)
+            read = await self._files.submitted(event.task, limits)
+            group = self._group(run, domain, submission, event, read.task)
+            if absent := await blobs.name(connection, read.blobs):
+                raise BlobsMissing(absent)
+            came = event.vetting
+            if came is not None and not came.counts_for(group.task_sha.hex()):
+                came = None
+            await self._check_level(connection, run.run_id, group, came)
+            if not await takes_steps(connection, run.run_id):
+                raise MessageError(
+                    f"run {quoted(run.name)} accepts no more tasks: it has ended and is pruned"
+                )
+            if group.purpose is Purpose.TRAIN and not await intake_open(connection, run.run_id):
+                raise MessageError(
+                    f"run {quoted(run.name)} accepts no more training tasks: its intake is closed"
+                )
+            if group.pinned_version is not None:
+                keep = self._configs[run.run_id].trainer.keep_checkpoints
+                await check_pinned(connection, run.run_id, group.pinned_version, keep)
+            async with connection.begin_nested():
+                if came is not None:
+                    await keep_vetting(connection, run.run_id, came)
+                return await accept(connection, run.run_id, group), None
+        except BlobsMissing:
+            raise
+        except (MessageError, ConfigurationError, ValueError, DBAPIError) as error:
+            if isinstance(error, DBAPIError):
+                if not of_content(error):
+                    raise
+                message = f"the database does not take it: {sentence(error)}"[:LONGEST_REASON]
+            else:
+                message = str(error)[:LONGEST_REASON]
+            answer = await reject(connection, run.run_id, submission, message)
+            return answer, message if answer.new else None
+
+    async def _check_level(
+        self, connection: AsyncConnection, run_id: int, group: NewGroup, came: Vetting | None
+    ) -> None:
+        """ValueError unless the task has the level that the run requires: a row of the run says so, or `came`, which its message brought. That is
+        the publisher's word, as the task itself is."""
+        required, sha256 = self._configs[run_id].tasks.require, group.task_sha.hex()
+        if required is not Level.NONE:
+            stored = await find_vetting(connection, run_id, sha256)
+            check_level(group.task_name, sha256, required, came, stored)
+
+    def _config(self, run: StoredRun) -> Config:
+        if run.run_id not in self._configs:
+            self._configs[run.run_id] = Config.from_json(run.config)
+        return self._configs[run.run_id]
+
+    def _group(
+        self, run: StoredRun, domain: str, submission: str, event: TaskSubmitted, task: Task
+    ) -> NewGroup:
+        config = self._config(run)
+        check_admissible(task, config.sandbox)
+        purpose = event.purpose
+        if purpose is Purpose.TRAIN:
+            check_stage(config.stage, domain, task.settings.metadata.difficulty)
+        # An evaluation repeats with the same seeds and scaffolds under any submission id.
+        origin = task.content_hash if purpose is Purpose.EVAL else submission
+        digest = sha256(f"{config.run.seed}:{origin}".encode())
+        scaffold = event.scaffold
+        if scaffold is None:
+            scaffold = _share(config.rollout.scaffolds, int.from_bytes(digest[8:16], "big") / 2**64)
+        if scaffold not in self._known_scaffolds:
+            raise MessageError(
+                f"unknown scaffold {quoted(scaffold)}; known: {', '.join(self._known_scaffolds)}"
+            )
+        _check_control(scaffold, purpose, task)
+        _check_extras(scaffold, task)
+        size = event.group_size
+        if size is None:
+            size = config.queue.group_size if purpose is Purpose.TRAIN else 1
+        if size < 1 or (purpose is Purpose.TRAIN and size < 2):
+            raise MessageError(
+                f"group_size is {size}: a training group compares at least 2 rollouts, others need at least 1"
+            )
+        if size > config.rollout.slots + config.queue.group_size - 1:
+            raise MessageError(
+                f"group_size is {size}, but only {config.rollout.slots} rollouts run at once: it would never start"
+            )
+        if event.version is not None and (purpose is Purpose.TRAIN or not 0 <= event.version < 2**31):
+            raise MessageError(
+                f"version is {event.version}: only eval and record groups pin a policy version, from 0 on"
+            )
+        if event.sampling and purpose is Purpose.TRAIN:
+            raise MessageError(
+                "sampling is given: only eval and record groups have sampling parameters of their own"
+            )
+        sampling = checked(event.sampling or {})
+        if event.label is not None and len(event.label) > MOST_LABEL:
+            raise MessageError(f"label has {len(event.label)} characters, at most {MOST_LABEL} fit")
+        return NewGroup(
+            submission=submission,
+            task_sha=bytes.fromhex(task.content_hash),
+            task_name=task.name,
+            domain=domain,
+            settings=task.settings.model_dump(mode="json"),
+            body=task.to_message(),
+            purpose=purpose,
+            scaffold=scaffold,
+            size=size,
+            seed=int.from_bytes(digest[:8], "big") >> 2,
+            label=clean(event.label) if event.label else None,
+            pinned_version=event.version,
+            sampling=sampling or None,
+            pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
+            difficulty=task.settings.metadata.difficulty
+            if purpose is Purpose.TRAIN and config.stage.then
+            else None,
+        )
+
+    async def _tell(self) -> None:
+        for notice in self._notices:
+            answer = notice.answer
+            body = encode(
+                SubmissionAnswered(
+                    submission=answer.submission,
+                    status=answer.status,
+                    reason=answer.reason,
+                    earlier=not answer.new,
+                )
+            )
+            await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), body)
+        if self._notices:
+            self._flow.signals.work.set()
+
+
+def _refused(delivery: Delivery, reason: str) -> Answer:
+    """The answer for a submission that is not recorded."""
+    submission = subjects.submission_named(delivery.body) or sha256(delivery.body).hex()
+    return Answer(submission=submission, status=SubmissionStatus.REJECTED, reason=reason, new=True)
+
+
+def check_stage(stages: StageSection, domain: str, difficulty: str) -> None:
+    """Raise MessageError when no stage accepts such a task."""
+    if any(stage.takes(domain, difficulty) for stage in stages.all):
+        return
+    open_ = [stage for stage in stages.all if stage.has(domain)]
+    if not open_:
+        names = " or ".join(repr(stage.name) for stage in stages.all)
+        known = dict.fromkeys(name for stage in stages.all for name in stage.domains)
+        raise MessageError(
+            f"domain {quoted(domain)} has no share in stage {names}; known: {', '.join(known)}"
+        )
+    known = dict.fromkeys(name for stage in open_ for name in stage.difficulties)
+    raise MessageError(
+        f"difficulty {quoted(difficulty)} of domain {quoted(domain)} trains in no stage; known: {', '.join(known)}"
+    )
+
+
+def _check_control(scaffold: str, purpose: Purpose, task: Task) -> None:
+    """Raise MessageError for a control outside of evaluations, or without the files that it needs. A runner refuses other scaffolds that never
+    train."""
+    if scaffold not in CONTROLS:
+        return
+    if purpose is not Purpose.EVAL:
+        raise MessageError(
+            f"rollouts of the scaffold {scaffold} are only evaluated, never trained or recorded: run penstock eval --scaffold {scaffold}"
+        )
+    if scaffold == "oracle" and not task.is_solved:
+        where = " for every step" if task.is_multi_step else ""
+        raise MessageError(f"task {task.name} has no {SOLUTION}{where}, which the scaffold oracle runs")
+
+
+def _check_extras(scaffold: str, task: Task) -> None:
+    """Raise MessageError if the task brings something that the scaffold's program is not given. Other tasks load no scaffold."""
+    table = task.settings.environment
+    if mcp_servers(table) or skills_dir(table):
+        for problem in refusals(table, find(scaffold).manifest):
+            raise MessageError(f"task {task.name}: task.toml: {problem}")
+
+
+def _share(shares: Mapping[str, float], at: float) -> str:
+    """The name at `at` in [0, 1) of the shares laid end to end: deterministic by submission."""
+    total = sum(shares.values())
+    reached = 0.0
+    name = ""
+    for name, share in shares.items():
+        reached += share / total
+        if at < reached:
+            return name
+    return name

@@ -1,0 +1,197 @@
+"""Grades an attempt's work: pristine environment + artifacts + tests + answer, in a fresh sandbox → tests/test.sh → reward file.
+
+The only way to a reward: the verifier runner uses it for rollouts, the probes and the checks of tasks for their attempts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from orchestrator.contracts.events import ArtifactFile, TestResult
+from orchestrator.contracts.network import Access
+from orchestrator.runner.judging import (
+    LEDGER_BYTES,
+    LEDGER_FILE,
+    Programs,
+    draws,
+    names_programs,
+    programs,
+    walls,
+    wrapper,
+)
+from orchestrator.runner.open_sandbox import open_sandbox
+from orchestrator.runner.outcome import LOG_BYTES
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.artifacts import stayed_behind, with_artifacts
+from orchestrator.tasks.collected import ANSWER_PATH
+from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.verdict import (
+    ANSWER_VARIABLE,
+    LOGS_VARIABLE,
+    PROCESS_FILE,
+    RESULTS_FILE,
+    REWARD_FILE,
+    REWARD_JSON,
+    TESTS_DIR,
+    UNTRUSTED_FILE,
+    UNTRUSTED_LIMITS,
+    UNTRUSTED_VARIABLE,
+    parse_process,
+    parse_results,
+    parse_reward,
+    shell_options,
+    signal_of,
+)
+from sandboxes.base import AnyFile, ExecResult, File, KilledBy, PathRefused, Provider, Sandbox, SandboxSpent
+
+ANSWER_FILE: Final = ANSWER_PATH
+"""Path of the final message for the tests (empty without one); `$PENSTOCK_ANSWER` names it."""
+LOGS_DIR: Final = "/logs"
+MAX_TESTS: Final = 1000
+REWARD_BYTES: Final = 4096
+RESULTS_BYTES: Final = 400_000
+PROCESS_BYTES: Final = 400_000
+WRAPPER: Final = wrapper()
+"""`$PENSTOCK_UNTRUSTED` and its imports, as files next to the tests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradedWork:
+    """The graded work and its tests. `stored`: the content of the artifacts that lie in blobs, by path. `tests`: path relative to /tests → body,
+    including `test.sh`. `env`: the task's variables for the tests. `performance`: the name of the number that is the reward, `partial`: the work is
+    one step of several (`verdict.parse_reward`). `access`: what the tests may reach; None: no network."""
+
+    answer: str
+    artifacts: Sequence[ArtifactFile]
+    tests: Mapping[str, AnyFile]
+    stored: Mapping[str, AnyFile] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    performance: str = ""
+    partial: bool = False
+    access: Access | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """The result of the test script. `reward` is None without a verdict, and `reason` explains. `reason` also explains a reward of 0 after a program
+    under test used up a limit, or when some artifacts did not reach the tests. `exit_code` and `log` are the script's. `programs`: how many ran under
+    the wrapper. `wall_s`: seconds that the script took. `components`: the named numbers of `reward.json`, None without any."""
+
+    reward: float | None
+    exit_code: int
+    log: str
+    wall_s: float = 0.0
+    reason: str | None = None
+    tests: tuple[TestResult, ...] = ()
+    programs: int = 0
+    process: dict[str, float | list[float]] | None = None
+    components: dict[str, float] | None = None
+
+
+async def grade(
+    provider: Provider,
+    pristine: Environment,
+    work: GradedWork,
+    section: SandboxSection,
+    *,
+    timeout_s: float,
+    seed: int,
+) -> Grade:
+    """Run the tests on an attempt's work. `section`: the limits of programs under test; the script's own limits are higher. `timeout_s` is the
+    script's time, `seed` the source of its random draws.
+
+    SandboxError and SandboxFull when the platform fails, ValueError or PathRefused when the files cannot be placed.
+    """
+    environment, tests = with_artifacts(pristine, work.artifacts, work.stored), work.tests
+    held = walls(
+        section,
+        timeout_s,
+        environment,
+        private=provider.isolated,
+        tests_bytes=sum(file.size for file in tests.values()),
+    )
+    variables, drawn = draws(seed)
+    files = dict(environment.files)
+    files |= {f"{TESTS_DIR}/{path}": file for path, file in tests.items()}
+    files |= WRAPPER | drawn | {UNTRUSTED_LIMITS: held.programs}
+    files[ANSWER_FILE] = File(work.answer.encode(errors="replace"))
+    # Processes that outlive the tests could change the verdict.
+    spec = replace(environment.spec(files, held.limits), background=False)
+    async with open_sandbox(provider, spec, work.access) as sandbox:
+        result = await sandbox.exec(
+            ["bash", *_options(tests), f"{TESTS_DIR}/test.sh"],
+            timeout_s=timeout_s,
+            env={
+                **work.env,
+                ANSWER_VARIABLE: ANSWER_FILE,
+                LOGS_VARIABLE: LOGS_DIR,
+                UNTRUSTED_VARIABLE: UNTRUSTED_FILE,
+                **variables,
+            },
+        )
+        text = (result.stdout[-LOG_BYTES:] + result.stderr[-LOG_BYTES:]).decode(errors="replace")[-LOG_BYTES:]
+        ran = await _programs(sandbox, result, wrapped=names_programs(tests, UNTRUSTED_VARIABLE))
+        found = Grade(
+            reward=None, exit_code=result.exit_code, log=text, wall_s=result.wall_s, programs=ran.count
+        )
+        if blamed := ran.blamed(result.killed_by, result.wall_s):
+            return _answered(found, f"reward 0: {blamed}")
+        if result.killed_by is not KilledBy.NONE:
+            return replace(found, reason=f"tests/test.sh was ended: {result.killed_by.value}")
+        if signal := signal_of(result.exit_code):
+            return replace(found, reason=f"tests/test.sh was ended by signal {signal}")
+        try:
+            reward_json = await _text(sandbox, REWARD_JSON, REWARD_BYTES)
+            scores = parse_reward(
+                await _text(sandbox, REWARD_FILE, REWARD_BYTES),
+                reward_json,
+                named=names_programs(tests, REWARD_JSON.rpartition("/")[2]),
+                performance=work.performance,
+                partial=work.partial,
+            )
+            process = parse_process(await _text(sandbox, PROCESS_FILE, PROCESS_BYTES))
+        except (ValueError, PathRefused) as error:
+            return replace(found, reason=str(error)[:1000])
+        found = replace(await _with_results(sandbox, found), process=process, components=scores.components)
+    if scores.reward == 0.0 and (behind := stayed_behind(work.artifacts)):
+        return _answered(found, f"reward 0, but the tests saw only part of the work: {behind}")
+    return replace(found, reward=scores.reward)
+
+
+async def _with_results(sandbox: Sandbox, found: Grade) -> Grade:
+    """Add the results of the tests. They are for people: if they cannot be read, the verdict still holds. Otherwise a long wrong answer quoted in
+    them would remove the rollout from its group."""
+    try:
+        results = parse_results(await _text(sandbox, RESULTS_FILE, RESULTS_BYTES))
+    except (ValueError, PathRefused) as error:
+        return replace(found, log=f"no results: {error}"[:1000] + f"\n{found.log}"[: LOG_BYTES - 1000])
+    return replace(found, tests=tuple(results[:MAX_TESTS]))
+
+
+def _options(tests: Mapping[str, AnyFile]) -> tuple[str, ...]:
+    try:
+        return shell_options(tests["test.sh"].data)
+    except ValueError:  # the task was accepted before this check existed
+        return ()
+
+
+def _answered(found: Grade, reason: str) -> Grade:
+    """Reward 0, with the reason at the head of the log, which is stored with the verdict."""
+    return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:LOG_BYTES])
+
+
+async def _programs(sandbox: Sandbox, ended: ExecResult, *, wrapped: bool) -> Programs:
+    """The agent's programs that ran under the wrapper. `wrapped`: whether the tests mention it."""
+    try:
+        return programs(await _text(sandbox, LEDGER_FILE, LEDGER_BYTES))
+    except SandboxSpent:  # the sandbox was ended as a whole, so the ledger cannot be read
+        if not wrapped or ended.killed_by is KilledBy.NONE:
+            raise
+        return Programs(count=1, running=True, at_s=ended.wall_s)
+
+
+async def _text(sandbox: Sandbox, path: str, max_bytes: int) -> str | None:
+    try:
+        return (await sandbox.get(path, max_bytes=max_bytes)).decode(errors="replace")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,46 @@
+"""A worker's replacement for a result that is too large for the bus: it states that nothing of it can be graded, and why.
+
+The message keeps its id and its lease epoch, but loses its large parts (artifacts, answer, tool calls, log, test results). An agent decides how
+much it leaves, so this must not give it another attempt: the result keeps its kind, with nothing to grade.
+"""
+
+import msgspec
+
+from orchestrator.bus.base import Outgoing
+from orchestrator.bus.journal import JournalEntry
+from orchestrator.contracts.events import RolloutFinished, VerdictReached, decode, encode
+from orchestrator.contracts.states import FailureClass
+
+REASON_CHARACTERS = 500
+
+
+async def failed_instead(entry: JournalEntry, reason: str) -> Outgoing:
+    """A result that is graded 0, or remains an infrastructure failure; for a verdict, a verifier failure, which is never rewarded."""
+    message, why = entry.message, f"result too large: {reason}"[:REASON_CHARACTERS]
+    event: RolloutFinished | VerdictReached
+    if message.schema == VerdictReached.schema():
+        event = msgspec.structs.replace(
+            decode(message.body, message.schema, VerdictReached),
+            failure_class=FailureClass.VERIFIER_FAILURE,
+            reward=None,
+            reason=why,
+            tests=[],
+            log="",
+            components=None,
+        )
+    else:
+        original = decode(message.body, message.schema, RolloutFinished)
+        infra = original.failure_class is FailureClass.INFRA_FAILURE
+        completed = original.failure_class is FailureClass.COMPLETED
+        event = msgspec.structs.replace(
+            original,
+            failure_class=FailureClass.POLICY_FAILURE if completed else original.failure_class,
+            reason=original.reason if infra else why,
+            answer=None,
+            artifacts=[],
+            listing=[],
+            tool_calls=[],
+            log="",
+            ungradable=None if infra else why,
+        )
+    return Outgoing(subject=message.subject, msg_id=message.msg_id, schema=message.schema, body=encode(event))

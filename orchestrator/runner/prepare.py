@@ -1,0 +1,34 @@
+"""What happens in an agent's sandbox before a step of a task with several: its files, its setup.sh, its health check."""
+
+from collections.abc import Mapping
+
+from orchestrator.contracts.errors import InfraFailure
+from orchestrator.runner.healthcheck import longest_s, until_healthy
+from orchestrator.runtime.liveness import current
+from orchestrator.tasks.multi_step import SETUP, TaskStep
+from sandboxes.base import AnyFile, Sandbox
+
+TAIL_BYTES = 300
+
+
+async def prepare(
+    sandbox: Sandbox,
+    step: TaskStep,
+    work_dir: str,
+    timeout_s: float,
+    also: Mapping[str, AnyFile] | None = None,
+) -> None:
+    """Begin a step. `timeout_s`: of its setup.sh; `also`: more files, by absolute path. InfraFailure when the script or the health check fails,
+    PathRefused when a file cannot be placed."""
+    placed = {f"{work_dir}/{path}": file for path, file in step.placed.items()} | dict(also or {})
+    if placed:
+        await sandbox.put(placed)
+    if step.has_setup:
+        current().busy(f"{step.label}{SETUP}", on="sandbox", within=timeout_s)
+        result = await sandbox.exec(["bash", sandbox.path(f"{work_dir}/{SETUP}")], timeout_s=timeout_s)
+        if not result.ok:
+            tail = result.stderr[-TAIL_BYTES:].decode(errors="replace").strip()
+            raise InfraFailure(f"task: its {SETUP} ended with exit code {result.exit_code}: {tail}")
+    if (check := step.healthcheck) is not None:
+        current().busy(f"{step.label}its health check", on="sandbox", within=longest_s(check))
+        await until_healthy(sandbox, check)

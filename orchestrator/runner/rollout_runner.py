@@ -1,0 +1,422 @@
+"""The runner: one rollout attempt from its lease to its result.
+
+    lease → gateway session → sandbox with the environment's files → scaffold → changed files → seal → RolloutFinished
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| RolloutFinished in the journal | work.rollout.*, a slot | the dispatcher, the end of other attempts |
+| steps (through the gateway) | completions | rollout servers |
+
+Every failure is data: `captured`, and nothing else, turns it into a failure class. A lost lease cancels the attempt at any point; then the
+session is closed and nothing is reported. The same holds when the sandboxes' disk is full: the attempt never started (runner.assignments).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from scaffolds import find
+from scaffolds.base import AgentLimits, Scaffold, Solution, TaskView
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.errors import InfraFailure, PenstockError, ServiceError
+from orchestrator.contracts.events import (
+    RolloutAssigned,
+)
+from orchestrator.contracts.states import FailureClass, Purpose
+from orchestrator.gateway_client import (
+    ConversationLimit,
+    GatewayAdmin,
+    GatewayDrains,
+    GatewayRefused,
+    OpenSession,
+    Seal,
+    SessionBudget,
+)
+from orchestrator.pool import transitions
+from orchestrator.pool.leases import Lease, whole_task
+from orchestrator.pool.transact import transact
+from orchestrator.runner.assignments import Assignments
+from orchestrator.runner.attempt_result import AttemptRecord, key_of, result_of
+from orchestrator.runner.blackbox import (
+    endpoint_of,
+)
+from orchestrator.runner.clocks import Clocks
+from orchestrator.runner.episode import Episode, Todo
+from orchestrator.runner.gateways import (
+    Gateways,
+    KnownGateway,
+    known_secret,
+    reached,
+)
+from orchestrator.runner.healthcheck import longest_s, until_healthy
+from orchestrator.runner.open_sandbox import open_sandbox
+from orchestrator.runner.outcome import (
+    AttemptOutcome,
+    captured,
+    judged,
+    replayed,
+)
+from orchestrator.runner.skills import copy_skills
+from orchestrator.runner.worker import (
+    Worker,
+    WorkerSettings,
+    environment_of,
+    open_worker,
+    sandbox_limits,
+)
+from orchestrator.runtime.liveness import current
+from orchestrator.runtime.log import get
+from orchestrator.runtime.phase_timer import collect, phase
+from orchestrator.settings.timeouts import timeouts
+from orchestrator.tasks.artifact_blobs import carried
+from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
+from orchestrator.tasks.harbor import SCRIPT, SOLUTION, SOLUTIONS, Task
+from orchestrator.tasks.multi_step import steps_of
+from orchestrator.tasks.network import access, of_agent
+from orchestrator.tasks.resources import granted
+from orchestrator.tasks.verdict import shell_options
+from sandboxes.base import SandboxError
+from sandboxes.system import system_of
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """How to start a runner. `gateway_secret` is the file with the admin secret; `gateway_socket` is the socket that sandboxes may see, None if the
+    gateways are on other hosts: then `others` may list more than the one at `gateway_url`."""
+
+    worker: WorkerSettings
+    gateway_url: str
+    gateway_secret: Path
+    gateway_socket: Path | None
+    others: tuple[str, ...] = ()
+
+
+async def serve_rollouts(settings: RunnerSettings) -> None:
+    """Run rollouts until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot start or continue, GatewayAway when no
+    gateway answers."""
+    async with open_worker(settings.worker, "penstock-runner") as worker:
+        urls = (settings.gateway_url, *settings.others)
+        log.info("runner.waiting", owner=worker.owner, gateways=urls)
+        secret = await _secret(settings.gateway_secret)
+        async with reached(urls, secret, settings.gateway_socket, worker.owner) as gateways:
+            await gateways.until_one_answers()  # no work is taken before this
+            runner = RolloutRunner(worker, gateways)
+            log.info("runner.ready", owner=worker.owner, slots=worker.slots)
+            await Assignments(worker, RolloutAssigned, runner.attempt, gateways).serve(
+                [
+                    subjects.consume_work_rollout(worker.run, pool)
+                    for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
+                ]
+            )
+
+
+async def _secret(file: Path) -> str:
+    """The gateway's admin secret. The gateway creates it at its first start; both may start in any order. ServiceError when it does not appear."""
+    deadline = anyio.current_time() + timeouts().gateway_start_s
+    while True:
+        try:
+            if secret := file.read_text(encoding="utf-8").strip():
+                return secret
+            problem, late = "it is empty", anyio.current_time() > deadline
+        except OSError as error:
+            problem = error.strerror or "unknown"
+            late = not isinstance(error, FileNotFoundError) or anyio.current_time() > deadline
+        if late:
+            raise ServiceError(
+                f"the gateway's admin secret {file} cannot be read ({problem}): start the gateway, which makes it"
+            )
+        await anyio.sleep(0.1)
+
+
+class RolloutRunner:
+    """Runs attempts, any number concurrently."""
+
+    def __init__(self, worker: Worker, gateways: Gateways) -> None:
+        self._worker = worker
+        self._gateways = gateways
+
+    async def attempt(self, lease: Lease) -> Outgoing:
+        """The whole attempt; returns the result to send. Ends otherwise only by cancellation (a lost lease), ServiceError, SandboxFull or
+        GatewayDrains (it did not start)."""
+        record = AttemptRecord(gateway=self._gateways.choose())
+        try:
+            with collect() as spent, phase("other"), record.gateway.serving() as scope:
+                outcome = await captured(partial(self._episode, lease, record), agent=False)
+                with phase("seal"):
+                    outcome, seal = await self._seal(lease, outcome, record)
+            if scope.cancelled_caught:
+                reason = f"gateway: {record.gateway.url} is away, and another one answers"
+                outcome, seal = (
+                    AttemptOutcome(failure=FailureClass.INFRA_FAILURE, reason=reason, resumable=True),
+                    None,
+                )
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._close(lease, record)
+            raise
+        if outcome.scaffold_error:
+            await self._count("scaffold_errors")
+        return result_of(self._worker.run, lease, outcome, seal, record, spent.seconds)
+
+    async def _episode(self, lease: Lease, record: AttemptRecord) -> AttemptOutcome:
+        task = await self._task(lease)
+        record.scaffold = scaffold = find.find(lease.scaffold)
+        if not scaffold.manifest.trains and lease.purpose != Purpose.EVAL:
+            raise InfraFailure(f"scaffold: rollouts of {lease.scaffold} are only evaluated")
+        for problem in refusals(task.settings.environment, scaffold.manifest):
+            raise InfraFailure(f"task: {problem}")
+        steps = steps_of(task)
+        solutions = await self._solutions(lease) if scaffold.manifest.solution else [None] * len(steps)
+        limits = self._limits(lease, task, scaffold)
+        environment = self._environment(task)
+        started_at = time.monotonic()
+        current().busy(f"the session of rollout {lease.rollout_id}", on="gateway")
+        gateway = record.gateway
+        try:
+            with phase("session"):
+                session = await self._open_session(gateway.admin, lease, task, scaffold, limits)
+        except GatewayDrains:
+            gateway.draining = True
+            raise
+        record.opened = True
+        limits = replace(limits, context=session.context)
+        todo = [
+            Todo(
+                step=step,
+                view=TaskView(
+                    name=lease.task_name,
+                    domain=lease.domain,
+                    instruction=step.task.instruction,
+                    work_dir=environment.work_dir,
+                    solution=solution,
+                    mcp_servers=mcp_servers(task.settings.environment) if scaffold.manifest.mcp else (),
+                ),
+                limits=replace(limits, timeout_s=self._timeout_s(step.task, scaffold)),
+            )
+            for step, solution in zip(steps, solutions, strict=True)
+        ]
+        record.clocks = clocks = Clocks(
+            timeout_s=limits.timeout_s,
+            stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
+            completion_s=self._worker.config.rollout.completion_s,
+            held=partial(self._held, gateway.admin, lease),
+            started=lease.began,
+        )
+        section = granted(self._worker.config.sandbox, task.settings.environment)
+        reachable = access(of_agent(task.settings), section)
+        longest = max(each.limits.timeout_s for each in todo)
+        outer_limits = sandbox_limits(section, longest, scaffold.manifest.needs)
+        black = scaffold.black() if scaffold.manifest.kind == "black" else None
+        if black is None:
+            spec = environment.spec(environment.files, outer_limits)
+        else:
+            placed = black.files(todo[0].view, endpoint_of(session), todo[0].limits)
+            spec = replace(
+                environment.spec({**environment.files, **placed}, outer_limits),
+                binds=black.binds(),
+                gateway_socket=gateway.socket,
+                gateway_address=_address(gateway),
+            )
+
+        within = environment.services_s
+        current().busy(f"the sandbox of rollout {lease.rollout_id}", on="sandbox", within=within)
+        outcome: AttemptOutcome | None = None
+        # The work inside has its own phases.
+        with phase("sandbox"), tolerate_failed_removal(lambda: outcome is not None):
+            async with open_sandbox(self._worker.provider, spec, reachable) as sandbox:
+                record.system = system_of(sandbox)
+                if (skills := skills_dir(task.settings.environment)) and scaffold.manifest.skills:
+                    await copy_skills(sandbox, skills, scaffold.manifest.skills)
+                if (check := task.settings.healthcheck) is not None:
+                    what = f"the health check of rollout {lease.rollout_id}"
+                    current().busy(what, on="sandbox", within=longest_s(check))
+                    await until_healthy(sandbox, check)
+                record.queued_s = time.monotonic() - started_at
+                episode = Episode(
+                    worker=self._worker,
+                    lease=lease,
+                    gateway=gateway,
+                    session=session,
+                    scaffold=scaffold,
+                    sandbox=sandbox,
+                    pristine=environment,
+                    clocks=clocks,
+                    tool_calls=record.tool_calls,
+                    artifacts=record.artifacts,
+                )
+                outcome = await episode.run(todo, black)
+                record.queued_s += episode.between_s
+                with phase("changes"):
+                    record.left = carried(record.artifacts, outcome.answer)
+                    await self._worker.files.keep(record.left.parts)
+        assert outcome is not None
+        return outcome
+
+    async def _task(self, lease: Lease) -> Task:
+        try:
+            with phase("session"):
+                return await self._worker.files.task(lease.body)
+        except (ValueError, OSError) as error:
+            raise InfraFailure(f"task: {error}") from error
+
+    async def _solutions(self, lease: Lease) -> list[Solution | None]:
+        """The reference solution of each step, which the lease does not carry."""
+        read = partial(whole_task, rollout_id=lease.rollout_id)
+        task = await self._worker.files.task(await transact(self._worker.engine, read, at="worker.read"))
+        return [self._solution(step.task, lease.scaffold) for step in steps_of(task)]
+
+    def _solution(self, task: Task, scaffold: str) -> Solution:
+        if task.solution is None:
+            raise InfraFailure(f"task: it has no {SOLUTION}, which {scaffold} runs")
+        options = shell_options(task.files[SOLUTION].data)
+        return Solution(
+            files={f"/{path}": file for path, file in task.files.items() if path.startswith(SOLUTIONS)},
+            argv=("bash", *options, f"/{SOLUTION}"),
+            env=task.settings.solution.env,
+        )
+
+    def _environment(self, task: Task) -> Environment:
+        try:
+            return environment_of(task, self._worker)
+        except ValueError as error:  # accepted under another configuration, or by another runner's provider
+            raise InfraFailure(f"task: {error}") from error
+
+    def _limits(self, lease: Lease, task: Task, scaffold: Scaffold) -> AgentLimits:
+        config, agent_settings = self._worker.config, task.settings.agent
+        timeout_s = self._timeout_s(task, scaffold)
+        stage = config.stage.all[lease.stage]
+        turns = agent_settings.max_turns or stage.turns(lease.domain)
+        tool_s = min(config.rollout.tool_timeout_s, timeout_s + 5)
+        return AgentLimits(
+            turns=turns, context=stage.context(lease.domain), tool_timeout_s=tool_s, timeout_s=timeout_s
+        )
+
+    def _timeout_s(self, task: Task, scaffold: Scaffold) -> float:
+        timeout_s = task.settings.agent.timeout_sec
+        return min(timeout_s, self._worker.config.rollout.timeout_s, scaffold.manifest.timeout_s or timeout_s)
+
+    async def _open_session(
+        self, admin: GatewayAdmin, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
+    ) -> OpenSession:
+        try:
+            with known_secret():
+                return await admin.open_session(
+                    run=self._worker.run,
+                    rollout=lease.rollout_id,
+                    attempt=lease.attempt,
+                    epoch=lease.epoch,
+                    budget=SessionBudget(
+                        max_turns=limits.turns,
+                        max_context=limits.context,
+                        max_auxiliary_calls=self._worker.config.rollout.auxiliary_calls,
+                        max_auxiliary_tokens=self._worker.config.rollout.auxiliary_tokens,
+                    ),
+                    sampling=sampling_of(lease),
+                    scripted=script_of(task) if lease.purpose == Purpose.RECORD else None,
+                    auxiliary=scaffold.manifest.auxiliary,
+                    replayable=scaffold.manifest.replayable,
+                    version=lease.pinned_version,
+                    group=lease.group_id,
+                    conversations=ConversationLimit(scaffold.manifest.conversations),
+                    sub_agents=scaffold.manifest.sub_agents if scaffold.manifest.kind == "black" else None,
+                    instructions=[step.task.instruction for step in steps_of(task)[1:]],
+                )
+        except GatewayRefused as error:
+            raise InfraFailure(f"gateway: {error}") from error
+
+    async def _seal(
+        self, lease: Lease, outcome: AttemptOutcome, record: AttemptRecord
+    ) -> tuple[AttemptOutcome, Seal | None]:
+        """End the session, and check the program's report against the gateway's view."""
+        if not record.opened:
+            return outcome, None
+        current().busy(f"the seal of rollout {lease.rollout_id}", on="gateway")
+        try:
+            seal = await record.gateway.admin.seal(**key_of(lease))
+        except PenstockError as error:
+            log.warning("session.unsealed", error=str(error))
+            if outcome.infra:
+                return outcome, None
+            reason = f"gateway: not sealed: {error}"
+            return AttemptOutcome(
+                failure=FailureClass.INFRA_FAILURE, reason=reason, log=outcome.log, resumable=True
+            ), None
+        if record.clocks is not None:
+            record.clocks.replayed(seal.replayed_s)
+            if record.scaffold is not None and record.scaffold.manifest.kind == "black":
+                record.clocks.sealed(seal)
+        return replayed(judged(outcome, seal), seal), seal
+
+    async def _close(self, lease: Lease, record: AttemptRecord) -> None:
+        """Close the session of an attempt that reports nothing. Best effort: it expires by itself."""
+        if not record.opened:
+            return
+        try:
+            with anyio.move_on_after(timeouts().gateway_close_s):
+                await record.gateway.admin.abort(**key_of(lease))
+        except PenstockError as error:
+            log.info("session.left_open", error=str(error))
+
+    async def _held(self, admin: GatewayAdmin, lease: Lease) -> float:
+        """Seconds for which the gateway has held the attempt's completions in flight; 0 if it does not answer."""
+        with anyio.move_on_after(timeouts().gateway_held_s):
+            try:
+                return (await admin.activity(**key_of(lease))).held_s
+            except PenstockError as error:
+                log.info("gateway.silent", error=str(error))
+        return 0.0
+
+    async def _count(self, counter: str) -> None:
+        async def add(connection: AsyncConnection) -> None:
+            await transitions.count(connection, self._worker.run_id, counter)
+
+        await transact(self._worker.engine, add, at="worker.count")
+
+
+@contextmanager
+def tolerate_failed_removal(ended: Callable[[], bool]) -> Iterator[None]:
+    """Wraps a sandbox: if its removal fails, an attempt that has `ended` is unaffected; the leftovers are removed later."""
+    try:
+        yield
+    except SandboxError as error:
+        if not ended():
+            raise
+        log.warning("sandbox.not_removed", error=str(error))
+
+
+def sampling_of(lease: Lease) -> dict[str, Any]:
+    """A session's deviations from the configured sampling: evaluation is repeatable, and may have its own parameters."""
+    if lease.purpose is Purpose.TRAIN:
+        return {}
+    return {"seed": lease.seed, **lease.sampling}
+
+
+def script_of(task: Task) -> list[dict[str, Any]] | None:
+    """The replies that replace the policy in a recording, None to record the policy itself."""
+    if SCRIPT not in task.files:
+        return None
+    try:
+        replies = json.loads(task.files[SCRIPT].data)
+    except ValueError as error:
+        raise InfraFailure(f"{SCRIPT}: {error}") from error
+    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
+        raise InfraFailure(f"{SCRIPT} must be a list of assistant messages")
+    return replies
+
+
+def _address(gateway: KnownGateway) -> str | None:
+    """host:port at which sandboxes on other machines reach the gateway; None for a gateway on this machine."""
+    address = gateway.place() if gateway.remote else None
+    return None if address is None else f"{address[0]}:{address[1]}"

@@ -1,0 +1,201 @@
+"""The verifier runner: grades a finished attempt in a sandbox that the agent has never seen.
+
+    lease → pristine environment + declared artifacts + tests + answer, in a fresh sandbox → tests/test.sh → reward file → VerdictReached
+
+A task with several steps is graded step by step, each in a sandbox of its own; `multi_step.together` makes the reward.
+
+| produces | waits for | unblocked by |
+|---|---|---|
+| VerdictReached in the journal | work.verify.*, a slot | complete rollouts, the end of other verifications |
+
+Only the reward file (reward.txt or reward.json) sets the reward; the script's exit code is recorded with it. A missing or unreadable reward
+file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure`. It is retried with the same draws,
+and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer (`runner.judging`). In the last try
+(`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on the pristine environment: then
+the agent's files made them hang or break. While the sandboxes' disk is full, no verification starts that could fail (runner.assignments).
+"""
+
+import time
+from dataclasses import replace
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.errors import VerifierFailure
+from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
+from orchestrator.contracts.states import FailureClass
+from orchestrator.pool.confirm import MessageKey, MessageKind
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.results import artifacts_of, ungradable_of
+from orchestrator.pool.transact import transact
+from orchestrator.runner.assignments import Assignments
+from orchestrator.runner.grade import MAX_TESTS, GradedWork
+from orchestrator.runner.judging import seed
+from orchestrator.runner.outcome import LOG_BYTES
+from orchestrator.runner.step_grades import grade_step, work_of
+from orchestrator.runner.worker import Worker, WorkerSettings, open_worker
+from orchestrator.runtime.log import get
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.key_values import REWARD
+from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
+from sandboxes.base import PathRefused, SandboxError, SandboxFull
+
+log = get(__name__)
+
+
+async def serve_verifications(settings: WorkerSettings) -> None:
+    """Verify until cancelled. Raises ServiceError, ConfigurationError or BusError when it cannot start."""
+    async with open_worker(settings, "penstock-verifier") as worker:
+        log.info("verifier.ready", owner=worker.owner, slots=worker.slots)
+        await Assignments(worker, VerifyAssigned, VerifyRunner(worker).verify).serve(
+            [
+                subjects.consume_work_verify(worker.run, pool)
+                for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
+            ]
+        )
+
+
+class VerifyRunner:
+    """Grades attempts, any number concurrently."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def verify(self, lease: Lease) -> Outgoing:
+        """Reach a verdict, or report why there is none. Ends otherwise only by cancellation (a lost lease) or SandboxFull (it did not start)."""
+
+        async def read(connection: AsyncConnection) -> tuple[str | None, list[ArtifactFile], str | None]:
+            key = lease.rollout_id, lease.attempt
+            return *await artifacts_of(connection, *key), await ungradable_of(connection, *key)
+
+        answer, artifacts, ungradable = await transact(self._worker.engine, read, at="worker.read")
+        started_at = time.monotonic()
+        verdict = VerdictReached(
+            run=self._worker.run,
+            rollout=lease.rollout_id,
+            attempt=lease.attempt,
+            epoch=lease.epoch,
+            failure_class=FailureClass.VERIFIER_FAILURE,
+            reward=None,
+        )
+        try:
+            # Never better than a wrong answer, even if the tests would reward missing work.
+            if ungradable is not None:
+                verdict = _with(
+                    verdict,
+                    failure_class=FailureClass.COMPLETED,
+                    reward=0.0,
+                    reason=ungradable[:1000],
+                    log=f"nothing to grade: {ungradable}"[:1000],
+                )
+            else:
+                verdict = await self._graded(
+                    verdict, await self._worker.files.task(lease.body), answer or "", artifacts
+                )
+        except SandboxFull:
+            raise
+        except (VerifierFailure, SandboxError, PathRefused, ValueError, OSError) as error:
+            verdict = _with(verdict, reason=str(error)[:1000])
+        verdict = _with(verdict, verify_s=time.monotonic() - started_at)
+        log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
+        return Outgoing(
+            subject=subjects.results_verdict(self._worker.run),
+            msg_id=str(
+                MessageKey(rollout_id=lease.rollout_id, epoch=lease.epoch, idx=0, kind=MessageKind.VERDICT)
+            ),
+            schema=VerdictReached.schema(),
+            body=encode(verdict),
+        )
+
+    async def _graded(
+        self, verdict: VerdictReached, task: Task, answer: str, artifacts: list[ArtifactFile]
+    ) -> VerdictReached:
+        steps = steps_of(task)
+        if not task.is_multi_step:
+            return await self._graded_step(verdict, steps[0], answer, artifacts)
+        graded: list[tuple[TaskStep, VerdictReached]] = []
+        numbers: list[dict[str, float]] = []
+        for step in steps:
+            left = of_step(artifacts, step.number)
+            if left is None:  # it did not run: the agent ended the attempt before
+                numbers.append({})
+                continue
+            found = await self._graded_step(verdict, step, *left)
+            graded.append((step, found))
+            if found.reward is None:
+                return self._of_steps(graded)
+            numbers.append(dict(found.components or {REWARD: found.reward}))
+            if missed(step, numbers[-1]):
+                break
+        whole = self._of_steps(graded) if graded else verdict
+        try:
+            scores = together(task, numbers)
+        except ValueError as error:
+            return _with(
+                whole, failure_class=FailureClass.VERIFIER_FAILURE, reward=None, reason=str(error)[:1000]
+            )
+        return _with(
+            whole,
+            failure_class=FailureClass.COMPLETED,
+            reward=scores.reward,
+            components=scores.components,
+        )
+
+    def _of_steps(self, graded: list[tuple[TaskStep, VerdictReached]]) -> VerdictReached:
+        """The verdict of the last graded step, with tests, logs and programs of all."""
+        reasons = [f"{step.label}{found.reason}" for step, found in graded if found.reason is not None]
+        tests = [
+            msgspec.structs.replace(test, name=f"{step.name}/{test.name}")
+            for step, found in graded
+            for test in found.tests
+        ]
+        share = LOG_BYTES // len(graded)
+        return _with(
+            graded[-1][1],
+            reason=reasons[-1][:1000] if reasons else None,
+            tests=tests[:MAX_TESTS],
+            log="\n".join(f"{step.label}{found.log}"[:share] for step, found in graded)[:LOG_BYTES],
+            programs=sum(found.programs for _, found in graded),
+        )
+
+    async def _graded_step(
+        self, verdict: VerdictReached, step: TaskStep, answer: str, artifacts: list[ArtifactFile]
+    ) -> VerdictReached:
+        work = work_of(step, answer, artifacts, await self._worker.files.left(artifacts))
+        drawn = seed(verdict.run, verdict.rollout, verdict.attempt, work.tests)
+        what = f"the tests of rollout {verdict.rollout}"
+        try:
+            found = await grade_step(self._worker, step, work, drawn, what)
+        except (PathRefused, ValueError) as error:  # the agent's artifacts cannot be placed
+            return _with(verdict, reason=str(error)[:1000], left=await self._is_why(step, work, drawn))
+        verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
+        if found.reward is None:
+            left = not found.programs and await self._is_why(step, work, drawn)
+            return _with(verdict, reason=found.reason, left=left)
+        return _with(
+            verdict,
+            failure_class=FailureClass.COMPLETED,
+            reward=found.reward,
+            reason=found.reason,
+            tests=list(found.tests),
+            process=found.process,
+            components=found.components,
+        )
+
+    async def _is_why(self, step: TaskStep, work: GradedWork, drawn: int) -> bool:
+        """Whether the tests reach a verdict without answer and artifacts: then the agent's work is why they reached none."""
+        if not (work.answer or work.artifacts):
+            return False
+        nothing = replace(work, answer="", artifacts=())
+        try:
+            found = await grade_step(self._worker, step, nothing, drawn, "the tests over nothing")
+        except (PathRefused, ValueError, SandboxError) as error:
+            log.info("verdict.control_failed", error=str(error))
+            return False
+        return found.reward is not None
+
+
+def _with(verdict: VerdictReached, **changes: object) -> VerdictReached:
+    return msgspec.structs.replace(verdict, **changes)

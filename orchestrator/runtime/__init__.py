@@ -1,0 +1,1 @@
+"""Shared by every process: logs, metrics, the watchdog, failpoints, plug-ins."""

@@ -1,0 +1,26 @@
+"""Secret values from the environment: $NAME, else the content of the file that $NAME_FILE names."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.contracts.errors import ConfigurationError
+
+
+def named(variable: str, environment: Mapping[str, str] | None = None) -> str:
+    """The value of `variable`; empty if neither is set. A file keeps it out of the environment, which children and crash reports see.
+
+    Raises ConfigurationError, one sentence, for a file that cannot be read or is empty.
+    """
+    environment = os.environ if environment is None else environment
+    if value := environment.get(variable):
+        return value
+    if not (file := environment.get(f"{variable}_FILE")):
+        return ""
+    try:
+        value = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"${variable}_FILE names {file}, which cannot be read: {error}") from None
+    if not value:
+        raise ConfigurationError(f"${variable}_FILE names {file}, which is empty")
+    return value

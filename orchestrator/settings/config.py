@@ -1,0 +1,389 @@
+"""The configuration that people write: one TOML file plus dotted overrides, validated once, frozen, unknown keys refused by name.
+
+`load` returns the resolved configuration; `runs.config` stores its JSON form. Times are seconds, sizes are counts unless named.
+"""
+
+import ipaddress
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field, ValidationError, computed_field, model_validator
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import check_name
+from orchestrator.contracts.numbers import INT8
+from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.environment import named
+from orchestrator.settings.curriculum import (
+    Count,
+    Positive,
+    Section,
+    StageSection,
+)
+from orchestrator.settings.explain import LISTED, explain
+from orchestrator.settings.gateway import GatewaySection, ServersSection
+from orchestrator.settings.renamed import now_called, old_keys
+from orchestrator.settings.reward import RewardSection, as_stored
+from orchestrator.settings.rollout import RolloutSection
+from orchestrator.settings.sampling import SamplingSection as SamplingSection
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.settings.scope import PROCESS, Scope, merged, model_in, scope_of
+from orchestrator.settings.tasks import TasksSection
+from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
+from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
+
+FILE = "penstock.toml"
+MOST_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
+
+
+class RunSection(Section):
+    """Which run, and the seed that every other seed derives from."""
+
+    name: str = "default"
+    """The name of the run in the data pool; a new name begins a new run."""
+    seed: Annotated[int, Field(ge=-INT8, le=INT8)] = 0
+    """The seed that every other seed of the run derives from."""
+
+    @model_validator(mode="after")
+    def _name(self) -> "RunSection":
+        check_name("run", self.name)
+        return self
+
+
+class ServicesSection(Section):
+    """Services to use instead of the embedded ones."""
+
+    database_url: str = ""
+    """The URL of PostgreSQL; empty: $DATABASE_URL, else the server that `penstock up` starts."""
+    nats_url: str = ""
+    """The URL of NATS, or those of a cluster with commas between (from three on, streams have three replicas); empty: $NATS_URL, else our own."""
+
+
+class PolicySection(Section):
+    """The first policy, and where the versions that follow are kept."""
+
+    model: str = ""
+    """The first policy: a Hugging Face directory with weights, config and tokenizer."""
+    directory: Annotated[str, PROCESS] = ""
+    """The directory of all policy versions, at the same path for gateways, rollout servers and trainer; empty: .penstock/policies by the file."""
+
+
+class QueueSection(Section):
+    """Windowed FIFO, and the circuit breaker of admission. `capacity` (N) bounds dispatched − resolved − consumed; the window is
+    max(1, ⌊fraction · N⌋)."""
+
+    policy: str = "windowed"
+    """Which ready groups a batch may take: windowed, fifo, greedy, or an entry point of penstock.policies."""
+    batch_groups: Positive = 8
+    """P: groups of a batch."""
+    max_staleness: Count = 2
+    """S: the highest staleness in batches, the trainer's policy version minus the one that sampled; 0 is nearly on-policy, and waits."""
+    capacity: Positive = 24
+    """N: groups in flight, dispatched and neither resolved nor consumed; more keeps slots busy and makes tokens older."""
+    window_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """The share of `capacity` that the window has, so how far a fast group may pass a slow one."""
+    group_size: Annotated[int, Field(ge=2, le=MOST_MEMBERS)] = 4
+    """G: rollouts of a group."""
+    max_attempts: Positive = 3
+    """How many attempts a rollout, and tries a verification, may fail for the platform's sake before it is given up."""
+    min_batch_groups: Count = 0
+    """P_min: the fewest groups of a last, short batch; 0 is half of `batch_groups`, rounded up."""
+    breaker_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of infrastructure failures among recently ended attempts from which on nothing is dispatched."""
+    breaker_attempts: Positive = 50
+    """The fewest ended attempts from which the circuit breaker concludes anything."""
+    breaker_window_s: Seconds = 60.0
+    """How many seconds back the circuit breaker counts ended attempts."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def window(self) -> int:
+        """W, in queue positions."""
+        return max(
+            1, math.floor(round(self.window_fraction * self.capacity, 9))
+        )  # 0.29 · 100 is not 29 in binary
+
+    @property
+    def short_batch(self) -> int:
+        """P_min, in groups."""
+        return self.min_batch_groups or math.ceil(self.batch_groups / 2)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "QueueSection":
+        if self.capacity < self.batch_groups:
+            raise ValueError(
+                f"queue.capacity ({self.capacity}) must be at least queue.batch_groups ({self.batch_groups}), else no batch ever fills"
+            )
+        return self
+
+
+class ProcessesSection(Section):
+    """Processes that `penstock up` keeps alive."""
+
+    restart_first_s: Seconds = 0.1
+    """Seconds until a process that died starts again; the wait doubles with each further death in a row."""
+    restart_longest_s: Seconds = 10.0
+    """The longest wait in seconds before a restart."""
+    restart_limit: Positive = 8
+    """Deaths within `restart_window_s` after which a process is not restarted."""
+    restart_window_s: Seconds = 60.0
+    """How many seconds back deaths count towards `restart_limit`."""
+
+
+class WatchdogSection(Section):
+    """What counts as stuck: a loop that works and makes no progress for `no_progress_s`, an event loop that does not run for `lag_s`.
+
+    A stuck loop is named in the log, in the metrics and by `penstock status`, and restarted where that is safe; a process whose event loop
+    hangs for `no_progress_s` ends, so that its supervisor starts another.
+
+    No alarm comes later than a minute after the progress ended: 45 s, up to a twelfth until the heartbeat that says so, two looks of the
+    orchestrator, a twelfth each: 45 × 15/12 = 56.25 s, and 3.75 s for what the heartbeat and the looks themselves take.
+    """
+
+    no_progress_s: Seconds = 45.0
+    """Seconds without progress after which a working loop is stuck, and a process whose event loop hangs ends."""
+    lag_s: Seconds = 5.0
+    """Seconds for which an event loop may be blocked before the log says where."""
+
+
+class MetricsSection(Section):
+    """Where each process answers Prometheus (ops/guides/metrics-and-logs.md)."""
+
+    host: str = "127.0.0.1"
+    """The address at which each process answers Prometheus."""
+    ports: dict[str, Annotated[int, Field(ge=0, le=65535)]] = Field(default={})
+    """Ports by process name, { trainer = 9101 }; every other process takes a free one and writes it to .penstock/run/NAME.metrics.json."""
+
+
+class WebSection(Section):
+    """Where the dashboard listens; port 0 takes a free one, and the same again after a restart. Anyone with its token can steer the run, over
+    HTTP without encryption: an address that other machines reach needs `exposed`, and `hosts` the names that browsers use for it."""
+
+    host: str = "127.0.0.1"
+    """The address that the dashboard listens on; one that other machines reach needs `exposed`."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The port of the dashboard; 0 takes a free one, and the same again after a restart."""
+    exposed: bool = False
+    """Whether the dashboard may listen where other machines reach it, over HTTP without encryption."""
+    hosts: tuple[str, ...] = ()
+    """The names besides `host` under which browsers may ask for the dashboard."""
+
+    @model_validator(mode="after")
+    def _loopback(self) -> "WebSection":
+        try:
+            loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = self.host == "localhost"
+        if not loopback and not self.exposed:
+            raise ValueError(
+                f"host is {quoted(self.host)}, which other machines may reach: keep 127.0.0.1 and use an SSH tunnel, or set web.exposed = true "
+                "if every user who can reach it may read the token in transit and steer the run"
+            )
+        return self
+
+
+class Config(Section):
+    """The resolved configuration of one run."""
+
+    run: RunSection = RunSection()
+    services: Annotated[ServicesSection, PROCESS] = ServicesSection()
+    policy: PolicySection = PolicySection()
+    queue: QueueSection = QueueSection()
+    stage: StageSection = StageSection()
+    sampling: SamplingSection = SamplingSection()
+    tasks: TasksSection = TasksSection()
+    rollout: RolloutSection = RolloutSection()
+    sandbox: SandboxSection = SandboxSection()
+    gateway: Annotated[GatewaySection, PROCESS] = GatewaySection()
+    servers: Annotated[ServersSection, PROCESS] = ServersSection()
+    processes: Annotated[ProcessesSection, PROCESS] = ProcessesSection()
+    reward: RewardSection = RewardSection()
+    trainer: TrainerSection = TrainerSection()
+    timeouts: Annotated[Timeouts, PROCESS] = Timeouts()
+    watchdog: Annotated[WatchdogSection, PROCESS] = WatchdogSection()
+    web: Annotated[WebSection, PROCESS] = WebSection()
+    metrics: Annotated[MetricsSection, PROCESS] = MetricsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tolerance_of_dtype(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        trainer, gateway = given.get("trainer", {}), given.get("gateway", {})
+        if not (isinstance(trainer, dict) and isinstance(gateway, dict)):
+            return given
+        tolerance = CANARY_TOLERANCES.get(str(trainer.get("dtype")), CANARY_TOLERANCES["float32"])
+        return {**given, "gateway": {"canary_tolerance": tolerance, **gateway}}
+
+    def faster(self, scale: float) -> "Config":
+        """Every time to live, watchdog, back-off and limit divided by `scale`, all together; counts and shares stay."""
+        return self.model_copy(
+            update={name: _faster(getattr(self, name), scale) for name in type(self).model_fields}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `runs.config` keeps: every key, without the URLs of services (they hold passwords)."""
+        return self.model_dump(mode="json", exclude={"services"})
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Config":
+        """The inverse of `to_json`. Raises ConfigurationError for a key that has another name now."""
+        _refuse_old_keys(stored)
+        queue = {key: value for key, value in stored["queue"].items() if key != "window"}
+        return cls.model_validate({**stored, "queue": queue, "reward": as_stored(stored.get("reward", {}))})
+
+
+def is_process_key(key: str) -> bool:
+    """Whether the value of a dotted key is the process's own and not the run's.
+
+    >>> is_process_key("timeouts.rank_silence_s"), is_process_key("sandbox.memory_mb")
+    (True, False)
+    """
+    return scope_of(Config, key) is Scope.PROCESS
+
+
+def effective(stored: dict[str, Any], own: Config | Mapping[str, Mapping[str, Any]]) -> Config:
+    """The run's effective configuration: `stored` (`StoredRun.config`), with the process keys of `own`.
+
+    `own` is the configuration that this process was started with. A process without a configuration file passes the process keys of its command
+    line, by section; the others stay as the run began. Raises ConfigurationError where `stored` and a configuration cannot go together.
+    """
+    _refuse_old_keys(stored)
+    if not isinstance(own, Config):
+        given = {name: {**stored.get(name, {}), **own.get(name, {})} for name in {**stored, **own}}
+        return Config.from_json(merged(Config, stored, given))
+    own_values = own.model_dump()
+    # Not given: it follows the run's dtype.
+    if own.gateway.canary_tolerance == CANARY_TOLERANCES[own.trainer.dtype]:
+        del own_values["gateway"]["canary_tolerance"]
+    config = Config.from_json(merged(Config, stored, own_values))
+    _check_together(config, f"run {config.run.name!r}")
+    return config
+
+
+def ignored(stored: dict[str, Any], own: Config) -> list[str]:
+    """The dotted keys whose value in `own` the run ignores: it keeps its original values."""
+    return [key for key in differences(Config.from_json(stored), own) if not is_process_key(key)]
+
+
+def describe_ignored(keys: Sequence[str]) -> str:
+    """What a person reads of `ignored`, in one sentence."""
+    return f"this run keeps its original values of: {', '.join(keys)}; a new run.name begins a new run"
+
+
+def _check_together(config: Config, source: str) -> None:
+    """Check values of different sections against each other. A stored configuration is not checked by itself."""
+    session_s, attempt_s = config.gateway.session_ttl_s, config.rollout.timeout_s
+    if session_s <= attempt_s:
+        raise ConfigurationError(
+            f"{source}: gateway.session_ttl_s ({session_s:g}) must be greater than rollout.timeout_s ({attempt_s:g}): sessions outlive attempts"
+        )
+
+
+def _refuse_old_keys(stored: dict[str, Any]) -> None:
+    if old := list(old_keys(stored)):
+        more = f" and {len(old) - LISTED} more keys have other names" if len(old) > LISTED else ""
+        raise ConfigurationError(
+            f"the run began with another version of Penstock: {'; '.join(map(now_called, old[:LISTED]))}{more}. "
+            "Begin a new run with a new run.name"
+        )
+
+
+def _faster(section: BaseModel, scale: float) -> BaseModel:
+    """A section with its durations divided."""
+    update = {
+        name: getattr(section, name) / scale
+        for name, key in type(section).model_fields.items()
+        if SCALED in key.metadata
+    }
+    return section.model_copy(update=update)
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The dotted keys whose values differ, services apart."""
+    left, right = one.to_json(), other.to_json()
+    return [
+        f"{section}.{key}"
+        for section in left
+        for key in left[section]
+        if left[section][key] != right[section][key]
+    ]
+
+
+def _known(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that could stand where an unknown one was found."""
+    model: type[BaseModel] | None = Config
+    for part in location[:-1]:
+        if model is not None and part in model.model_fields:
+            model = model_in(model.model_fields[str(part)].annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _override(raw: dict[str, Any], assignment: str) -> None:
+    key, separator, value = assignment.partition("=")
+    path = key.strip().split(".")
+    if not separator or not all(path):
+        raise ConfigurationError(f"override {quoted(assignment)} is not of the form section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    node = raw
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigurationError(f"override {quoted(assignment)}: {part} is a value, not a section")
+        node = child
+    node[path[-1]] = parsed
+
+
+def _resolve_scaffolds(raw: dict[str, Any], directory: Path) -> None:
+    """Resolve scaffold paths relative to the directory of the configuration file: processes start in other directories."""
+    rollout = raw.get("rollout")
+    if isinstance(rollout, dict) and isinstance(scaffolds := rollout.get("scaffolds"), dict):
+        rollout["scaffolds"] = {
+            str((directory / name).resolve()) if "/" in name else name: share
+            for name, share in scaffolds.items()
+        }
+
+
+def _resolve_images(raw: dict[str, Any], directory: Path) -> None:
+    """Resolve the directory of images in the same way."""
+    sandbox = raw.get("sandbox")
+    images = sandbox.get("images") if isinstance(sandbox, dict) else None
+    if isinstance(images, dict) and isinstance(name := images.get("directory"), str) and name:
+        images["directory"] = str((directory / name).resolve())
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read `path` (absent: defaults), apply `section.key=value` overrides and the environment's service URLs, validate.
+
+    Raises ConfigurationError naming the file and every wrong key.
+    """
+    raw: dict[str, Any] = {}
+    source = str(path) if path else "configuration"
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigurationError(f"{path} does not exist; `penstock init` writes one") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+        _resolve_scaffolds(raw, path.parent)
+        _resolve_images(raw, path.parent)
+    for assignment in overrides:
+        _override(raw, assignment)
+    services = raw.setdefault("services", {})
+    if isinstance(services, dict):
+        for key, variable in (("database_url", "DATABASE_URL"), ("nats_url", "NATS_URL")):
+            if not services.get(key) and (value := named(variable)):
+                services[key] = value
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, source, overrides, _known)) from None
+    _check_together(config, source)
+    return config

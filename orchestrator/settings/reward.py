@@ -1,0 +1,97 @@
+"""`[reward]` and `[reward.process.NAME]`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestrator.settings.curriculum import Section
+from orchestrator.settings.timeouts import Seconds
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ProcessSignal(Section):
+    """One process signal: what its values in [-1, 1] are worth, and where they come from. A weight of 0 switches it off."""
+
+    weight: Weight = 0.02
+    """What a value of 1 is worth; 0 switches the signal off."""
+    per: Literal["step", "rollout"] = "step"
+    """step pays each step weight · value, rollout pays weight · the mean over the steps, so that more steps earn no more."""
+    source: Literal["function", "verifier"] = "function"
+    """function is a named function, built in or an entry point of penstock.process_signals, verifier the task's process.json."""
+
+
+PROCESS: Final[Mapping[str, ProcessSignal]] = {
+    "ill_formed_tool_call": ProcessSignal(),
+    "language_mixing": ProcessSignal(),
+    "reasoning_structure": ProcessSignal(),
+    "repeated_calls": ProcessSignal(weight=0.01),
+    "structured_reasoning": ProcessSignal(per="rollout"),
+}
+"""What a run pays by default; `[reward.process.NAME]` changes or adds one, and leaves the others."""
+
+
+class RewardSection(Section):
+    """Composite reward: performance + beta · speed + alpha · process. alpha is 1, or less where a rollout's process exceeds `process_cap`."""
+
+    process: dict[str, ProcessSignal] = Field(default_factory=lambda: dict(PROCESS))
+    """The process signals by name; what is given for one changes those keys of its default alone."""
+    process_cap: Weight = 0.2
+    """The most that process signals add to or take from one rollout, in absolute value."""
+    speed_weight: float = 0.1
+    """Beta: the most that speed adds to a rollout, for a performance of 1."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The discount of rewards to go, per step."""
+    leave_one_out: bool = False
+    """Whether the baseline of a member leaves its own return out."""
+    advantage_std: bool = False
+    """Whether advantages are divided by the group's standard deviation of returns."""
+    batch_scale: Literal["none", "std", "whiten"] = "none"
+    """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
+    zero_signal: Literal["performance", "returns"] = "returns"
+    """What must differ among the members of a group for it to train."""
+    noise_replays: Annotated[int, Field(ge=8)] = 8
+    """How many replays of one recorded rollout measure the speed noise of a scaffold."""
+    noise_interval_s: Seconds = 3600.0
+    """Seconds after which the speed noise of a scaffold is measured again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replaced(cls, given: Any) -> Any:
+        for key, advice in REPLACED.items():
+            if isinstance(given, dict) and key in given:
+                raise ValueError(f"{key} is not a key any more: {advice}")
+        return given
+
+    @field_validator("process", mode="before")
+    @classmethod
+    def _merge_defaults(cls, given: Any) -> Any:
+        """What is given for a signal changes those keys of its default alone."""
+        if not isinstance(given, dict):
+            return given
+        signals: dict[str, Any] = {name: signal.model_dump() for name, signal in PROCESS.items()}
+        for name, keys in given.items():
+            signals[name] = {**signals.get(name, {}), **keys} if isinstance(keys, dict) else keys
+        return signals
+
+
+REPLACED: Final = {
+    "process_weight": 'write [reward.process.NAME] weight = …, per = "step" or "rollout", and process_cap for their sum',
+    "signals": "write [reward.process.NAME], and weight = 0 for a signal that to switch a signal off",
+}
+
+
+def as_stored(section: Mapping[str, Any]) -> dict[str, Any]:
+    """`[reward]` as a run stores it. A section from before signals had weights paid the mean of its three signals times `process_weight`:
+    `per = "rollout"` means the same. A signal that was added to the defaults after the run began stays off."""
+    values = dict(section)
+    defaults: dict[str, Any] = {name: {"weight": 0.0} for name in PROCESS}
+    weight = values.pop("process_weight", None)
+    if weight is None:
+        return {**values, "process": defaults | values["process"]} if "process" in values else values
+    weighted = {
+        name: {"weight": weight, "per": "rollout"}
+        for name in ("ill_formed_tool_call", "language_mixing", "reasoning_structure")
+    }
+    return {**values, "process": defaults | weighted, "process_cap": weight}

@@ -1,0 +1,236 @@
+"""Artifacts: the changes in the agent's work directory that go to verification, within limits, and their application there.
+
+Only the changes are copied: files with their permissions, directories that are empty or have their own permissions, and symbolic links that
+stay in the work directory (`sandboxes.artifacts.stays`). They are recreated for the tests, and the platform never follows links.
+Times, owners, extended attributes, set-user-id bits and hard links are not copied.
+
+Entries that cannot be copied (other links, pipes, sockets, entries that are too deep or unreadable) are named with the reason, and are missing
+for the tests; a reward of 0 then states it. An agent that exceeds the limits has used up a budget: a policy failure, no file is copied, and its
+verdict is 0.
+"""
+
+import posixpath
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.ids import b64, unb64
+from orchestrator.contracts.states import Left
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.environment import Environment
+from sandboxes.base import WORK, AnyFile, ArtifactLimits, Artifacts, File, RefusedReason
+
+INLINE_BYTES = 400_000  # 533 KB in base64: the result still fits the smallest maximum message of a server
+MEMORY_BYTES = 4 << 20
+"""How much of what an attempt left lies in a runner's memory; the rest is copied on its disk."""
+NOTHING: Mapping[str, AnyFile] = MappingProxyType({})
+MOST_BEHIND = 20
+"""How many of the entries left behind are named."""
+T = TypeVar("T")
+_TOO_MUCH = (RefusedReason.TOO_LARGE, RefusedReason.TOO_MANY, RefusedReason.TOTAL, RefusedReason.SPARSE)
+
+
+def limits_of(section: SandboxSection, memory_bytes: int | None = MEMORY_BYTES) -> ArtifactLimits:
+    """A run's limits on what an attempt leaves."""
+    return ArtifactLimits(
+        files=section.artifact_files,
+        file_bytes=section.artifact_file_mb << 20,
+        total_bytes=section.artifact_mb << 20,
+        memory_bytes=memory_bytes,
+    )
+
+
+def over_limit(changed: Artifacts, answer: str | None, limits: ArtifactLimits) -> str | None:
+    """Why what the agent left exceeds the limits, or None. `changed` was collected under `limits`."""
+    if (size := answer_bytes(answer)) > INLINE_BYTES:
+        return f"the answer has {size:,} bytes, more than {INLINE_BYTES:,}: write long answers into a file"
+    for path, reason in changed.refused:
+        if reason in _TOO_MUCH:
+            return f"artifacts: {path} {reason.value}"
+    for reason in _TOO_MUCH:
+        if changed.counts.get(reason):  # beyond the listed ones
+            return f"artifacts: one of {sum(changed.counts.values()):,} files that stay behind {reason.value}"
+    behind = len(changed.refused[:MOST_BEHIND])
+    parts = (changed.added, changed.modified, changed.deleted, changed.links, changed.directories)
+    if behind + sum(map(len, parts)) > limits.files:
+        return f"artifacts: more than {limits.files:,} files differ (sandbox.artifact_files)"
+    files = [*changed.added.values(), *changed.modified.values()]
+    return _over(sum(file.size for file in files), limits)
+
+
+def too_much(
+    changed: Artifacts, collected: Sequence[ArtifactFile], answer: str | None, limits: ArtifactLimits
+) -> str | None:
+    """`over_limit`, with the collected files."""
+    if (why := over_limit(changed, answer, limits)) is not None or not collected:
+        return why
+    for file in collected:
+        if file.why == RefusedReason.TOO_LARGE.value:
+            return f"artifacts: {file.path} {file.why}"
+    files = [*changed.added.values(), *changed.modified.values()]
+    if len(files) + len(collected) > limits.files:
+        return f"artifacts: more than {limits.files:,} files (sandbox.artifact_files)"
+    return _over(sum(file.size for file in files) + sum(map(size_of, collected)), limits)
+
+
+def _over(total: int, limits: ArtifactLimits, when: str = "") -> str | None:
+    most = limits.total_bytes
+    if total <= most:
+        return None
+    return f"artifacts: {total:,} bytes{when}, more than {most:,} (sandbox.artifact_mb)"
+
+
+def size_of(file: ArtifactFile) -> int:
+    """Bytes of a file's content."""
+    return file.size if file.parts else len(unb64(file.body or ""))
+
+
+def too_much_together(files: Sequence[ArtifactFile], limits: ArtifactLimits) -> str | None:
+    """Why the artifacts of all steps of an attempt exceed what one attempt may leave, or None."""
+    if len(files) > limits.files:
+        return (
+            f"artifacts: more than {limits.files:,} files after all steps together (sandbox.artifact_files)"
+        )
+    return _over(sum(map(size_of, files)), limits, " after all steps together")
+
+
+def answer_bytes(answer: str | None) -> int:
+    """Bytes of the answer in a message, including escapes."""
+    return 0 if answer is None else len(msgspec.json.encode(answer))
+
+
+def permissions(mode: int) -> int:
+    """The bits of a mode that are copied."""
+    return mode & 0o777
+
+
+def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> list[ArtifactFile]:
+    """The changes in the format of a result, by path, with every file's content. Deleted files and entries left behind have no body. `only`: the
+    files to take, in place of all changed ones."""
+    files = {**changed.added, **changed.modified} if only is None else only
+    found = [ArtifactFile(path=path, body=None) for path in changed.deleted]
+    found += [
+        ArtifactFile(path=_written(path), body=None, kind=Left.BEHIND, why=reason.value)
+        for path, reason in changed.refused[:MOST_BEHIND]
+    ]
+    found += [
+        ArtifactFile(path=path, body="", mode=mode & 0o777, kind=Left.DIRECTORY)
+        for path, mode in changed.directories.items()
+    ]
+    found += [
+        ArtifactFile(path=path, body=b64(target.encode()), mode=0o777, kind=Left.LINK)
+        for path, target in changed.links.items()
+    ]
+    found += [
+        ArtifactFile(path=path, body=b64(file.data), mode=permissions(file.mode))
+        for path, file in files.items()
+    ]
+    return sorted({file.path: file for file in found}.values(), key=lambda file: file.path)
+
+
+def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
+    """A sentence about artifacts that the tests could not see; None: they saw all."""
+    behind = [file for file in artifacts if file.kind is Left.BEHIND]
+    if not behind:
+        return None
+    others = f", nor did {len(behind) - 1} others" if len(behind) > 1 else ""
+    return f"{behind[0].path!r:.200} {behind[0].why or 'stayed behind'} and did not reach the tests{others}"
+
+
+def _written(path: str) -> str:
+    """A name that is not UTF-8, for people."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def with_artifacts(
+    environment: Environment, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile] = NOTHING
+) -> Environment:
+    """The pristine environment with the artifacts applied. `stored`: the content of those that lie in blobs, by path. Deleted entries stay deleted.
+    If the agent replaced a directory by a file, or a file by a directory, the agent's version is used. If the tests' work directory is now a file,
+    they start in its parent directory."""
+    collected: dict[str, AnyFile] = {
+        artifact.path: _content(artifact, stored)
+        for artifact in artifacts
+        if artifact.kind is Left.COLLECTED and not artifact.deleted
+    }
+    artifacts = [artifact for artifact in artifacts if not artifact.path.startswith("/")]
+    change = _Change(artifacts, stored)
+    begin = environment.work_dir
+    while _covered(begin, change.no_directory):
+        begin = posixpath.dirname(begin)
+    return replace(
+        environment,
+        files=change.kept(environment.files) | change.files | collected,
+        directories=tuple(
+            path for path in environment.directories if not _covered(path, change.no_directory)
+        ),
+        work_dir=begin,
+        without=tuple(f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted),
+        links=change.kept(environment.links) | change.links,
+        modes={path: mode for path, mode in environment.modes.items() if change.keeps_directory(path)}
+        | change.modes,
+    )
+
+
+def _content(artifact: ArtifactFile, stored: Mapping[str, AnyFile]) -> AnyFile:
+    mode = permissions(artifact.mode)
+    if artifact.parts:
+        return replace(stored[artifact.path], mode=mode)
+    return File(unb64(artifact.body or ""), mode)
+
+
+class _Change:
+    """What the agent left, by absolute path. None of its files or links is above another path of it."""
+
+    def __init__(self, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile]) -> None:
+        self.gone = {f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted}
+        self.files: dict[str, AnyFile] = {}
+        self.links: dict[str, str] = {}
+        self.modes: dict[str, int] = {}  # of directories
+        for artifact in artifacts:
+            if artifact.deleted:
+                continue
+            path = f"{WORK}/{artifact.path}"
+            match artifact.kind:
+                case Left.FILE:
+                    self.files[path] = _content(artifact, stored)
+                case Left.LINK:
+                    self.links[path] = unb64(artifact.body or "").decode(errors="surrogateescape")
+                case Left.DIRECTORY:
+                    self.modes[path] = artifact.mode & 0o777
+        self.no_directory = self.files.keys() | self.links.keys()
+        entries = self.no_directory | self.modes.keys()
+        self._directories = self.modes.keys() | {parent for path in entries for parent in _above(path)}
+
+    def kept(self, pristine: Mapping[str, T]) -> dict[str, T]:
+        """The pristine files or links that are still there and unchanged."""
+        return {
+            path: entry
+            for path, entry in pristine.items()
+            if path not in self.gone
+            and path not in self._directories
+            and not _covered(path, self.no_directory)
+        }
+
+    def keeps_directory(self, path: str) -> bool:
+        return path not in self.gone and not _covered(path, self.no_directory)
+
+
+def _no_directory(artifact: ArtifactFile) -> bool:
+    """Whether the artifact is a file or a link, which contains no other path."""
+    return not artifact.deleted and artifact.kind in (Left.FILE, Left.LINK)
+
+
+def _covered(path: str, left: Collection[str]) -> bool:
+    """Whether an artifact is at `path` or above it."""
+    return path in left or any(parent in left for parent in _above(path))
+
+
+def _above(path: str) -> Iterator[str]:
+    """The parent directories of `path` below the work directory."""
+    while (path := posixpath.dirname(path)).startswith(f"{WORK}/"):
+        yield path

@@ -1,0 +1,57 @@
+"""What a task brings for the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from scaffolds.base import Manifest
+from scaffolds.mcp import McpServer
+
+STDIO: Final = "stdio"
+_NAME: Final = "1 to 64 letters, digits, _ and -"
+
+
+def mcp_servers(table: Mapping[str, Any]) -> tuple[McpServer, ...]:
+    """The servers of `[environment].mcp_servers`, valid since the task was accepted."""
+    found = table.get("mcp_servers")
+    servers = found if isinstance(found, list) else []
+    return tuple(
+        McpServer(server["name"], server["command"], tuple(server.get("args", ())))
+        for server in servers
+        if isinstance(server, dict)
+        and isinstance(server.get("name"), str)
+        and isinstance(server.get("command"), str)
+    )
+
+
+def skills_dir(table: Mapping[str, Any]) -> str:
+    """`[environment].skills_dir`, empty without one."""
+    found = table.get("skills_dir")
+    return found if isinstance(found, str) else ""
+
+
+def refusals(table: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:
+    """Why a scaffold cannot run a task, as sentences. A scaffold without completions needs neither servers nor skills."""
+    if not manifest.trains:
+        return
+    if mcp_servers(table) and not manifest.mcp:
+        yield f"[environment].mcp_servers is not honoured by the scaffold {manifest.name}, whose program is given none: choose another scaffold"
+    if skills_dir(table) and not manifest.skills:
+        yield f"[environment].skills_dir is not honoured by the scaffold {manifest.name}, whose program is given no skills: choose another scaffold"
+
+
+def is_name(value: Any) -> str | None:
+    """The check of a server's name."""
+    plain = isinstance(value, str) and value.isascii() and value.replace("-", "_").replace("_", "a").isalnum()
+    return None if plain and len(value) <= 64 else _NAME
+
+
+def arguments(value: Any) -> str | None:
+    """The check of a server's arguments."""
+    known = isinstance(value, list) and all(isinstance(each, str) and "\0" not in each for each in value)
+    return None if known else "a list of texts"
+
+
+def servers_must(value: Any) -> str | None:
+    """The check of the servers together."""
+    names = [each["name"] for each in value]
+    return None if len(set(names)) == len(names) else "servers of different names"

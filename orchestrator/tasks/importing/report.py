@@ -1,0 +1,40 @@
+"""What became of each task of an imported set."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """`unchanged`: the directory was there with the same content."""
+
+    IMPORTED = "imported"
+    UNCHANGED = "unchanged"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A task of a set. `source`: where it was found; `write`: writes its files into an empty directory. ValueError, one sentence, or OSError
+    refuses it."""
+
+    name: str
+    source: str
+    write: Callable[[Path], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The result of one task. `reason`: why it is refused; `run`: why a run with these sandboxes would refuse it."""
+
+    name: str
+    source: str
+    outcome: Outcome
+    reason: str | None = None
+    run: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)

@@ -1,0 +1,170 @@
+"""Rows of SWE-bench and its relatives as Harbor tasks.
+
+| environment | where | agent and tests see |
+|---|---|---|
+| an image by name (`docker_image`), the row's or that of `--image` | a provider that has images | the image's repository in its work directory |
+| the files of the commit, from a repository on this machine (`--repositories`) | any provider | those files in /app, without history |
+
+The hidden tests never lie in the environment: test.sh puts them into the work directory when the agent has ended, and restores the files of all named
+tests. A row of SWE-smith has the fault as its patch, and its image is without it, so it needs `--repositories`.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomlkit
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.bundle import check_path
+from orchestrator.tasks.importing import swe_scripts
+from orchestrator.tasks.importing.report import Found, Imported
+from orchestrator.tasks.importing.repository import Patch, Repositories, copy
+from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
+
+WORKDIR: Final = "/testbed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweOptions:
+    """`image`: a template of image names, with {instance_id} and {docker_id}; `workdir`: of the image's repository; `base`: the image of a Dockerfile
+    over files of a repository; `command`: in place of pytest and of the rows' own."""
+
+    image: str | None = None
+    workdir: str = WORKDIR
+    base: str | None = None
+    command: str | None = None
+    agent_s: float
+    test_s: float
+
+
+def from_rows(
+    file: Path, options: SweOptions, repositories: Repositories | None
+) -> Iterator[Found | Imported]:
+    """The tasks of a file of JSON lines."""
+    for each in read_rows(file):
+        yield each if isinstance(each, Imported) else _found(each, options, repositories)
+
+
+def _found(placed: Placed, options: SweOptions, repositories: Repositories | None) -> Found:
+    row = placed.row
+
+    def write(staging: Path) -> None:
+        command = options.command or row.command or swe_scripts.PYTEST
+        files = _test_files(row)
+        if not files and options.command is None and row.command is None:
+            raise ValueError(
+                f"{quoted(row.to_fix[0])} is not the name of a test in pytest's form (file::test): give --test-command"
+            )
+        (staging / "tests").mkdir()
+        (staging / "solution").mkdir()
+        if repositories is not None:
+            fix, script = _of_files(row, staging, options, repositories, command, files)
+            table: dict[str, Any] = {}
+        else:
+            fix, script = _of_image(row, staging, options, command, files)
+            table = {"docker_image": _image(row, options), "workdir": options.workdir}
+        written = {
+            "tests/test.sh": script,
+            "tests/grade.py": swe_scripts.GRADE,
+            "tests/expected.json": swe_scripts.expected([*row.to_fix, *row.to_keep]),
+            "solution/solve.sh": swe_scripts.SOLVE,
+            "solution/fix.patch": fix,
+            "instruction.md": row.statement.rstrip() + "\n",
+            "task.toml": _settings(row, options, table),
+        }
+        for path, text in written.items():
+            (staging / path).write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    return Found(name=row.name, source=placed.place, write=write)
+
+
+def _image(row: Row, options: SweOptions) -> str | None:
+    if options.image is None:
+        return row.image
+    docker_id = row.name.lower().replace("__", "_1776_")
+    return options.image.replace("{instance_id}", row.name).replace("{docker_id}", docker_id)
+
+
+def _of_image(
+    row: Row, staging: Path, options: SweOptions, command: str, files: Sequence[str]
+) -> tuple[str, str]:
+    """(the solution's patch, test.sh)."""
+    if row.breaks:
+        raise ValueError("its patch makes the fault, and its image is without it: give --repositories")
+    if _image(row, options) is None:
+        raise ValueError(
+            "it names no image (image_name, docker_image, image): give --image or --repositories"
+        )
+    tests = Patch.of(row.tests, "test_patch")
+    (staging / "tests" / swe_scripts.PATCH).write_text(tests.text, encoding="utf-8", errors="surrogateescape")
+    old = [path for path in dict.fromkeys((*tests.paths, *files)) if path not in tests.new]
+    script = swe_scripts.with_patch(command, files, options.test_s, commit=row.commit, old=old, new=tests.new)
+    return Patch.of(row.patch, "patch").text, script
+
+
+def _of_files(
+    row: Row, staging: Path, options: SweOptions, repositories: Repositories, command: str, files: Sequence[str]
+) -> tuple[str, str]:  # fmt: skip
+    """(the solution's patch, test.sh). Writes environment/files and tests/files."""
+    if row.commit is None:
+        raise ValueError("it names no commit (base_commit)")
+    base = repositories.files(row.repo, row.commit)
+    environment, hidden = staging / "environment" / "files", staging / "tests" / "files"
+    shutil.copytree(base, environment, symlinks=True)
+    hidden.mkdir()
+    removed: list[str] = []
+    patch = Patch.of(row.patch, "patch")
+    if row.breaks:
+        faulty = repositories.patched(base, patch, "patch")
+        fix = repositories.reverse(base, faulty, patch.paths)
+        for path in patch.paths:
+            (environment / path).unlink(missing_ok=True)
+        copy(faulty, environment, patch.paths)
+        copy(base, hidden, files)
+        for path in _files_of(row.to_fix):
+            (environment / path).unlink(missing_ok=True)
+    else:
+        repositories.patched(base, patch, "patch")  # it must apply
+        fix = patch.text
+        tests = Patch.of(row.tests, "test_patch")
+        copy(base, hidden, files)
+        tested = repositories.patched(base, tests, "test_patch")
+        copy(tested, hidden, tests.paths)
+        removed = [path for path in tests.paths if not (tested / path).exists()]
+        for path in removed:
+            (hidden / path).unlink(missing_ok=True)
+    if not any(hidden.rglob("*")):
+        raise ValueError("none of its tests' files is in the repository")
+    if options.base is not None:
+        (staging / "environment" / "Dockerfile").write_text(
+            f"FROM {options.base}\nWORKDIR /app\nCOPY files/ /app/\n", encoding="utf-8"
+        )
+    return fix, swe_scripts.with_files(command, files, options.test_s, removed)
+
+
+def _test_files(row: Row) -> list[str]:
+    return _files_of((*row.to_fix, *row.to_keep))
+
+
+def _files_of(names: Sequence[str]) -> list[str]:
+    """The files of tests in pytest's form."""
+    found = dict.fromkeys(name.partition("::")[0] for name in names if "::" in name)
+    for path in found:
+        check_path(path)
+    return list(found)
+
+
+def _settings(row: Row, options: SweOptions, environment: dict[str, Any]) -> str:
+    metadata = {"name": row.name, "domain": "coding", "repo": row.repo}
+    if row.commit is not None:
+        metadata["base_commit"] = row.commit
+    tables: dict[str, Any] = {
+        "version": "1.0",
+        "metadata": metadata,
+        "agent": {"timeout_sec": options.agent_s},
+        "verifier": {"timeout_sec": options.test_s},
+    }
+    return tomlkit.dumps({**tables, "environment": environment} if environment else tables)

@@ -1,0 +1,142 @@
+"""The scripts of a task that was a row of SWE-bench or a relative."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+FILES: Final = "{files}"
+"""In a test command: the files that hold the named tests."""
+PYTEST: Final = (
+    f'"$(command -v python || command -v python3)" -m pytest -rap --tb=short -q -p no:cacheprovider {FILES}'
+)
+PATCH: Final = "test.patch"
+_CONDA: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi\n"
+_RESERVE_S: Final = 30
+"""Seconds of the verifier's time that the tests' program is not given."""
+
+_HEAD: Final = """\
+#!/bin/bash
+# The hidden tests replace those of the repository, then run as the agent's own programs would; grade.py reads what they print.
+held() {
+  if [ -n "${PENSTOCK_UNTRUSTED:-}" ]; then python3 -I "$PENSTOCK_UNTRUSTED" "$@"; else shift; "$@"; fi
+}
+lost() {
+  mkdir -p /logs/verifier
+  echo 0 > /logs/verifier/reward.txt
+  exit 0
+}
+mkdir -p /logs/verifier
+held 60 true || exit 1 # no verdict where nothing can run; from here on, what fails is the agent's doing
+"""
+_PLACE: Final = """\
+tar -C /tests/files -chf - . | held 120 tar -xf - --unlink-first --no-same-owner
+[ "${PIPESTATUS[1]}" -eq 0 ] || lost
+"""
+_REMOVE: Final = "held 60 rm -rf -- {names}\n"
+_RESTORE: Final = "held 120 git -c safe.directory='*' checkout -q {commit} -- {name}\n"
+_APPLY: Final = f"""\
+command -v git > /dev/null || exit 1
+held 120 git -c safe.directory='*' apply --whitespace=nowarn - < /tests/{PATCH}
+[ $? -eq 0 ] || lost
+"""
+_RUN: Final = """\
+ran=$(mktemp)
+held {seconds} bash -c {command} > "$ran" 2>&1
+tail -c 20000 "$ran"
+python3 -I /tests/grade.py "$ran"
+exit 0
+"""
+
+GRADE: Final = '''\
+"""The verdict: every named test has passed. Reads pytest's short summary and the lines of a verbose unittest."""
+
+import json
+import re
+import sys
+
+PASSED, FAILED = ("PASSED", "XFAIL"), ("FAILED", "ERROR", "XPASS")
+LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure)$")
+
+
+def results(text):
+    """Name of a test -> whether it passed. A name with spaces is also known by its first word."""
+    found = {}
+    for line in text.splitlines():
+        line = line.strip()
+        word, _, rest = line.partition(" ")
+        match = LINE.match(line)
+        if word in PASSED and rest:
+            add(found, rest, True)
+            add(found, rest.split(" - ")[0], True)
+        elif word in FAILED and rest:
+            add(found, rest, False)
+            add(found, rest.split(" - ")[0], False)
+        elif match:
+            add(found, match.group(1), match.group(2) in ("ok", "expected failure"))
+    return found
+
+
+def add(found, name, passed):
+    for key in {name, name.split(" ")[0] if "::" in name else name}:
+        found[key] = found.get(key, True) and passed
+
+
+def main():
+    with open("/tests/expected.json", encoding="utf-8") as file:
+        expected = json.load(file)
+    with open(sys.argv[1], encoding="utf-8", errors="replace") as file:
+        found = results(file.read())
+    rows = [
+        {"name": name[:200], "passed": found.get(name, False), "message": "" if name in found else "it did not run"}
+        for name in expected
+    ]
+    with open("/logs/verifier/results.json", "w", encoding="utf-8") as file:
+        json.dump(sorted(rows, key=lambda row: row["passed"])[:1000], file)
+    with open("/logs/verifier/reward.txt", "w", encoding="utf-8") as file:
+        file.write("1" if all(row["passed"] for row in rows) else "0")
+
+
+main()
+'''
+
+SOLVE: Final = """\
+#!/bin/bash
+here=$(dirname "${BASH_SOURCE[0]}")
+if command -v git > /dev/null; then
+  git -c safe.directory='*' apply --whitespace=nowarn "$here/fix.patch"
+else
+  patch -p1 < "$here/fix.patch"
+fi
+"""
+
+
+def with_files(command: str, files: Sequence[str], seconds: float, removed: Sequence[str]) -> str:
+    """test.sh for an environment of files: /tests/files has the tests' files."""
+    remove = _REMOVE.format(names=_words(removed)) if removed else ""
+    return _HEAD + remove + _PLACE + _run(command, files, seconds)
+
+
+def with_patch(
+    command: str, files: Sequence[str], seconds: float, *, commit: str | None, old: Sequence[str], new: Sequence[str]
+) -> str:  # fmt: skip
+    """test.sh for an image with a git repository: the files `old` are those of `commit` again, `new` are removed, then the patch is applied."""
+    revision = commit or "HEAD"
+    restore = "".join(_RESTORE.format(commit=revision, name=shlex.quote(name)) for name in old)
+    remove = _REMOVE.format(names=_words(new)) if new else ""
+    return _HEAD + remove + restore + _APPLY + _run(command, files, seconds)
+
+
+def expected(names: Sequence[str]) -> str:
+    """expected.json."""
+    return json.dumps(list(names), indent=1) + "\n"
+
+
+def _run(command: str, files: Sequence[str], seconds: float) -> str:
+    words = _words(files)
+    whole = command.replace(FILES, words) if FILES in command else f"{command} {words}".rstrip()
+    return _RUN.format(seconds=max(10, int(seconds) - _RESERVE_S), command=shlex.quote(_CONDA + whole))
+
+
+def _words(names: Sequence[str]) -> str:
+    return " ".join(shlex.quote(name) for name in names)

@@ -1,0 +1,295 @@
+"""Terminal tasks of the older form: task.yaml, run-tests.sh with tests/, solution.sh or solution.yaml, Dockerfile, docker-compose.yaml.
+
+| older form | Harbor |
+|---|---|
+| `instruction`, or the description `base` | instruction.md |
+| `max_agent_timeout_sec` (360), `max_test_timeout_sec` (60) | `[agent].timeout_sec`, `[verifier].timeout_sec` |
+| category, difficulty, tags, author … | `[metadata]` |
+| Dockerfile, and what lies next to it | environment/ |
+| image, working_dir, environment of the compose file | `[environment]` docker_image, workdir, env |
+| run-tests.sh, tests/ | tests/, with a test.sh that runs it: exit status 0, and no failed test in pytest's summary, is a reward of 1 |
+| solution.sh, or the commands of solution.yaml | solution/solve.sh |
+
+Tests and solution do not become a part of the build's folder, where the older form has them.
+"""
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import tomlkit
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.bundle import BundleLimits
+from orchestrator.tasks.compose import document
+from orchestrator.tasks.importing import compose
+from orchestrator.tasks.importing.report import Found
+
+FILE: Final = "task.yaml"
+RUN: Final = "run-tests.sh"
+AGENT_S: Final = 360.0
+TEST_S: Final = 60.0
+MOST_TEXT_BYTES: Final = 1 << 20
+_SOLUTIONS: Final = ("solution.sh", "solution.yaml")
+_HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests")
+"""What the build's folder does not get."""
+_DESCRIPTIVE: Final = (
+    "author_name", "author_email", "category", "difficulty", "tags", "estimated_duration_sec",
+    "expert_time_estimate_min", "junior_time_estimate_min",
+)  # fmt: skip
+_NO_EFFECT: Final = ("disable_asciinema",)
+TEST_SCRIPT: Final = """\
+#!/bin/bash
+# The older form's verdict: the script must succeed, and pytest's summary, where there is one, must name no failed test.
+ran=$(mktemp)
+bash /tests/run-tests.sh > "$ran" 2>&1
+code=$?
+tail -c 100000 "$ran"
+mkdir -p /logs/verifier
+if [ "$code" -eq 0 ] && ! grep -qE '^(FAILED|ERROR) ' "$ran"; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+exit 0
+"""
+
+
+def from_directory(directory: Path, limits: BundleLimits) -> Iterator[Found]:
+    """The tasks of a directory: itself, or its folders. ValueError if there are none."""
+    if not directory.exists():
+        raise ValueError(f"{directory} does not exist: give a directory of tasks")
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory: unpack an archive first, and give its folder")
+    found = (
+        [directory]
+        if (directory / FILE).exists()
+        else sorted(each.parent for each in directory.glob(f"*/{FILE}"))
+    )
+    if not found:
+        raise ValueError(f"{directory} holds no task: each is a folder with {FILE} and {RUN}")
+    for each in found:
+        yield _found(each, limits)
+
+
+def _found(directory: Path, limits: BundleLimits) -> Found:
+    return Found(
+        name=directory.resolve().name,
+        source=str(directory),
+        write=lambda staging: _write(directory, staging, limits),
+    )
+
+
+def _write(directory: Path, staging: Path, limits: BundleLimits) -> None:
+    task = document.mapping(_text(directory, FILE), FILE)
+    instruction = _instruction(task)
+    _check(task)
+    service = compose.Service()
+    if (directory / compose.FILE).exists():
+        service = compose.read_compose(_text(directory, compose.FILE))
+    _copy_tests(directory, staging, limits)
+    _write_solution(directory, staging)
+    if service.image is None:
+        _copy_context(directory, staging, service, limits)
+    (staging / "instruction.md").write_text(instruction.rstrip("\n") + "\n", encoding="utf-8")
+    (staging / "task.toml").write_text(_settings(task, directory.resolve().name, service), encoding="utf-8")
+
+
+def _instruction(task: Mapping[str, Any]) -> str:
+    found = task.get("instruction")
+    descriptions = task.get("descriptions")
+    if found is None and isinstance(descriptions, list):
+        found = next(
+            (each.get("description") for each in descriptions if isinstance(each, dict) and each.get("key") == "base"),
+            None,
+        )  # fmt: skip
+    if not isinstance(found, str):
+        raise ValueError(f"{FILE}: instruction is missing, or not text")
+    return found
+
+
+def _check(task: Mapping[str, Any]) -> None:
+    """Refuse keys that would change agent or verdict and are not honoured."""
+    if task.get("parser_name", "pytest") != "pytest":
+        raise ValueError(
+            f"{FILE}: parser_name = {quoted(task['parser_name'])} is not honoured: only pytest is"
+        )
+    if task.get("run_tests_in_same_shell", False) is not False:
+        raise ValueError(f"{FILE}: run_tests_in_same_shell is not honoured: the tests run in a fresh sandbox")
+    if task.get("test_scripts"):
+        raise ValueError(f"{FILE}: test_scripts is not honoured: write what they do into {RUN}")
+    known = (
+        "instruction", "descriptions", "parser_name", "run_tests_in_same_shell", "test_scripts",
+        "max_agent_timeout_sec", "max_test_timeout_sec", *_DESCRIPTIVE, *_NO_EFFECT,
+    )  # fmt: skip
+    for key in task:
+        if key not in known:
+            raise ValueError(f"{FILE}: {quoted(key)} is not known: remove it")
+
+
+def _settings(task: Mapping[str, Any], name: str, service: compose.Service) -> str:
+    metadata: dict[str, Any] = {"name": name}
+    for key in _DESCRIPTIVE:
+        value = task.get(key)
+        if isinstance(value, list):
+            metadata[key] = [str(each) for each in value]
+        elif isinstance(value, bool | int | float | str):
+            metadata[key] = value
+        elif value is not None:
+            raise ValueError(f"{FILE}: {key} must be text, a number or a list of texts, got {quoted(value)}")
+    environment: dict[str, Any] = {}
+    if service.image is not None:
+        environment["docker_image"] = service.image
+    if service.workdir is not None:
+        environment["workdir"] = service.workdir
+    if service.env:
+        environment["env"] = dict(service.env)
+    tables: dict[str, Any] = {
+        "version": "1.0",
+        "metadata": metadata,
+        "agent": {"timeout_sec": _seconds(task, "max_agent_timeout_sec", AGENT_S)},
+        "verifier": {
+            "timeout_sec": _seconds(task, "max_test_timeout_sec", TEST_S),
+            "env": {"TEST_DIR": "/tests"},
+        },
+    }
+    return tomlkit.dumps({**tables, "environment": environment} if environment else tables)
+
+
+def _seconds(task: Mapping[str, Any], key: str, default: float) -> float:
+    value = task.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{FILE}: {key} must be a number, got {quoted(value)}")
+    return float(value)
+
+
+def _copy_tests(directory: Path, staging: Path, limits: BundleLimits) -> None:
+    (staging / "tests").mkdir()
+    if (directory / "tests").is_dir():
+        _copy_tree(directory / "tests", staging / "tests", directory, limits)
+    for name in ("test.sh", RUN):
+        if (staging / "tests" / name).exists():
+            raise ValueError(f"tests/{name} has a name that the Harbor form needs: give it another one")
+    _text(directory, RUN)
+    shutil.copyfile(directory / RUN, staging / "tests" / RUN)
+    (staging / "tests" / "test.sh").write_text(TEST_SCRIPT, encoding="utf-8")
+
+
+def _write_solution(directory: Path, staging: Path) -> None:
+    there = [name for name in _SOLUTIONS if (directory / name).exists()]
+    if not there:
+        return
+    text = _text(directory, there[0])
+    (staging / "solution").mkdir()
+    script = text if there[0] == "solution.sh" else _script(text)
+    (staging / "solution" / "solve.sh").write_text(script, encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """The commands of a solution.yaml, as typed into one shell."""
+    found = document.document(text, "solution.yaml")
+    if not isinstance(found, list):
+        raise ValueError("solution.yaml must be a list of commands")
+    lines = ["#!/bin/bash"]
+    for number, each in enumerate(found, 1):
+        if not isinstance(each, dict) or not isinstance(each.get("command"), str):
+            raise ValueError(f"solution.yaml item {number} has no command")
+        if each.get("append_enter", True) is not True:
+            raise ValueError(
+                f"solution.yaml item {number} types keys into a program (append_enter: false): write a solution.sh instead"
+            )
+        lines.append(each["command"])
+    return "\n".join(lines) + "\n"
+
+
+def _copy_context(directory: Path, staging: Path, service: compose.Service, limits: BundleLimits) -> None:
+    """The build's folder without tests and solution. ValueError where the Dockerfile copies those."""
+    context = directory / service.context
+    if service.context and context.resolve() != directory.resolve() / service.context:
+        raise ValueError(
+            f"{compose.FILE}: build.context {quoted(service.context)} is a link: name the folder itself"
+        )
+    dockerfile = PurePosixPath(service.dockerfile or "Dockerfile")
+    if not (context / dockerfile).is_file():
+        raise ValueError(f"{PurePosixPath(service.context, dockerfile)} is missing: it makes the environment")
+    hidden = () if service.context else _HIDDEN
+    _check_copies(_text(context, str(dockerfile)), hidden)
+    target = staging / "environment"
+    target.mkdir()
+    _copy_tree(context, target, directory, limits, without=hidden)
+    if dockerfile.name != "Dockerfile" or len(dockerfile.parts) > 1:
+        if (target / "Dockerfile").exists():
+            raise ValueError(
+                f"{compose.FILE}: build.dockerfile names {dockerfile}, next to another Dockerfile: remove that"
+            )
+        (target / dockerfile).rename(target / "Dockerfile")
+
+
+def _check_copies(dockerfile: str, hidden: tuple[str, ...]) -> None:
+    joined = re.sub(r"\\\r?\n", " ", dockerfile)
+    for line in joined.splitlines():
+        words = line.split()
+        if not words or words[0].upper() not in ("COPY", "ADD"):
+            continue
+        for word in re.split(r'[\s\[\],"]+', line)[1:]:
+            first = word.removeprefix("./").partition("/")[0]
+            if first in hidden:
+                raise ValueError(
+                    f"Dockerfile: {quoted(line.strip())} gives the agent {first}, which must stay hidden: remove it"
+                )
+
+
+def _copy_tree(
+    source: Path, target: Path, root: Path, limits: BundleLimits, *, without: tuple[str, ...] = ()
+) -> None:
+    """Copy files, links and directories. ValueError for links out of `root`'s task, devices, and more than a task may have."""
+    size = count = 0
+    for place, folders, names in os.walk(source):
+        here = Path(place).relative_to(source)
+        if here == Path():
+            folders[:] = [name for name in folders if name not in without]
+            names = [name for name in names if name not in without]
+        for name in [*folders, *names]:
+            path, to = Path(place, name), target / here / name
+            shown = path.relative_to(root)
+            status = path.lstat()
+            count += 1
+            size += status.st_size
+            if count > limits.entries:
+                raise ValueError(f"it has more than {limits.entries:,} files, links and directories")
+            if status.st_size > limits.file_bytes or size > limits.bytes:
+                raise ValueError(
+                    f"{shown} is too large: a file of a task has at most {limits.file_bytes >> 20} MB, all together {limits.bytes >> 20} MB"
+                )
+            if stat.S_ISLNK(status.st_mode):
+                reached = path.resolve()
+                if not reached.is_relative_to(source.resolve()):
+                    raise ValueError(
+                        f"{shown} is a link that leads out of its folder: put the file there instead"
+                    )
+                to.symlink_to(os.readlink(path))
+            elif stat.S_ISDIR(status.st_mode):
+                to.mkdir()
+            elif stat.S_ISREG(status.st_mode):
+                shutil.copy(path, to)
+            else:
+                raise ValueError(f"{shown} is neither a file nor a folder")
+
+
+def _text(directory: Path, name: str) -> str:
+    """A text file of the task itself."""
+    path = directory / name
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise ValueError(f"{name} is a link that leads out of the task: put the file there instead")
+    if not path.is_file():
+        raise ValueError(f"{name} is missing")
+    if path.stat().st_size > MOST_TEXT_BYTES:
+        raise ValueError(f"{name} has more than {MOST_TEXT_BYTES:,} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text (byte {error.start})") from None

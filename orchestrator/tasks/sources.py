@@ -1,0 +1,77 @@
+"""Read tasks from directories, folders of directories and JSONL files, and find those that a run accepts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.bundle import BundleLimits
+from orchestrator.tasks.harbor import Task, each_jsonl, load
+from orchestrator.tasks.read_directory import Shared
+
+
+def each(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterator[tuple[str, Task | str]]:
+    """Tasks from directories (one task, or a folder of tasks) and JSONL files, with their places: a directory, or a file and a line. An unreadable
+    task, or one above `limits`, gives a sentence that names it. Raises ValueError for a source that holds no tasks."""
+    shared: Shared = {}
+    for source in sources:
+        if not source.exists():
+            raise ValueError(f"{source} does not exist")
+        if source.is_file():
+            if source.suffix != ".jsonl":
+                raise ValueError(
+                    f"{source} is not a task: give a task directory, a folder of them, or a .jsonl file"
+                )
+            yield from each_jsonl(source)
+        elif (source / "task.toml").exists() or (source / "instruction.md").exists():
+            yield str(source), _loaded(source, limits, shared)
+        else:
+            marks = ("*/task.toml", "*/instruction.md")
+            found = sorted({path.parent for mark in marks for path in source.glob(mark)})
+            if not found:
+                raise ValueError(
+                    f"{source} holds no task: a task directory has task.toml, instruction.md and tests/test.sh"
+                )
+            for directory in found:
+                yield str(directory), _loaded(directory, limits, shared)
+
+
+def _loaded(directory: Path, limits: BundleLimits | None, shared: Shared) -> Task | str:
+    try:
+        return load(directory, limits, shared)
+    except ValueError as error:
+        return str(error)
+
+
+def read(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterator[Task]:
+    """`each`, tasks only. Raises ValueError that names the first unreadable one."""
+    for _, found in each(sources, limits):
+        if isinstance(found, str):
+            raise ValueError(found)
+        yield found
+
+
+def admissible(
+    found_at: Iterable[tuple[str, Task | str]], section: SandboxSection
+) -> tuple[list[Task], list[str]]:
+    """From the results of `each`: the tasks that a run with such sandboxes accepts, and a sentence for each of the others."""
+    tasks, problems = [], []
+    for location, found in found_at:
+        if isinstance(found, str):
+            problems.append(found)
+            continue
+        try:
+            check_admissible(found, section, location)
+        except ValueError as error:
+            problems.append(str(error))
+        else:
+            tasks.append(found)
+    return tasks, problems
+
+
+def together(problems: Sequence[str], rest: str) -> str:
+    """All problems, each on a line of its own."""
+    if len(problems) == 1:
+        return problems[0]
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return f"{len(problems)} tasks cannot be taken, {rest}:{lines}"

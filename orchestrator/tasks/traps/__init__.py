@@ -1,0 +1,68 @@
+"""Traps of task authors: parts of a task's tests that can give a reward without the work, by file and line.
+
+The check reads and never runs. It sees text, not meaning: ops/guides/publish-tasks.md lists its limits, and `orchestrator.probing` tries the rest.
+"""
+
+import re
+from typing import Final
+
+from orchestrator.tasks.harbor import SOLUTION, STEPS, Task
+from orchestrator.tasks.traps.python import python_traps
+from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
+from orchestrator.tasks.traps.shell import shell_traps
+from orchestrator.tasks.traps.shellcheck import shellcheck_traps
+
+_ALLOWED: Final = re.compile(r"#\s*penstock-allow\s+(PT\d{3}(?:\s*,\s*PT\d{3})*)\s*:\s*\S")
+_SHEBANG: Final = re.compile(rb"#!.*\b(ba|da)?sh\b")
+_TESTS: Final = re.compile(r"(steps/[^/]+/)?tests/")
+_READ_BYTES: Final = 1 << 20
+"""Larger files of the tests are data, not programs."""
+_MODULE: Final = re.compile(r"\b([A-Za-z_]\w*)\.py\b")
+
+
+def traps_of(task: Task) -> list[Trap]:
+    """The traps in a task's tests, in the order of files and lines, without those that a comment allows."""
+    found: list[Trap] = []
+    tests = {
+        path: file.data
+        for path, file in task.files.items()
+        if _TESTS.match(path) and file.size <= _READ_BYTES
+    }
+    modules = _agent_modules(task) - {path.rpartition("/")[2].removesuffix(".py") for path in tests}
+    for path, body in sorted(tests.items()):
+        text = body.decode(errors="replace")
+        if path.endswith((".sh", ".bash")) or _SHEBANG.match(body):
+            traps = shell_traps(path, text, modules)
+            lines = {trap.line for trap in traps}
+            traps += [trap for trap in shellcheck_traps(path, text) if trap.line not in lines]
+        elif path.endswith(".py"):
+            traps = python_traps(path, text, modules)
+        else:
+            continue
+        found += [trap for trap in sorted(traps, key=lambda t: (t.line, t.rule)) if not _allowed(text, trap)]
+    return found
+
+
+def _agent_modules(task: Task) -> frozenset[str]:
+    """Modules that the agent writes or changes: those of the environment, and those that the solution mentions."""
+    names = {
+        path.rpartition("/")[2].removesuffix(".py")
+        for path in task.files
+        if path.startswith("environment/") and path.endswith(".py")
+    }
+    for path, file in task.files.items():
+        if path == SOLUTION or (path.startswith(STEPS) and path.endswith(f"/{SOLUTION}")):
+            names |= set(_MODULE.findall(file.data.decode(errors="replace")))
+    return frozenset(names)
+
+
+def _allowed(text: str, trap: Trap) -> bool:
+    lines = ["", *text.splitlines(), ""]
+    return any(
+        trap.rule in re.split(r"\s*,\s*", found.group(1))
+        for line in lines[max(trap.line - 1, 0) : trap.line + 1]
+        if (found := _ALLOWED.search(line))
+    )
+
+
+__all__ = ["ADVICE", "Rule", "Trap", "traps_of"]

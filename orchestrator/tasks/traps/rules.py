@@ -1,0 +1,108 @@
+"""The rules: the problem, and the safe form. Ids never change their meaning."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Rule(StrEnum):
+    """A trap, by its id. `penstock-allow ID: reason` in a comment on the line, or on the line above, allows it there."""
+
+    UNREADABLE = "PT100"
+    ARITHMETIC = "PT101"
+    PATTERN = "PT102"
+    OPERATORS = "PT103"
+    GREP_BY_ANSWER = "PT104"
+    PROGRAM_TEXT = "PT105"
+    SOMEWHERE = "PT106"
+    GIT = "PT107"
+    BUILD_TOOL = "PT108"
+    NOT_ISOLATED = "PT109"
+    AGENT_PROGRAM = "PT110"
+    SOURCED = "PT111"
+    NAMES = "PT112"
+    TIMES = "PT113"
+    LINKS = "PT114"
+    IMPORTED = "PT115"
+    COPIED = "PT116"
+    COMPILED = "PT117"
+    SHELLCHECK = "PT190"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`says`: the possible problem. `safe`: the form that avoids it."""
+
+    says: str
+    safe: str
+
+
+ADVICE: Final[dict[Rule, Advice]] = {
+    Rule.UNREADABLE: Advice("bash syntax that this check does not read: what stands here was not looked at", "write it more plainly"),
+    Rule.ARITHMETIC: Advice(
+        "bash calculates with text of the agent: a[$(command)] runs the command", '[ "$got" -eq "$want" ], or compare as text: [ "$got" = "$want" ]'
+    ),
+    Rule.PATTERN: Advice("text of the agent is a pattern here: * equals everything", 'quote it: [[ "$want" == "$got" ]]'),
+    Rule.OPERATORS: Advice("unquoted text of the agent can bring operators: x -o x", 'quote it: [ "$got" = "$want" ]'),
+    Rule.GREP_BY_ANSWER: Advice(
+        "the agent's text is the pattern of grep: an empty line or .* matches everything", 'compare whole texts: [ "$got" = "$want" ]'
+    ),
+    Rule.PROGRAM_TEXT: Advice(
+        "text of the agent becomes part of a program", "give it as an argument or on standard input, never in the program's text"
+    ),
+    Rule.SOMEWHERE: Advice(
+        "the right text counts wherever it stands: an answer that lists everything holds it",
+        'compare the whole: [ "$(head -c 1000 out)" = "$want" ]',
+    ),
+    Rule.GIT: Advice(
+        "git runs what the agent's .git configures: fsmonitor, hooks, external diffs",
+        'python3 -I "$PENSTOCK_UNTRUSTED" 10 git …, or compare files without git',
+    ),
+    Rule.BUILD_TOOL: Advice(
+        "this tool runs what the agent's own files say (Makefile, package.json, conftest.py)",
+        'run it through python3 -I "$PENSTOCK_UNTRUSTED" and decide by what the tests compute outside of it',
+    ),
+    Rule.NOT_ISOLATED: Advice("it imports modules from the work directory first: the agent's json.py", "python3 -I"),
+    Rule.AGENT_PROGRAM: Advice(
+        "a program of the agent's runs with the judge's rights: it can write the reward", 'python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py'
+    ),
+    Rule.SOURCED: Advice("the shell runs a file of the agent's as its own script", "read the value: IFS= read -r value < out"),
+    Rule.NAMES: Advice("names of the agent's files become shell text or options", 'for file in ./*; do … "$file" …; done'),
+    Rule.TIMES: Advice("the agent sets the times of its files", "compare contents"),
+    Rule.LINKS: Advice(
+        "this may be a link or a pipe: the agent left it, or a program of the agent's that ran before",
+        '[ -f out ] && [ ! -L out ] in front of it; what the tests write: in /tmp, or after rm -f out'
+    ),
+    Rule.IMPORTED: Advice(
+        "the agent's module is imported into the process that decides", "run it through $PENSTOCK_UNTRUSTED and compare what it prints"
+    ),
+    Rule.COPIED: Advice(
+        "links in what the agent left lead elsewhere from another place: out/x -> ../../tests/want",
+        "cp -rL, rsync -rL, tar -ch: what the links lead to; or find out -type l -delete in front of it, after it for an archive; "
+        'extractall(filter="data")',
+    ),
+    Rule.COMPILED: Advice(
+        'the compiler reads what the source names with the judge\'s rights: #include "/tests/want"',
+        'python3 -I "$PENSTOCK_UNTRUSTED" 60 gcc -o prog prog.c',
+    ),
+    Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trap:
+    """A warning: a rule at a line of a file of the task. `note`: details in addition to the rule, may be empty."""
+
+    rule: Rule
+    file: str
+    line: int
+    text: str
+    note: str = ""
+
+    @property
+    def says(self) -> str:
+        return self.note or ADVICE[self.rule].says
+
+    @property
+    def safe(self) -> str:
+        return ADVICE[self.rule].safe

@@ -1,0 +1,146 @@
+"""The texts that a file shows to an agent who decodes it in one or two commands: as it is, reversed, base64, hex, decompressed, and these nested."""
+
+import base64
+import binascii
+import bz2
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from orchestrator.tasks import git_objects
+
+DEPTH: Final = 3
+"""Nested encodings: gzip in base64 in hex."""
+MOST_BYTES: Final = 16 << 20
+"""Of one decoded text; the rest is not read."""
+SHORT: Final = 12
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{16,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*")
+_HEX: Final = (
+    re.compile(rb"(?:[0-9a-fA-F]{2}){12,}(?:\r?\n(?:[0-9a-fA-F]{2}){4,})*"),
+    re.compile(rb"(?:[0-9a-fA-F]{2}[ :,]){11,}[0-9a-fA-F]{2}"),
+    re.compile(rb"(?:\\x[0-9a-fA-F]{2}){10,}"),
+)
+_NO_DIGIT: Final = re.compile(rb"[^0-9a-fA-F]|\\x")
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_ZLIB: Final = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+_ALIGNMENTS: Final = 4
+
+
+class Form(StrEnum):
+    """The outermost encoding of a text."""
+
+    PLAIN = "plain"
+    REVERSED = "reversed"
+    BASE64 = "base64"
+    HEX = "hex"
+    COMPRESSED = "compressed"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A text, and how it lies in the file."""
+
+    form: Form
+    text: bytes
+
+
+def views(data: bytes, depth: int = DEPTH) -> Iterator[View]:
+    """Every text in `data`. Encodings that do not decode are left out.
+
+    >>> [v.form.value for v in views(base64.b64encode(b"the answer is forty-two"))][:1]
+    ['plain']
+    >>> any(v.text == b"the answer is forty-two" for v in views(base64.b64encode(b"the answer is forty-two")))
+    True
+    """
+    yield View(Form.PLAIN, data)
+    yield View(Form.REVERSED, data[::-1])
+    yield from _decoded(data, depth)
+
+
+def _decoded(data: bytes, depth: int) -> Iterator[View]:
+    if depth == 0:
+        return
+    inside = 0 if git_objects.is_packed(data[:16]) else depth - 1  # an object for each version of each file
+    for form, texts in ((Form.COMPRESSED, _decompressed), (Form.HEX, _hex), (Form.BASE64, _base64)):
+        for text in texts(data):
+            if len(text) >= SHORT:
+                yield View(form, text)
+                yield View(form, text[::-1])
+                for inner in _decoded(text, inside):
+                    yield View(form, inner.text)
+
+
+def _base64(data: bytes) -> Iterator[bytes]:
+    for found in _BASE64.finditer(data):
+        run = re.sub(rb"\s", b"", found[0]).translate(_URL_SAFE)
+        for at in range(_ALIGNMENTS):  # a name may stand in front without a separator
+            part = run[at : len(run) - (len(run) - at) % 4 or None]
+            tail = run[at + len(part) :]
+            try:
+                yield base64.b64decode(part) + (
+                    base64.b64decode(tail + b"=" * (4 - len(tail))) if len(tail) > 1 else b""
+                )
+            except (binascii.Error, ValueError):
+                continue
+
+
+def _hex(data: bytes) -> Iterator[bytes]:
+    for pattern in _HEX:
+        for found in pattern.finditer(data):
+            digits = _NO_DIGIT.sub(b"", found[0].replace(b"\\x", b""))
+            yield bytes.fromhex(digits[: len(digits) // 2 * 2].decode())
+
+
+def _decompressed(data: bytes) -> Iterator[bytes]:
+    if data[:2] == b"\x1f\x8b" or _ZLIB.match(data):
+        with suppress(zlib.error):
+            yield zlib.decompressobj(wbits=47).decompress(data, MOST_BYTES)
+    if git_objects.is_packed(data[:16]):
+        yield from _of_pack(data)
+    try:
+        if data[:3] == b"BZh":
+            yield bz2.BZ2Decompressor().decompress(data, MOST_BYTES)
+        elif data[:6] == b"\xfd7zXZ\0":
+            yield lzma.LZMADecompressor().decompress(data, MOST_BYTES)
+        elif data[:4] == b"PK\x03\x04":
+            yield from _unzipped(data)
+        elif data[257:262] == b"ustar":
+            yield from _untarred(data)
+    except (OSError, ValueError, EOFError, lzma.LZMAError):
+        return
+
+
+def _of_pack(data: bytes) -> Iterator[bytes]:
+    """The objects of a git repository, or of a damaged pack the streams that can be read."""
+    try:
+        yield from git_objects.packed(data)
+    except ValueError:
+        for found in _ZLIB.finditer(data):
+            with suppress(zlib.error):
+                yield zlib.decompressobj().decompress(data[found.start() :], MOST_BYTES)
+
+
+def _untarred(data: bytes) -> Iterator[bytes]:
+    with suppress(tarfile.TarError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                yield file.read(MOST_BYTES)
+
+
+def _unzipped(data: bytes) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    yield file.read(MOST_BYTES)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error):
+        return

@@ -1,0 +1,167 @@
+"""The control `leak`: secrets of solution and tests in what the agent can read.
+
+The search gives *suspects*: a secret stands at a place, in some form. Many are innocent: a task whose answer is a word of an input file holds it by
+design. A suspect is a leak if the solution earns its reward also without it: then no work leads to the text, and it was only left behind. So a driver
+takes the text away (`without`), runs the solution again, and `confirmed` decides.
+
+| form, place | suspect from |
+|---|---|
+| plain, in a file | `PLAIN` of the lines that the solution adds; a value of its result; `TESTS` of the lines of a file of tests |
+| encoded, in a file | `ENCODED` of the lines of any body; any value |
+| a variable, a file's name | any value |
+
+`tests/unit/tasks/vetting/test_leak_rates.py` measures both error rates of these thresholds.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.forms import Form, views
+from orchestrator.tasks.vetting.secrets import Body, Source
+
+PLAIN: Final = 0.5
+TESTS: Final = 0.9
+ENCODED: Final = 0.2
+LEAST_BYTES: Final = 24
+"""Of matching lines together."""
+SHOWN: Final = 60
+_HISTORY: Final = re.compile(r"(^|/)\.(git|hg|svn)/")
+_CACHE: Final = re.compile(
+    r"(^|/)(__pycache__|\.cache|\.npm|\.pytest_cache|\.mypy_cache|\.ipynb_checkpoints)/|\.pyc$|^/var/cache/"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What an agent can read. `files`: absolute path → content; `variables`: of its programs."""
+
+    files: Mapping[str, bytes]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """Secrets at one place. `path`: a file, or empty; `variable`: or empty; `named`: the secret is in the file's path. `body`: whose they are;
+    `texts`: the secrets that match."""
+
+    path: str = ""
+    variable: str = ""
+    named: bool = False
+    form: Form
+    body: Body
+    texts: tuple[bytes, ...]
+
+    @property
+    def place(self) -> str:
+        return f"${self.variable}" if self.variable else self.path
+
+    @property
+    def fault(self) -> Fault:
+        if self.variable:
+            return Fault.LEAK_IN_ENV
+        if self.named:
+            return Fault.LEAK_IN_NAME
+        if _HISTORY.search(self.path):
+            return Fault.LEAK_IN_HISTORY
+        if _CACHE.search(self.path):
+            return Fault.LEAK_IN_CACHE
+        return Fault.LEAK_IN_FILE if self.form is Form.PLAIN else Fault.LEAK_ENCODED
+
+
+def search(bodies: Iterable[Body], readable: Readable) -> list[Suspect]:
+    """The suspects, at most one for each place and form: that with the most text."""
+    bodies = list(bodies)
+    found: list[Suspect] = []
+    for path, data in readable.files.items():
+        found += _named(path, bodies)
+        best: dict[Form, Suspect] = {}
+        for view in views(data):
+            for body in bodies:
+                if texts := _matching(body, view.text, view.form):
+                    suspect = Suspect(path=path, form=view.form, body=body, texts=texts)
+                    if view.form not in best or _weight(suspect) > _weight(best[view.form]):
+                        best[view.form] = suspect
+        found += best.values()
+    for name, value in readable.variables.items():
+        for view in views(value.encode(errors="replace")):
+            holder = next((body for body in bodies if _values(body, view.text)), None)
+            if holder is not None:
+                texts = _values(holder, view.text)
+                found.append(Suspect(variable=name, form=view.form, body=holder, texts=texts))
+                break
+    return found
+
+
+def _named(path: str, bodies: list[Body]) -> Iterator[Suspect]:
+    """A file whose path holds a value, unless the solution writes files of such names."""
+    for body in bodies:
+        texts = _values(body, path.encode(errors="replace"))
+        if texts and body.source in (Source.WORK, Source.ANSWER, Source.SOLUTION):
+            yield Suspect(path=path, named=True, form=Form.PLAIN, body=body, texts=texts)
+            return
+
+
+def _matching(body: Body, text: bytes, form: Form) -> tuple[bytes, ...]:
+    """The secrets of a body in a text, if they are enough."""
+    lines = tuple(sorted(line for line in body.lines if line in text))
+    matched = sum(map(len, lines))
+    share = ENCODED if form is not Form.PLAIN else TESTS if body.source is Source.TESTS else PLAIN
+    if matched >= LEAST_BYTES and matched >= share * body.size:
+        return lines
+    if form is Form.PLAIN and body.source is Source.TESTS:
+        return ()  # tests may compare with what an input file says
+    return _values(body, text)
+
+
+def _values(body: Body, text: bytes) -> tuple[bytes, ...]:
+    return tuple(sorted(value for value in body.values if value in text))
+
+
+def _weight(suspect: Suspect) -> int:
+    return sum(map(len, suspect.texts))
+
+
+def without(data: bytes, suspect: Suspect) -> bytes:
+    """A file without a suspect's secrets: plain ones as x of the same length, else an empty file."""
+    if suspect.form is not Form.PLAIN:
+        return b""
+    for text in sorted(suspect.texts, key=len, reverse=True):
+        data = data.replace(text, b"x" * len(text))
+    return data
+
+
+def confirmed(suspects: Iterable[Suspect]) -> list[Finding]:
+    """Findings for suspects without which the solution earns the same. One for each place."""
+    found: dict[str, Finding] = {}
+    for suspect in suspects:
+        if suspect.place not in found:
+            found[suspect.place] = Finding(
+                control=Control.LEAK,
+                fault=suspect.fault,
+                where=suspect.place,
+                says=_says(suspect),
+                remedy=_IN_FILE if suspect.fault is Fault.LEAK_IN_FILE else "",
+            )
+    return list(found.values())
+
+
+_IN_FILE: Final = (
+    "remove it from environment/; if the agent is to find it there, let solution/solve.sh read it from there"
+)
+
+
+def _says(suspect: Suspect) -> str:
+    whose = {
+        Source.TESTS: f"of the hidden {suspect.body.name}",
+        Source.SOLUTION: f"of {suspect.body.name}",
+        Source.WORK: f"that the solution writes into {suspect.body.name}",
+        Source.ANSWER: "of the solution's answer",
+    }[suspect.body.source]
+    how = "" if suspect.form is Form.PLAIN else f" ({suspect.form.value})"
+    where = "the name of " + suspect.path if suspect.named else suspect.place
+    longest = max(suspect.texts, key=len).decode(errors="replace")
+    text = longest if len(longest) <= SHOWN else f"{longest[:SHOWN]}…"
+    return f"{where} holds text {whose}{how}: {text!r}"

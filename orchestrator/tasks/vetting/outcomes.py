@@ -1,0 +1,79 @@
+"""The controls `oracle`, `nothing` and `flaky`: rewards of repeated runs in, findings out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.tasks.vetting.conditions import PLAIN, Condition
+from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+
+EXACT: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One attempt and its verification. `reward` None: no verdict, and `reason` explains. `agent_s`, `tests_s`: seconds of wall clock."""
+
+    condition: Condition = PLAIN
+    reward: float | None
+    reason: str = ""
+    agent_s: float = 0.0
+    tests_s: float = 0.0
+
+
+def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
+    """The solution earns `maximum` in every plain run. Rewards that differ among the plain runs belong to `flaky`."""
+    without = [run for run in plain if run.reward is None]
+    if without and len(without) == len(plain):
+        says = f"the solution gets no verdict: {without[0].reason}"
+        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_HAS_NO_VERDICT, says=says)]
+    rewards = {run.reward for run in plain}
+    if len(rewards) == 1 and not _same(plain[0].reward, maximum):
+        because = f": {plain[0].reason}" if plain[0].reason else ""
+        says = f"the solution earns {plain[0].reward:g} and not {maximum:g}{because}"
+        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_FAILS, says=says)]
+    return []
+
+
+def nothing_findings(plain: Sequence[Outcome]) -> list[Finding]:
+    """The untouched environment earns 0 in every plain run."""
+    paid = [run for run in plain if run.reward is not None and not _same(run.reward, 0.0)]
+    without = [run for run in plain if run.reward is None]
+    if paid and len(paid) == len(plain):
+        says = f"the untouched environment earns {paid[0].reward:g}"
+        return [Finding(control=Control.NOTHING, fault=Fault.NOTHING_PAYS, says=says)]
+    if without and len(without) == len(plain):
+        says = f"the untouched environment gets no verdict: {without[0].reason}"
+        return [Finding(control=Control.NOTHING, fault=Fault.NOTHING_HAS_NO_VERDICT, says=says)]
+    return []
+
+
+def flaky_findings(what: str, plain: Sequence[Outcome], varied: Sequence[Outcome]) -> list[Finding]:
+    """Every run of one control earns the same. `what` names the control's attempt in the sentence.
+
+    If the plain runs differ, chance decides; else each kind of condition whose runs differ is one finding.
+    """
+    if not plain:
+        return []
+    rewards = [_word(run.reward) for run in plain]
+    if len(set(rewards)) > 1:
+        says = f"{what} earns {', '.join(rewards)} under the same conditions"
+        return [Finding(control=Control.FLAKY, fault=Fault.RANDOM, says=says)]
+    found: dict[Fault, Finding] = {}
+    for run in varied:
+        if _word(run.reward) == rewards[0] or run.condition.blames in found:
+            continue
+        because = f" ({run.reason})" if run.reason else ""
+        says = f"{what} earns {rewards[0]}, but {_word(run.reward)} with {run.condition.name}{because}"
+        found[run.condition.blames] = Finding(
+            control=Control.FLAKY, fault=run.condition.blames, says=says, where=run.condition.name
+        )
+    return list(found.values())
+
+
+def _same(reward: float | None, other: float) -> bool:
+    return reward is not None and abs(reward - other) <= EXACT
+
+
+def _word(reward: float | None) -> str:
+    return "no verdict" if reward is None else f"{reward:g}"

@@ -1,0 +1,96 @@
+"""The control `leak` in sandboxes: suspects in what the agent can read, each confirmed by the solution without it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from orchestrator.contracts.ids import unb64
+from orchestrator.contracts.states import Left as LeftKind
+from orchestrator.probing import NOT_HIDDEN, Left
+from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.harbor import SOLUTIONS, Task
+from orchestrator.tasks.vetting.findings import Fault, Finding
+from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, search, without
+from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, secrets_of
+from orchestrator.vetting.trials import Trials
+from sandboxes.base import WORK, File
+
+MOST_PLACES: Final = 12
+"""Suspects that are tried one by one."""
+_READS: Final = re.compile(
+    rb"\bgit(?:['\",\s]+(?:-[Cc]['\",\s]*\S+|--?[\w-]+\S*))*['\",\s]+"
+    rb"(?:show|log|checkout|restore|revert|reset|stash|cherry-pick|cat-file|bisect|reflog|fsck|diff|merge|rebase|clone|switch|worktree|archive|blame|grep"
+    rb"|unpack-objects|format-patch|am|pull|fetch|filter-branch|read-tree|rev-list)\b"
+)
+"""A command of git that may bring a text of the past."""
+
+
+def solved_of(left: Left, readable: Readable) -> Solved:
+    """What a solution added, by content."""
+    written = {
+        file.path: unb64(file.body)
+        for file in left.artifacts
+        if file.body is not None and file.kind == LeftKind.FILE
+    }
+    before = {}
+    for file in left.artifacts:  # an image may have another work directory
+        ends = (f"{WORK}/{file.path}", f"/{file.path}")
+        known = (path for end in ends for path in readable.files if path.endswith(end))
+        if (path := next(known, None)) is not None:
+            before[path] = readable.files[path]
+    return Solved(written=written, before=before, answer=left.answer)
+
+
+async def leak_findings(trials: Trials, left: Left, readable: Readable) -> list[Finding]:
+    """The leaks of a task whose solution left `left` and earns the maximum."""
+    suspects = search(secrets_of(trials.task, solved_of(left, readable)), readable)
+    if not suspects:
+        return []
+    if await _solves_without(trials, suspects, readable) is True:
+        return confirmed(suspects)
+    places = list(dict.fromkeys(suspect.place for suspect in suspects))
+    found: list[Suspect] = []
+    for place in places[:MOST_PLACES]:
+        here = [suspect for suspect in suspects if suspect.place == place]
+        solves = await _solves_without(trials, here, readable)
+        unread = here[0].fault is Fault.LEAK_IN_HISTORY and not reads_history(trials.task)
+        if solves or unread or (solves is None and here[0].fault is not Fault.LEAK_IN_FILE):
+            found += here
+    return confirmed(found)
+
+
+def reads_history(task: Task) -> bool:
+    """Whether the solution uses what a git repository holds of the past. A solution that only records its work needs the objects, too, but not the
+    answer in them."""
+    return any(
+        _READS.search(file.data) is not None
+        for path, file in task.files.items()
+        if path.startswith(SOLUTIONS) and file.size <= READ_BYTES
+    )
+
+
+async def _solves_without(trials: Trials, suspects: Sequence[Suspect], readable: Readable) -> bool | None:
+    """Whether the solution earns the maximum although the agent cannot read the suspects; None: a file of an image cannot be hidden."""
+    altered = altered_environment(trials.run.pristine, suspects, readable)
+    of_image = {s.path for s in suspects if s.path and not s.named and s.path not in altered.files}
+    left = await trials.solved(environment=altered, hide=sorted(of_image))
+    if of_image and left.exit_code == NOT_HIDDEN:
+        return None
+    return (await trials.outcome(left)).reward == trials.maximum
+
+
+def altered_environment(
+    pristine: Environment, suspects: Sequence[Suspect], readable: Readable
+) -> Environment:
+    """The environment without the suspects' secrets in its variables and placed files."""
+    files, env = dict(pristine.files), dict(pristine.env)
+    for suspect in suspects:
+        if suspect.variable:
+            env[suspect.variable] = "x" * len(readable.variables[suspect.variable])
+        elif suspect.path in files and suspect.named:
+            del files[suspect.path]
+        elif suspect.path in files:
+            file = files[suspect.path]
+            files[suspect.path] = File(without(file.data, suspect), file.mode)
+    return replace(pristine, files=files, env=env)

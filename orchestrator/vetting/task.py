@@ -1,0 +1,212 @@
+"""The controls of one task, in order, up to the wanted level."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.contracts.errors import InfraFailure
+from orchestrator.contracts.vetting import Level
+from orchestrator.probing import SMALL, Left, probed
+from orchestrator.runtime import plugins
+from orchestrator.settings.providers import tables
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.multi_step import steps_of
+from orchestrator.tasks.probes import PROBES, Probe
+from orchestrator.tasks.traps import traps_of
+from orchestrator.tasks.vetting.budget import RESERVE, for_probes, squeeze_findings, time_findings
+from orchestrator.tasks.vetting.conditions import PLAIN, plan, varies
+from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.instruction import instruction_findings
+from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
+from orchestrator.tasks.vetting.report import ControlResult, Status, TaskReport, result_of
+from orchestrator.tasks.vetting.tamper import finding_of, kinds
+from orchestrator.vetting.leak import leak_findings
+from orchestrator.vetting.readable import readable
+from orchestrator.vetting.trials import Trials
+from sandboxes.base import Provider, SandboxError
+
+STEPS: Final = len(Control)
+"""Controls of a task, for progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How tasks are vetted. `times`: plain runs of oracle and nothing, and varied runs of each kind; `until`: the wanted level; `agent_s`:
+    seconds of a probe; `at_once`: probes of one task side by side."""
+
+    section: SandboxSection
+    times: int = 3
+    until: Level = Level.VETTED
+    probes: Sequence[Probe] = PROBES
+    agent_s: float = 8.0
+    at_once: int = 1
+
+
+def provider_of(section: SandboxSection) -> Provider:
+    """The run's provider."""
+    return plugins.provider(section.provider, tables(section))  # type: ignore[no-any-return]
+
+
+async def vet(
+    place: str,
+    found: Task | str,
+    provider: Provider,
+    options: Options,
+    tick: Callable[[Control], object] = lambda _: None,
+) -> TaskReport:
+    """Vet one task. `found`: the task, or the sentence why it cannot be read. A platform that fails gives a report with `undecided`."""
+    run = _Vet(place, found, provider, options, tick)
+    undecided = ""
+    try:
+        return await run.report()
+    except* SandboxError as errors:
+        undecided = f"the sandboxes failed: {_first(errors)}"
+    except* InfraFailure as errors:  # a health check that succeeds in some sandboxes alone
+        undecided = str(_first(errors))
+    return run.ended(undecided)
+
+
+class _Vet:
+    def __init__(
+        self,
+        place: str,
+        found: Task | str,
+        provider: Provider,
+        options: Options,
+        tick: Callable[[Control], object],
+    ) -> None:
+        self._place, self._found, self._provider, self._options = place, found, provider, options
+        self._tick, self._results = tick, list[ControlResult]()
+        self._plain: list[Outcome] = []  # plain runs of the solution
+        self._started = time.monotonic()
+
+    def ended(self, undecided: str = "") -> TaskReport:
+        task = self._found if isinstance(self._found, Task) else None
+        done = {result.control for result in self._results}
+        skipped = [
+            ControlResult(control=control, status=Status.SKIPPED)
+            for control in Control
+            if control not in done
+        ]
+        warnings = () if task is None else tuple(
+            f"{trap.file} line {trap.line}: {trap.rule} {trap.says}" for trap in traps_of(task)
+        )  # fmt: skip
+        return TaskReport(
+            place=self._place,
+            name=task.name if task else self._place,
+            sha256=task.content_hash if task else "",
+            provider=self._provider.name,
+            times=self._options.times,
+            results=(*self._results, *skipped),
+            undecided=undecided,
+            warnings=warnings,
+        )
+
+    def _add(self, control: Control, findings: Sequence[Finding], details: str = "") -> None:
+        now = time.monotonic()
+        self._results.append(result_of(control, findings, details=details, seconds=now - self._started))
+        self._started = now
+        self._tick(control)
+
+    def _stops_at(self, level: Level) -> bool:
+        return self._options.until.rank <= level.rank
+
+    def _fails(self, control: Control, fault: Fault, says: str) -> TaskReport:
+        self._add(control, [Finding(control=control, fault=fault, says=says)])
+        return self.ended()
+
+    async def report(self) -> TaskReport:
+        if isinstance(self._found, str):
+            return self._fails(Control.FORM, Fault.NOT_WELL_FORMED, self._found)
+        task, section = self._found, self._options.section
+        try:
+            check_admissible(task, section, self._place)
+        except ValueError as error:
+            return self._fails(Control.FORM, Fault.NOT_WELL_FORMED, str(error))
+        self._add(Control.FORM, ())
+        if self._stops_at(Level.WELL_FORMED):
+            return self.ended()
+        try:
+            trials = Trials(task, self._provider, section, self._options.at_once)
+            shown, faketime, note = await readable(
+                trials.run, self._provider, trials.section, task.settings.healthcheck
+            )
+        except (ValueError, InfraFailure) as error:
+            return self._fails(Control.BUILD, Fault.DOES_NOT_BUILD, str(error))
+        self._add(Control.BUILD, (), details=note or f"{len(shown.files)} readable files")
+        if self._stops_at(Level.BUILDS):
+            return self.ended()
+        left = await self._controls(trials, faketime)
+        if left is not None:
+            self._add(Control.LEAK, await leak_findings(trials, left, shown), note)
+            await self._budget(trials)
+        unnamed: list[Finding] = []
+        stated = ""
+        for step in steps_of(task):  # a step may rely on earlier instructions
+            stated = f"{stated}\n{step.task.instruction}"
+            known = {finding.where for finding in unnamed}
+            found = instruction_findings(stated, step.task.tests_files(), shown.files)
+            unnamed += [finding for finding in found if finding.where not in known]
+        self._add(Control.INSTRUCTION, unnamed)
+        if not self._stops_at(Level.CONTROLS_HOLD):
+            await self._tamper(trials)
+        return self.ended()
+
+    async def _controls(self, trials: Trials, faketime: str) -> Left | None:
+        """Oracle, nothing, flaky. The work of a solution that earns the maximum."""
+        times, task = self._options.times, trials.task
+        tests = {path: file for step in steps_of(task) for path, file in step.task.tests_files().items()}
+        conditions = plan(times, tests, faketime)
+        left: Left | None = None
+        if not task.is_solved:
+            where = " for every step" if task.is_multi_step else ""
+            says = f"the task has no solution/solve.sh{where}, so nothing shows that it can be solved"
+            self._add(Control.ORACLE, [Finding(control=Control.ORACLE, fault=Fault.NO_SOLUTION, says=says)])
+        else:
+            left = await trials.solved()
+            self._plain = [await trials.outcome(left), *await trials.oracle([PLAIN] * (times - 1))]
+            self._add(Control.ORACLE, oracle_findings(self._plain, trials.maximum), _rewards(self._plain))
+        earned = bool(self._plain) and all(run.reward == trials.maximum for run in self._plain)
+        nothing = await trials.nothing([PLAIN] * times)
+        self._add(Control.NOTHING, nothing_findings(nothing), _rewards(nothing))
+        varied = await trials.oracle(conditions) if earned else ()
+        flaky = flaky_findings("the solution", self._plain, varied)
+        flaky += flaky_findings("the untouched environment", nothing, await trials.nothing(conditions))
+        self._add(Control.FLAKY, flaky, f"varied: {varies(conditions)}")
+        return left if earned else None
+
+    async def _budget(self, trials: Trials) -> None:
+        found = time_findings(self._plain, trials.task.settings)
+        found += squeeze_findings(await trials.squeezed(), trials.maximum, trials.section)
+        slowest = max(run.agent_s for run in self._plain), max(run.tests_s for run in self._plain)
+        details = f"solution {slowest[0]:.1f} s, tests {slowest[1]:.1f} s; the same with {1 - RESERVE:.0%} of the limits"
+        self._add(Control.BUDGET, found, details)
+
+    async def _tamper(self, trials: Trials) -> None:
+        options, settings = self._options, trials.task.settings
+        placed = sum(file.size for file in trials.task.files.values()) >> 20
+        found = await probed(
+            trials.task,
+            self._provider,
+            options.probes,
+            section=for_probes(trials.section, settings.environment, SMALL, placed),
+            judging=for_probes(trials.judging, settings.judging, SMALL, placed),
+            agent_s=options.agent_s,
+            at_once=options.at_once,
+        )
+        tried = [each for each in found.tried if not each.skipped]
+        findings = [finding_of(each.probe, each.reward, each.reason, each.leaked) for each in tried]
+        details = f"{len(tried)} probes of {kinds([each.probe for each in tried])} kinds"
+        self._add(Control.TAMPER, [finding for finding in findings if finding is not None], details)
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _rewards(runs: Sequence[Outcome]) -> str:
+    words = ("no verdict" if run.reward is None else f"{run.reward:g}" for run in runs)
+    return f"rewards {', '.join(words)}"

@@ -1,0 +1,26 @@
+"""Full disks, distinguished from every other failure because they are temporary."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandboxes.base import SandboxError, SandboxFull
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+@contextmanager
+def making(root: Path) -> Iterator[None]:
+    """Wrap code that creates files for a new sandbox below `root`. An OSError becomes `SandboxFull` if the disk is full, and `SandboxError`
+    otherwise."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise SandboxFull(
+                f"the disk of {root} takes no sandbox ({error.strerror}): free space there, or set TMPDIR to another disk"
+            ) from error
+        raise SandboxError(f"cannot make a sandbox in {root}: {error}") from error

@@ -1,0 +1,391 @@
+"""Builds images from Dockerfiles by buildah, in a cage (cage.py), and keeps them in the store.
+
+Bases come from the store. buildah's own storage, `<store>/builds`, holds them and the layers of earlier builds, which later ones reuse. One build
+runs at a time. A failed one leaves no container, mount or layer there: what was not known before is removed. What a build made is then read as an OCI
+image like any other: links are not followed, rights and devices are dropped, and its history is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from sandboxes import tree
+from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError, StoredFile
+from sandboxes.build_context import context_digest, write_context
+from sandboxes.images import caged, export, oci, recipe
+from sandboxes.images.caged import Caged, Log, own
+from sandboxes.images.oci import Description
+from sandboxes.images.settings import ImageSettings
+from sandboxes.images.store import Image, ImageStore, UnknownImage
+from sandboxes.images.unpack import FORMAT, Unpacker
+
+DOCKERFILE: Final = "Dockerfile"
+AUTOMATIC: Final = "build/"
+"""Beginning of the names of images that tasks built: they do not keep an image from being pruned."""
+FILES: Final = "/run/penstock-build"
+"""Where RUN finds `build_files`, and this machine's certificates as `ca.crt`."""
+_CERTIFICATES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+_CERTIFICATE_VARIABLES: Final = (
+    *(
+        "SSL_CERT_FILE",
+        "PIP_CERT",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "NODE_EXTRA_CA_CERTS",
+        "GIT_SSL_CAINFO",
+        "CARGO_HTTP_CAINFO",
+    ),
+)
+_PROGRAMS: Final = (b"#!", b"\x7fELF")
+_WAIT_S: Final = 0.2
+_CLEAN_S: Final = 600.0
+
+_BUILD: Final = """
+set -e
+for base in /bases/*/; do
+  [ -d "$base" ] || continue
+  id=$(buildah pull -q "oci:${base%/}:image")
+  buildah tag "$id" "localhost/penstock-base:$(basename "$base")"
+done
+set -- ; while read -r word; do set -- "$@" "$word"; done </penstock-options
+buildah build --format oci --layers --pull=never --network host --cap-drop CAP_SYS_CHROOT,CAP_MKNOD "$@" \
+  --volume "/penstock-files:$FILES:ro" --tag "$TAG" --file /penstock-recipe /context
+buildah push -q --disable-compression "$TAG" oci:/out/image
+buildah images -a -q --no-trunc | sort -u >/out/known
+"""
+_CLEAN: Final = """
+buildah rm -a >/dev/null 2>&1
+for round in 1 2 3; do
+  buildah images -a -q --no-trunc 2>/dev/null | sort -u | grep -vxFf /penstock-known | while read -r id; do buildah rmi -f "$id" >/dev/null 2>&1; done
+done
+rm -rf /var/tmp/* /out/* /storage/run/*
+exit 0
+"""
+
+
+class Builder:
+    """Builds for one store. `log` receives buildah's output as it comes."""
+
+    def __init__(self, store: ImageStore, settings: ImageSettings, log: Log | None = None) -> None:
+        self._store, self._settings, self._log = store, settings, log
+
+    @property
+    def _home(self) -> Path:
+        return self._store.directory / "builds"
+
+    def problems(self) -> list[str]:
+        """Why nothing can be built on this machine, one sentence each."""
+        return caged.missing("buildah")
+
+    def base(self, name: str) -> Image:
+        """The image that stands for a name in FROM. ImageRefused names the three ways to get it."""
+        table = {recipe.short_name(key): value for key, value in self._settings.bases.items()}
+        short = recipe.short_name(name)
+        for reference in (table.get(short), name, short):
+            try:
+                if reference:
+                    return self._store.find(reference)
+            except UnknownImage:
+                continue
+        wanted = table.get(short, short)
+        raise ImageRefused(
+            f"environment/Dockerfile: the base image {name} is not in {self._store.directory}: make it with `penstock images bootstrap {wanted}`"
+            f" (Debian and Ubuntu), import an archive of it with `penstock images import FILE --name {wanted}`, or name another image for it in"
+            " sandbox.images.bases"
+        )
+
+    def key(self, context: Mapping[str, BuildEntry]) -> str:
+        """The name under which the store keeps what a task's context builds: it changes with the context, the bases and the settings of builds."""
+        _, stages = recipe.read(_dockerfile(context))
+        hasher = hashlib.sha256(context_digest(context))
+        found = [self.base(name).digest for name in recipe.bases(stages)]
+        hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
+        return f"{AUTOMATIC}{hasher.hexdigest()[:32]}"
+
+    async def built(self, context: Mapping[str, BuildEntry]) -> Image:
+        """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault."""
+        name = self.key(context)
+        try:
+            return self._store.find(name)
+        except UnknownImage:
+            pass
+        return await self._build(context, name, name)
+
+    async def build(self, directory: Path, *, name: str = "") -> Image:
+        """Build the Dockerfile of a directory, and let `name` stand for the image. ImageRefused if it is at fault."""
+        return await self._build(directory, name, name or str(directory))
+
+    async def clear(self) -> None:
+        """Remove the layers that earlier builds left for later ones."""
+        if not self._home.is_dir():
+            return
+        async with self._alone():
+            if os.geteuid() != 0:
+                await self._cage(
+                    ("rm", "-rf", "/storage/graph", "/storage/run"),
+                    [],
+                    "clearing the cache of builds",
+                    network=False,
+                )
+            await anyio.to_thread.run_sync(tree.remove, self._home / "storage")
+            for name in ("known.json", "unclean"):
+                (self._home / name).unlink(missing_ok=True)
+
+    async def _build(self, context: Mapping[str, BuildEntry] | Path, name: str, source: str) -> Image:
+        if problems := self.problems():
+            raise SandboxError(f"no image can be built on this machine: {' '.join(problems)}")
+        dockerfile = _dockerfile(context)
+        lines, stages = recipe.read(dockerfile)
+        bases = {written: self.base(written) for written in recipe.bases(stages)}
+        substitutes = {
+            written: image.digest for written, image in bases.items() if not self._is_called(image, written)
+        }
+        variables = self._variables()
+        text = recipe.written(lines, stages, lambda written: _tag(bases[written]), list(variables))
+        async with self._alone():
+            if name.startswith(AUTOMATIC):  # another process may have built it while we waited
+                try:
+                    return self._store.find(name)
+                except UnknownImage:
+                    pass
+            return await self._run(context, text, list(bases.values()), variables, name, source, substitutes)
+
+    async def _run(
+        self,
+        context: Mapping[str, BuildEntry] | Path,
+        text: bytes,
+        bases: Sequence[Image],
+        variables: Mapping[str, str],
+        name: str,
+        source: str,
+        substitutes: Mapping[str, str],
+    ) -> Image:
+        known = self._known()
+        with self._store.place() as place:
+            await anyio.to_thread.run_sync(self._lay, place, context, text, bases, variables, known)
+            tag = f"localhost/penstock-built:{hashlib.sha256(text + source.encode()).hexdigest()[:24]}"
+            binds = [
+                *(
+                    (place / inside, f"/{inside}", True)
+                    for inside in (
+                        "context",
+                        "bases",
+                        "penstock-recipe",
+                        "penstock-options",
+                        "penstock-known",
+                    )
+                ),
+                (own(place / "out"), "/out", False),
+                *self._files(),
+            ]
+            clean = partial(
+                self._cage,
+                ("sh", "-c", _CLEAN),
+                binds,
+                "cleaning up after a build",
+                place=place,
+                network=False,
+                time_s=_CLEAN_S,
+            )
+            unclean = self._home / "unclean"
+            if unclean.exists():  # the last builder was killed
+                await clean()
+            unclean.touch()
+            try:
+                environment = {"TAG": tag, "FILES": FILES}
+                what = "environment/Dockerfile: its build"
+                await self._cage(("sh", "-c", _BUILD), binds, what, place=place, env=environment)
+                take = partial(self._take, place / "out" / "image", name, source, substitutes)
+                image = await anyio.to_thread.run_sync(take)
+            except BaseException:
+                # The error of the build counts. If cleaning up fails, the next build does it again.
+                with anyio.CancelScope(shield=True), contextlib.suppress(ImageRefused, SandboxError):
+                    await clean()
+                    unclean.unlink()
+                raise
+            lines = (place / "out" / "known").read_text().split()
+            self._know(lines, {*known["bases"], *(base.digest for base in bases)})
+            unclean.unlink()
+            if os.geteuid() != 0:  # subordinate users own what is there
+                await self._cage(
+                    ("sh", "-c", "rm -rf /var/tmp/* /out/*"),
+                    binds,
+                    "cleaning up after a build",
+                    place=place,
+                    network=False,
+                )
+            return image
+
+    def _take(self, made: Path, name: str, source: str, substitutes: Mapping[str, str]) -> Image:
+        def write(target: Unpacker) -> Description:
+            found = oci.unpack(made, target)
+            target.remove(tuple(FILES.strip("/").split("/")))
+            return found
+
+        return self._store.write(write, source=source, name=name, substitutes=substitutes)
+
+    def _is_called(self, image: Image, name: str) -> bool:
+        return (
+            self._store.names().get(recipe.short_name(name)) == image.digest
+            or self._store.names().get(name) == image.digest
+        )
+
+    def _variables(self) -> dict[str, str]:
+        certificates = dict.fromkeys(_CERTIFICATE_VARIABLES, f"{FILES}/ca.crt") if _certificates() else {}
+        # A build is thrown away if the machine fails: dpkg need not wait for the disk.
+        return {"DPKG_FORCE": "unsafe-io", **certificates, **self._settings.build_env}
+
+    def _files(self) -> list[tuple[Path, str, bool]]:
+        found = {name: Path(path) for name, path in self._settings.build_files.items()}
+        if (certificates := _certificates()) is not None:
+            found.setdefault("ca.crt", certificates)
+        for name, path in found.items():
+            if not path.exists():
+                raise ImageRefused(f"sandbox.images.build_files: {name}: {path} does not exist")
+        return [(path, f"/penstock-files/{name}", True) for name, path in found.items()]
+
+    def _lay(
+        self,
+        place: Path,
+        context: Mapping[str, BuildEntry] | Path,
+        text: bytes,
+        bases: Sequence[Image],
+        variables: Mapping[str, str],
+        known: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Write what the cage reads. Other users than ours must be able to."""
+        caged.make_etc(place / "etc")
+        own(place / "tmp")
+        (place / "context").mkdir(mode=0o755)
+        _copy_context(context, place / "context", self._settings.build_mb << 20)
+        (place / "bases").mkdir(mode=0o755)
+        for base in bases:
+            if base.digest not in known["bases"]:
+                directory = place / "bases" / base.digest[:24]
+                directory.mkdir(mode=0o755)
+                export.write_directory(base, directory)
+        options = [word for key, value in variables.items() for word in ("--build-arg", f"{key}={value}")]
+        (place / "penstock-recipe").write_bytes(text)
+        (place / "penstock-options").write_text("".join(f"{word}\n" for word in options))
+        (place / "penstock-known").write_text("".join(f"{line}\n" for line in known["images"]) or "none\n")
+        for entry in tree.walk(place):  # whatever our umask is
+            if not stat.S_ISLNK(entry.stat.st_mode) and entry.path != "tmp":
+                os.chmod(
+                    entry.name,
+                    entry.stat.st_mode | (0o055 if stat.S_ISDIR(entry.stat.st_mode) else 0o044),
+                    dir_fd=entry.parent_fd,
+                )
+
+    async def _cage(
+        self,
+        argv: Sequence[str],
+        binds: Iterable[tuple[Path, str, bool]],
+        what: str,
+        *,
+        place: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        network: bool = True,
+        time_s: float = 0.0,
+    ) -> None:
+        own_binds = (
+            [] if place is None else [(place / "etc", "/etc", True), (place / "tmp", "/var/tmp", False)]
+        )
+        storage = own(self._home / "storage")
+        await caged.run(
+            Caged(
+                argv=argv,
+                what=what,
+                binds=[(storage, "/storage", False), *own_binds, *binds],
+                env={"HOME": "/storage", "TMPDIR": "/var/tmp", "BUILDAH_ISOLATION": "chroot", **(env or {})},
+                time_s=time_s or self._settings.build_s,
+                disk_mb=self._settings.build_mb,
+                grows=storage,
+                network=network,
+                opened=self._settings.build_networks,
+            ),
+            self._log,
+        )
+
+    def _known(self) -> dict[str, list[str]]:
+        """What buildah's storage holds since the last build that succeeded."""
+        try:
+            found: dict[str, list[str]] = json.loads((self._home / "known.json").read_text())
+        except (OSError, ValueError):
+            return {"images": [], "bases": []}
+        return found
+
+    def _know(self, images: Sequence[str], bases: Iterable[str]) -> None:
+        temporary = self._home / "known.new"
+        temporary.write_text(json.dumps({"images": list(images), "bases": sorted(bases)}))
+        temporary.rename(self._home / "known.json")
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One build of the store at a time."""
+        self._store.prepare()
+        self._home.mkdir(mode=0o711, exist_ok=True)
+        with (self._home / "lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await anyio.sleep(_WAIT_S)
+            yield
+
+
+def _certificates() -> Path | None:
+    return next((Path(name) for name in _CERTIFICATES if Path(name).is_file()), None)
+
+
+def _tag(image: Image) -> str:
+    return f"localhost/penstock-base:{image.digest[:24]}"
+
+
+def _dockerfile(context: Mapping[str, BuildEntry] | Path) -> bytes:
+    if isinstance(context, Mapping):
+        written = context.get(DOCKERFILE)
+        return written.data if isinstance(written, File | StoredFile) else b""
+    try:
+        return (context / DOCKERFILE).read_bytes()
+    except OSError as error:
+        raise ImageRefused(f"{context / DOCKERFILE} cannot be read: {error.strerror}") from error
+
+
+def _copy_context(context: Mapping[str, BuildEntry] | Path, place: Path, most: int) -> None:
+    if isinstance(context, Mapping):
+        write_context(context, place)
+        return
+    size = 0
+    for entry in tree.walk(context):
+        target, mode = place / entry.path, entry.stat.st_mode
+        if stat.S_ISDIR(mode):
+            target.mkdir(mode=0o755)
+        elif stat.S_ISLNK(mode):
+            target.symlink_to(os.readlink(entry.name, dir_fd=entry.parent_fd))
+        elif stat.S_ISREG(mode):
+            size += entry.stat.st_size
+            if size > most:
+                raise ImageRefused(f"{context} holds more than {most >> 20} MB (sandbox.images.build_mb)")
+            with open(
+                os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.parent_fd), "rb"
+            ) as source:
+                target.write_bytes(source.read())
+            target.chmod(0o755 if mode & 0o100 else 0o644)

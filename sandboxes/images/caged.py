@@ -1,0 +1,207 @@
+"""Runs programs in the cage (cage.py) with limits of time, output and disk space, from their owner's side."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from sandboxes.base import ImageRefused, SandboxError
+from sandboxes.images.cage import FAILED, RANGE, RESOLVER
+from sandboxes.tools import bwrap
+from sandboxes.tree import TreeUsage
+
+FIRST_USER = 0x6000_0000
+"""Root's builds have the users from here on: far above system and human users, and below those of sandboxes."""
+_POLL_S = 1.0
+_KEPT, _MOST_OUTPUT, _MESSAGE = 16_384, 64 << 20, 800
+_HOME = str(Path(__file__).resolve().parents[2])
+_SUBIDS = Path("/etc/subuid")
+_TUN = Path("/dev/net/tun")
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caged:
+    """A program to run. `binds`: (path on this machine, path inside, whether read-only). `time_s`, `disk_mb`: its limits; `grows`: the directory in
+    which its disk space is measured. `opened`: private networks that it may reach. `what` names it in messages."""
+
+    argv: Sequence[str]
+    what: str
+    binds: Sequence[tuple[Path, str, bool]]
+    env: Mapping[str, str] = field(default_factory=dict)
+    time_s: float
+    disk_mb: int
+    grows: Path
+    network: bool = True
+    opened: Sequence[str] = ()
+
+
+def subordinate() -> tuple[int, int]:
+    """(the first user of builds on this machine, their number). SandboxError, with the remedy, if this user has none."""
+    if os.geteuid() == 0:
+        return FIRST_USER, RANGE
+    names = {str(os.geteuid()), getpass.getuser()}
+    for line in _SUBIDS.read_text().splitlines() if _SUBIDS.exists() else ():
+        name, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if name in names and first.isdigit() and count.isdigit() and int(count) >= RANGE - 1:
+            return int(first), RANGE
+    raise SandboxError(
+        "this user has no subordinate users, which builds need: as root, run "
+        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {getpass.getuser()}"
+    )
+
+
+def missing(*programs: str) -> list[str]:
+    """What builds lack on this machine, one sentence each, with the remedy."""
+    packages = {
+        "slirp4netns": "slirp4netns",
+        "ip": "iproute2",
+        "buildah": "buildah",
+        "debootstrap": "debootstrap",
+        "newuidmap": "uidmap",
+    }
+    needed = [*programs, "slirp4netns", "ip", *(() if os.geteuid() == 0 else ("newuidmap",))]
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    found = [
+        f"{name} is not installed: apt-get install {packages[name]}."
+        for name in needed
+        if shutil.which(name, path=path) is None
+    ]
+    if not os.access(_TUN, os.R_OK | os.W_OK):
+        found.append(f"{_TUN} cannot be opened, which slirp4netns needs: as root, run chmod 0666 {_TUN}.")
+    try:
+        subordinate()
+    except SandboxError as error:
+        found.append(f"{error}.")
+    return found
+
+
+def make_etc(place: Path) -> Path:
+    """The directory /etc of a cage, at `place`."""
+    (place / "alternatives").mkdir(parents=True)
+    (place / "ld.so.cache").touch()
+    containers = place / "containers"
+    containers.mkdir()
+    for file, text in {
+        place / "passwd": "root:x:0:0:root:/storage:/bin/sh\n",
+        place / "group": "root:x:0:\n",
+        place / "hosts": "127.0.0.1 localhost build\n",
+        place / "resolv.conf": f"nameserver {RESOLVER}\n",
+        place / "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+        containers / "policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}',
+        containers / "registries.conf": 'unqualified-search-registries = ["docker.io"]\n',
+        containers
+        / "storage.conf": '[storage]\ndriver = "overlay"\ngraphroot = "/storage/graph"\nrunroot = "/storage/run"\n',
+    }.items():
+        file.write_text(text)
+        file.chmod(0o644)
+    for directory in (place, place / "alternatives", containers):
+        directory.chmod(0o755)
+    return place
+
+
+def own(directory: Path) -> Path:
+    """Make a directory for the root of cages."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() == 0 and directory.stat().st_uid != FIRST_USER:
+        os.chown(directory, FIRST_USER, FIRST_USER)
+    return directory
+
+
+async def run(task: Caged, log: Log | None = None) -> str:
+    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, SandboxError if the cage cannot be made."""
+    first, users = subordinate()
+    request = {
+        "binds": [[str(outside), inside, read_only] for outside, inside, read_only in task.binds],
+        "network": task.network,
+        "opened": list(task.opened),
+        "first": first,
+        "users": users,
+        "bwrap": bwrap(),
+        "env": dict(task.env),
+        "argv": list(task.argv),
+    }
+    environment = {"PYTHONPATH": _HOME, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+    tail = bytearray()
+    ended_by = ""
+    process = await anyio.open_process(
+        [sys.executable, "-m", "sandboxes.images.cage"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+        start_new_session=True, cwd="/",
+    )  # fmt: skip
+
+    def end(reason: str) -> None:
+        nonlocal ended_by
+        ended_by = ended_by or reason
+        process.kill()
+
+    async def watch_disk() -> None:
+        base = await anyio.to_thread.run_sync(_used, task.grows)
+        free = shutil.disk_usage(task.grows).free
+        while True:
+            await anyio.sleep(_POLL_S)
+            # The exact measure takes long, and is taken only where the disk has lost as much.
+            if free - shutil.disk_usage(task.grows).free > task.disk_mb << 20 and (
+                await anyio.to_thread.run_sync(_used, task.grows) - base > task.disk_mb << 20
+            ):
+                end(f"takes more than {task.disk_mb} MB of disk space (sandbox.images.build_mb)")
+
+    async def watch_time() -> None:
+        await anyio.sleep(task.time_s)
+        end(f"takes longer than {task.time_s:g} s (sandbox.images.build_s)")
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_disk)
+            group.start_soon(watch_time)
+            assert process.stdin is not None and process.stdout is not None
+            await process.stdin.send(json.dumps(request).encode())
+            await process.stdin.aclose()
+            total = 0
+            async for data in process.stdout:
+                total += len(data)
+                tail += data
+                del tail[:-_KEPT]
+                if log is not None:
+                    log(data.decode(errors="replace"))
+                if total > _MOST_OUTPUT:
+                    end(f"prints more than {_MOST_OUTPUT >> 20} MB")
+                    break
+            await process.wait()
+            group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+    text = tail.decode(errors="replace")
+    if ended_by:
+        raise ImageRefused(f"{task.what} {ended_by}")
+    if process.returncode == FAILED and "cannot be shut off" in text:
+        raise SandboxError(text.strip().splitlines()[-1])
+    if process.returncode:
+        raise ImageRefused(f"{task.what} failed: {_end(text)}")
+    return text
+
+
+def _end(text: str) -> str:
+    """The end of a program's output on one line: what came after the last step of a build began."""
+    last = text.rfind("\nSTEP ")
+    return " ".join((text if last < 0 else text[last + 1 :]).split())[-_MESSAGE:]
+
+
+def _used(directory: Path) -> int:
+    """Bytes on disk below a directory, as far as we may read it."""
+    most = 1 << 62
+    return TreeUsage(most_bytes=most, most_files=most).add(directory).bytes

@@ -1,0 +1,210 @@
+"""OCI images, as a directory or as a tar archive of one: index, manifest, configuration and layers, each checked against its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sandboxes.base import ImageRefused
+from sandboxes.images import layers
+from sandboxes.images.architecture import machine
+from sandboxes.images.unpack import Unpacker
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MOST_JSON = 8 << 20
+_MOST_LAYERS = 512
+_INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+Opener = Callable[[str], BinaryIO]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """The configuration of an image: its variables, WORKDIR and USER as written, and the digest of the configuration itself."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    work: str = ""
+    user: str = ""
+    config: str = ""
+
+
+def is_oci(path: Path) -> bool:
+    """Whether a directory or a file looks like an OCI image."""
+    return (path / "index.json").is_file() if path.is_dir() else tarfile.is_tarfile(path)
+
+
+def unpack(path: Path, target: Unpacker) -> Description:
+    """Unpack the image at `path` for this machine's architecture. ImageRefused (one sentence) names the problem."""
+    with _opened(path) as opener:
+        manifest = _manifest(opener)
+        config = _json(opener, _blob(manifest.get("config")), _digest_of(manifest.get("config")))
+        found = config.get("architecture", machine())
+        if found != machine() or config.get("os", "linux") != "linux":
+            raise ImageRefused(
+                f"the image is for {config.get('os', 'linux')}/{found} and this machine is linux/{machine()}: choose an image for {machine()}"
+            )
+        listed = manifest.get("layers")
+        if not isinstance(listed, list) or len(listed) > _MOST_LAYERS:
+            raise ImageRefused(f"the image's manifest lists no layers, or more than {_MOST_LAYERS}")
+        for layer in listed:
+            _apply(opener, layer, target)
+    settings = config.get("config") or {}
+    pairs = [pair.partition("=") for pair in settings.get("Env") or () if isinstance(pair, str)]
+    return Description(
+        env={name: value for name, _, value in pairs if name and "\0" not in name + value},
+        work=str(settings.get("WorkingDir") or ""),
+        user=str(settings.get("User") or ""),
+        config=f"sha256:{_digest_of(manifest['config'])}",
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Opener]:
+    if path.is_dir():
+
+        def from_directory(name: str) -> BinaryIO:
+            try:
+                return (path / name).open("rb")
+            except OSError as error:
+                raise ImageRefused(f"{path} is not an OCI image: {name} cannot be read") from error
+
+        yield from_directory
+        return
+    try:
+        opened = tarfile.open(path, mode="r:")  # noqa: SIM115 - only opening it may fail so
+    except (tarfile.TarError, OSError) as error:
+        raise ImageRefused(f"{path} is not an OCI archive (an uncompressed tar): {error}") from error
+    with opened as archive:
+        members = {entry.name.removeprefix("./"): entry for entry in _members(archive, path)}
+
+        def from_archive(name: str) -> BinaryIO:
+            entry = members.get(name)
+            source = archive.extractfile(entry) if entry is not None and entry.isreg() else None
+            if source is None:
+                raise ImageRefused(
+                    f"{path} is not an OCI archive: it has no {name} (`skopeo copy docker-archive:… oci-archive:…` makes one)"
+                )
+            return source  # type: ignore[return-value]
+
+        yield from_archive
+
+
+def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    try:
+        for count, entry in enumerate(archive):
+            if count > 10_000:
+                raise ImageRefused(f"{path} is not an OCI archive: it has more than 10,000 entries")
+            yield entry
+    except (tarfile.TarError, EOFError) as error:
+        raise ImageRefused(f"{path} is not an OCI archive: {error}") from error
+
+
+def _manifest(opener: Opener) -> dict[str, Any]:
+    found = _json(opener, "index.json", None)
+    for _ in range(4):  # an index may name further indexes
+        if "manifests" not in found:
+            return found
+        entries = [entry for entry in found["manifests"] if isinstance(entry, dict)]
+        fitting = [entry for entry in entries if _fits(entry)]
+        if not fitting:
+            known = sorted({str((entry.get("platform") or {}).get("architecture", "?")) for entry in entries})
+            raise ImageRefused(
+                f"the archive has no image for linux/{machine()}, only for {', '.join(known) or 'none'}"
+            )
+        if len({entry.get("digest") for entry in fitting}) > 1:
+            raise ImageRefused(
+                f"the archive holds {len(fitting)} images for linux/{machine()}: export one of them alone"
+            )
+        found = _json(opener, _blob(fitting[0]), _digest_of(fitting[0]))
+    raise ImageRefused("the image's indexes lead to no manifest")
+
+
+def _fits(entry: dict[str, Any]) -> bool:
+    platform = entry.get("platform")
+    if not isinstance(platform, dict) or entry.get("mediaType") in _INDEXES:
+        return True
+    return (platform.get("os"), platform.get("architecture")) == ("linux", machine())
+
+
+def _digest_of(descriptor: Any) -> str:
+    match = _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
+    if match is None:
+        raise ImageRefused("the image's index or manifest names a part without a sha256 digest")
+    return match[1]
+
+
+def _blob(descriptor: Any) -> str:
+    return f"blobs/sha256/{_digest_of(descriptor)}"
+
+
+def _json(opener: Opener, name: str, digest: str | None) -> dict[str, Any]:
+    with opener(name) as source:
+        data = source.read(_MOST_JSON + 1)
+    if len(data) > _MOST_JSON or (digest is not None and hashlib.sha256(data).hexdigest() != digest):
+        raise ImageRefused(f"{name} of the image is too long, or not what its digest says")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ImageRefused(f"{name} of the image is not JSON") from error
+    if not isinstance(found, dict):
+        raise ImageRefused(f"{name} of the image is not a JSON object")
+    return found
+
+
+def _apply(opener: Opener, descriptor: Any, target: Unpacker) -> None:
+    digest = _digest_of(descriptor)
+    with opener(_blob(descriptor)) as blob, contextlib.ExitStack() as stack:
+        hashed = _Hashed(blob)
+        source = io.BufferedReader(hashed, 1 << 18)
+        start = source.peek(4)[:4]
+        stream: Any = source
+        if start[:2] == _GZIP:
+            stream = stack.enter_context(gzip.GzipFile(fileobj=source))
+        elif start == _ZSTD:
+            raise ImageRefused(
+                "a layer of the image is compressed with zstd: export it with gzip, or without compression"
+            )
+        try:
+            layers.apply(stream, target)
+            while source.read(1 << 18):  # what follows the archive belongs to the digest too
+                pass
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ImageRefused(f"a layer of the image cannot be read: {error}") from error
+        if hashed.digest() != digest:
+            raise ImageRefused(f"a layer of the image is not what its digest says: sha256:{digest[:12]}…")
+
+
+class _Hashed(io.RawIOBase):
+    """A stream whose bytes are hashed as they are read."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._hasher = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(len(buffer))
+        self._hasher.update(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()

@@ -1,0 +1,40 @@
+"""A directory that holds a root file system, read as an image: what debootstrap writes, or an unpacked archive."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from sandboxes import tree
+from sandboxes.base import ImageRefused
+from sandboxes.images.owners import ROOT, Ids
+from sandboxes.images.unpack import Unpacker, plain
+
+_MOST_ID = 1 << 16
+_VOLATILE = ("proc", "sys", "dev", "run", "tmp")
+"""Directories whose content no sandbox shows."""
+
+
+def copy(source: Path, target: Unpacker) -> None:
+    """Copy every file, directory and link below `source`, which must not change. ImageRefused if it is not a directory."""
+    if source.is_symlink() or not source.is_dir():
+        raise ImageRefused(f"{source} is not a directory with a root file system")
+    for entry in tree.walk(source):
+        if entry.path.partition("/")[0] in _VOLATILE and "/" in entry.path:
+            continue
+        parts, mode, owner = plain(entry.path), entry.stat.st_mode, _owner(entry.stat)
+        if stat.S_ISDIR(mode):
+            target.directory(parts, stat.S_IMODE(mode), owner)
+        elif stat.S_ISLNK(mode):
+            target.link(parts, os.readlink(entry.name, dir_fd=entry.parent_fd), owner)
+        elif stat.S_ISREG(mode):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(entry.name, flags, dir_fd=entry.parent_fd), "rb") as body:
+                target.file(parts, stat.S_IMODE(mode), os.fstat(body.fileno()).st_size, body, owner)
+
+
+def _owner(status: os.stat_result) -> Ids:
+    """The owner of an entry. An ordinary user's copy of a file system does not keep it, and neither do subordinate users."""
+    ids = status.st_uid, status.st_gid
+    return ids if os.geteuid() == 0 and max(ids) < _MOST_ID else ROOT

@@ -1,0 +1,117 @@
+"""The house speaks plain modern English: archaic words are counted, and none may come back."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_architecture import FILES, REPOSITORY
+
+BANNED = (
+    "anew", "asked", "begun", "beside", "everybody", "hears", "heard", "hence", "lest", "meanwhile", "nobody", "said", "somebody",
+    "thereof", "told", "wherein", "whoever",
+)  # fmt: skip
+PHRASES = ("for ever", "is no(?! longer)", "of which", "so it is")
+PROSE = re.compile(rf"\b(?:{'|'.join((*BANNED, *PHRASES))})\b", re.IGNORECASE)
+IN_NAMES = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
+ANY = re.compile("|".join((*BANNED, *PHRASES)).replace(" ", "[ _]"), re.IGNORECASE)
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+PRODUCT = ("orchestrator", "sandboxes", "agents", "trainer", "ops")
+TEXTS = (".js", ".css", ".html", ".toml", ".sql", ".sh", ".yml", ".yaml")
+USER = "nobody"  # the name of a Unix user, where it is a whole string
+KINDS = ("identifiers", "docstrings and comments", "messages", "guides", "tests")
+
+
+def prose(text: str) -> int:
+    return len(PROSE.findall(text))
+
+
+def is_archaic(name: str) -> bool:
+    """Whether an identifier holds a banned word or phrase, in any case."""
+    parts = (part.lower() for part in PARTS.findall(name))
+    return any(part in BANNED for part in parts) or bool(IN_NAMES.search(name.replace("_", " ")))
+
+
+def of_python(source: str) -> Counter[str]:
+    """Banned words of one file: in names, in docstrings and comments, and in other strings."""
+    found: Counter[str] = Counter()
+    if not ANY.search(source):  # most files: nothing to parse
+        return found
+    tree = ast.parse(source)
+    docs = {
+        (node.value.lineno, node.value.col_offset)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            kind = "docstrings and comments" if (node.lineno, node.col_offset) in docs else "messages"
+            found[kind] += 0 if node.value == USER else prose(node.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            found["docstrings and comments"] += prose(token.string)
+        elif token.type == tokenize.NAME:
+            found["identifiers"] += is_archaic(token.string)
+    return found
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file of the product that is not Python has texts for people or comments: shell scripts have no suffix."""
+    if path.suffix:
+        return path.suffix in TEXTS or path.parent.name == "dashboards"
+    with path.open("rb") as file:
+        return file.readline().startswith((b"#!/bin/sh", b"#!/bin/bash", b"#!/usr/bin/env bash"))
+
+
+@cache
+def counted() -> dict[str, list[str]]:
+    """The files with banned words, by kind."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for path in FILES:
+        name = path.relative_to(REPOSITORY)
+        product = name.parts[0] in (*PRODUCT, "migrations") and "vendor" not in name.parts[:-1]
+        words: Counter[str] = Counter()
+        if path.suffix == ".md" and name.parts[:2] not in (("ops", "benchmarks"), ("ops", "decisions")):
+            words["guides"] = prose(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".py" and name != Path("tests/architecture/test_words.py"):
+            words = of_python(path.read_text(encoding="utf-8"))
+            words = words if product else Counter({"tests": words.total()})
+        elif product and is_text(path):
+            words["messages"] = prose(path.read_text(encoding="utf-8"))
+        for kind, number in words.items():
+            found[kind] += [str(name)] * bool(number)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_archaic_word_is_left(kind: str) -> None:
+    assert counted()[kind] == []
+
+
+def test_a_word_is_counted_where_it_stands() -> None:
+    source = '"""Said anew."""\ntold_s = 1  # nobody knows\nprint("there is no rollout, whoever asked")\n'
+    assert of_python(source) == {"docstrings and comments": 3, "identifiers": 1, "messages": 3}
+    assert prose("It is not a number; beside the point") == 1
+    assert prose("The run is no longer active") == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_TOLD_LINES", "SAID", "mostSaid", "NOBODY_LISTENS", "test_it_is_no_number", "not_for_ever", "OF_WHICH"],
+)  # fmt: skip
+def test_a_name_is_archaic_in_any_case(name: str) -> None:
+    assert is_archaic(name) and of_python(f"{name} = 1") == {"identifiers": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["BESIDES", "MASKED", "it_is_no_longer_active", "forever", "is_none", "unheard"]
+)
+def test_a_name_is_plain_if_a_banned_word_is_only_a_part_of_its_words(name: str) -> None:
+    assert not is_archaic(name)

@@ -1,0 +1,82 @@
+"""`penstock compare`: two runs, each in its own directory with its own database."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typer.testing import CliRunner, Result
+
+from orchestrator.cli.compare import curve
+from orchestrator.cli.main import app
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.deploy.stack import upgrade
+from orchestrator.pool.engine import open_engine
+from orchestrator.settings.config import Config
+from tests import builders
+from tests.integration.pool.rig import engine
+from tests.integration.queries.evaluations_rig import evaluated
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+
+def directory(at: Path, name: str, url: str) -> Path:
+    at.mkdir()
+    (at / "penstock.toml").write_text(f'[run]\nname = "{name}"\n[services]\ndatabase_url = "{url}"\n')
+    return at
+
+
+async def compare(*arguments: str) -> Result:
+    return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, ["compare", *arguments]))
+
+
+async def test_two_runs_of_two_databases_stand_side_by_side(
+    engine: AsyncEngine, database_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    await anyio.to_thread.run_sync(upgrade, empty_database_url)
+    first = directory(tmp_path / "first", "same", database_url)
+    second = directory(tmp_path / "second", "same", empty_database_url)
+    config = Config.model_validate({"run": {"name": "same"}})
+    run = await builders.make_run(engine, config)
+    await evaluated(engine, run, "held", 0, {"coding": (1.0, 1.0)})
+    async with open_engine(empty_database_url, size=1) as other:
+        run = await builders.make_run(other, config)
+        await evaluated(other, run, "held", 0, {"coding": (1.0, 0.0)})
+    both = ("-c", str(first), "-c", str(second))
+    done = await compare(*both)
+    assert done.exit_code == 0, done.exception
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["first", "second"]  # both runs are called "same"
+    [held] = [row for row in rows if row.startswith("held (held out)")]
+    assert "100.0 % [34.2, 100.0] n=2, version 0" in held and "50.0 % [9.5, 90.5] n=2" in held
+    found = json.loads((await compare(*both, "--json", "--key", "loss")).stdout)
+    assert [(each["run"], each["directory"]) for each in found] == [
+        ("same", str(first)),
+        ("same", str(second)),
+    ]
+    assert found[0]["means"] == {"loss": None}
+
+
+async def test_a_failed_comparison_is_reported_in_one_sentence(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    first = directory(tmp_path / "first", "first", database_url)
+    away = directory(tmp_path / "away", "away", "postgresql://u:secret@127.0.0.1:1/x")
+    await builders.make_run(engine, Config.model_validate({"run": {"name": "first"}}))
+    for given, sentence in (
+        (["-c", str(first)], "give two runs"),
+        (["-c", str(first), "-c", str(away)], f"penstock up -c {away} --only web"),
+        (["-c", str(first), "-c", str(first), "--key", "los"], "unknown key 'los'; known: reward"),
+    ):
+        done = await compare(*given)
+        assert isinstance(done.exception, PenstockError) and sentence in str(done.exception), done.exception
+        assert "secret" not in str(done.exception)
+
+
+def test_curves_of_several_runs_share_a_scale_and_a_width() -> None:
+    assert curve([0.0, None, 0.5, 1.0], 0.0, 1.0) == "▁ ▅█"
+    assert len(curve([float(n) for n in range(1000)], 0.0, 999.0)) <= 40
+    assert curve([1.0, 1.0], 1.0, 1.0) == "▁▁"

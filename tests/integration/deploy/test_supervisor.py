@@ -1,0 +1,545 @@
+"""The process supervisor, with small real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.deploy.embedded.identity import ProcessId
+from orchestrator.deploy.embedded.layout import RunLayout
+from orchestrator.deploy.embedded.leftovers import find_leftovers
+from orchestrator.deploy.embedded.process_spec import (
+    ProcessEvent,
+    ProcessSpec,
+    ProcessState,
+    ProcessStatus,
+    RestartPolicy,
+    RestartWhen,
+)
+from orchestrator.deploy.embedded.spawn import open_log
+from orchestrator.deploy.embedded.supervisor import Supervisor, read_status, stop_running
+from orchestrator.runtime import failpoints
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("processes")]
+
+SLEEP = ("/bin/sleep", "1000")
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    return RunLayout(tmp_path / "run-directory")
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script)
+
+
+async def until(supervisor: Supervisor, name: str, true: Callable[[ProcessStatus], bool]) -> ProcessStatus:
+    with anyio.fail_after(20):
+        while not true(status := supervisor.status(name)):
+            await supervisor.change()
+    return status
+
+
+async def test_waiting_for_the_end_raises_when_a_process_was_given_up(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        patience = RestartPolicy(limit=2, first_delay_s=0.001)
+        supervisor.add(
+            ProcessSpec(name="sound", argv=SLEEP),
+            ProcessSpec(name="broken", argv=shell("echo no model; exit 3"), restart=patience),
+        )
+        with pytest.raises(ValueError, match=r"broken died 2 times .* exit 3; the end of .*") as caught:
+            with anyio.fail_after(20):
+                await supervisor.until_stopped()
+        assert str(caught.value).endswith("no model")
+    left = read_status(layout)
+    assert left is not None
+    states = {process.name: process.state for process in left.processes}
+    assert states == {"sound": ProcessState.STOPPED, "broken": ProcessState.FAILED}
+
+
+async def test_one_remaining_process_of_those_that_replace_each_other_is_enough(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        patience = RestartPolicy(limit=1)
+        supervisor.add(
+            ProcessSpec(name="server", argv=shell("read line; exit 3"), restart=patience),
+            ProcessSpec(name="server-2", argv=SLEEP, restart=patience),
+        )
+        errors: list[str] = []
+
+        async def wait() -> None:
+            try:
+                await supervisor.until_stopped(interchangeable=("server", "server-2"))
+            except ValueError as error:
+                errors.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(supervisor, "server", lambda status: status.state is ProcessState.FAILED)
+            await anyio.wait_all_tasks_blocked()
+            assert errors == []
+            status = await until(supervisor, "server-2", lambda status: status.pid is not None)
+            assert status.pid is not None
+            os.kill(status.pid, signal.SIGKILL)
+        assert len(errors) == 1 and errors[0].startswith("server died 1 times")
+
+
+async def test_one_that_is_expendable_may_be_given_up_while_the_others_go_on(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        patience = RestartPolicy(limit=1)
+        supervisor.add(
+            ProcessSpec(name="sound", argv=SLEEP, restart=patience),
+            ProcessSpec(name="web", argv=shell("exit 3"), restart=patience),
+        )
+        errors: list[str] = []
+
+        async def wait() -> None:
+            try:
+                await supervisor.until_stopped(expendable=("web",))
+            except ValueError as error:
+                errors.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(supervisor, "web", lambda status: status.state is ProcessState.FAILED)
+            await anyio.wait_all_tasks_blocked()
+            assert errors == []
+            os.kill(pid_of(supervisor, "sound").pid, signal.SIGKILL)
+        assert len(errors) == 1 and errors[0].startswith("sound died 1 times")
+
+
+async def until_file(path: Path) -> str:
+    await eventually(lambda: path.exists() and path.read_text().endswith("\n"), within_s=20)
+    return path.read_text()
+
+
+def pid_of(supervisor: Supervisor, name: str) -> ProcessId:
+    pid = supervisor.status(name).pid
+    assert pid is not None
+    return ProcessId.of(pid)
+
+
+async def killed_and_back(supervisor: Supervisor, name: str) -> float:
+    """Seconds from a SIGKILL until another process is ready in its place."""
+    first = pid_of(supervisor, name)
+    began = anyio.current_time()
+    first.send(signal.SIGKILL)
+    await until(supervisor, name, lambda s: s.state is ProcessState.READY and s.pid != first.pid)
+    return anyio.current_time() - began
+
+
+async def test_a_killed_process_is_back_within_a_second(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="worker", argv=SLEEP))
+        await supervisor.ready()
+        took: list[float] = []
+        while not took or (min(took) >= 1 and len(took) < 3):  # a busy machine may be late once
+            took.append(await killed_and_back(supervisor, "worker"))
+            status = supervisor.status("worker")
+            assert (status.restarts, status.last_exit) == (len(took), "killed by SIGKILL")
+        assert min(took) < 1, took
+
+
+async def test_processes_start_after_what_they_need_and_stop_before_it(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    events: list[tuple[str, str]] = []
+    ready_file = tmp_path / "ready"
+
+    async def database_ready() -> bool:
+        return ready_file.exists()
+
+    def keep(event: ProcessEvent) -> None:
+        events.append((event.name, event.state))
+
+    database = ProcessSpec(
+        name="database", argv=shell(f"touch {ready_file}; exec sleep 1000"), ready=database_ready
+    )
+    async with Supervisor(layout, on_event=keep) as supervisor:
+        supervisor.add(ProcessSpec(name="client", argv=SLEEP, after=("database",)), database)
+        await supervisor.ready()
+    assert events.index(("database", "ready")) < events.index(("client", "starting"))
+    assert events.index(("client", "stopped")) < events.index(("database", "stopping"))
+
+
+async def test_a_process_may_end_before_another_that_starts_alongside_it(layout: RunLayout) -> None:
+    events: list[tuple[str, str]] = []
+    slow = shell("trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done")
+    async with Supervisor(
+        layout, on_event=lambda event: events.append((event.name, str(event.state)))
+    ) as supervisor:
+        supervisor.add(
+            ProcessSpec(name="client", argv=slow, ends_before=("server",)),
+            ProcessSpec(name="server", argv=SLEEP),
+        )
+        await supervisor.ready("server")
+        with pytest.raises(ValueError, match="late ends before unknown, which is not supervised"):
+            supervisor.add(ProcessSpec(name="late", argv=SLEEP, ends_before=("unknown",)))
+        await supervisor.ready()
+    assert events.index(("client", "stopped")) < events.index(("server", "stopping"))
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_its_grace(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    grandchild_file = tmp_path / "grandchild"
+    script = f"trap '' TERM; sleep 1000 & echo $! > {grandchild_file}; while :; do wait; done"
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="stubborn", argv=shell(script), grace_s=0.1))
+        await supervisor.ready()
+        grandchild = ProcessId.of(int(await until_file(grandchild_file)))
+        leader = pid_of(supervisor, "stubborn")
+    assert supervisor.status("stubborn").last_exit == "killed by SIGKILL"
+    assert not leader.alive
+    assert await grandchild.gone(5)
+
+
+async def test_grandchildren_of_a_dead_process_die_before_it_is_started_again(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    grandchild_file = tmp_path / "grandchild"
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(
+            ProcessSpec(name="runner", argv=shell(f"setsid sleep 1000 & echo $! > {grandchild_file}; wait"))
+        )
+        grandchild = ProcessId.of(int(await until_file(grandchild_file)))
+        first = pid_of(supervisor, "runner")
+        first.send(signal.SIGKILL)
+        await until(supervisor, "runner", lambda s: s.pid not in (None, first.pid))
+        assert await grandchild.gone(5)
+
+
+async def test_a_crash_loop_is_reported_with_its_last_lines_and_harms_no_other_process(
+    layout: RunLayout,
+) -> None:
+    events: list[ProcessEvent] = []
+    policy = RestartPolicy(limit=3, first_delay_s=0.01)
+    async with Supervisor(layout, on_event=events.append) as supervisor:
+        supervisor.add(ProcessSpec(name="healthy", argv=SLEEP))
+        await supervisor.ready()
+        before = supervisor.status("healthy").pid
+        supervisor.add(ProcessSpec(name="broken", argv=shell("echo no such model; exit 7"), restart=policy))
+        await until(supervisor, "broken", lambda s: s.state is ProcessState.FAILED)
+        with pytest.raises(
+            ValueError, match=r"broken died 3 times .* exit 7; the end of .*\n  no such model"
+        ):
+            await supervisor.ready()
+        assert supervisor.status("healthy").pid == before
+        assert supervisor.status("healthy").state is ProcessState.READY
+    failed = [event for event in events if event.state is ProcessState.FAILED]
+    assert [event.name for event in failed] == ["broken"]
+    assert layout.log("broken").read_text() == "no such model\n" * 3
+
+
+async def test_deaths_while_a_dependency_is_away_do_not_count(layout: RunLayout, tmp_path: Path) -> None:
+    gate, served = tmp_path / "gate", tmp_path / "served"
+    gate.touch()
+
+    async def answers() -> bool:
+        return gate.exists()
+
+    policy = RestartPolicy(limit=3, first_delay_s=0.01, max_delay_s=0.02)
+    needy = shell(f"[ -e {gate} ] || exit 1; echo yes >> {served}; exec sleep 1000")
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="server", argv=SLEEP, ready=answers))
+        supervisor.add(ProcessSpec(name="client", argv=needy, after=("server",), restart=policy))
+        await supervisor.ready()
+        await until_file(served)
+        gate.unlink()
+        for name in ("server", "client"):
+            pid_of(supervisor, name).send(signal.SIGKILL)
+        await until(supervisor, "client", lambda s: s.restarts > 2 * policy.limit)
+        served.unlink()
+        gate.touch()
+        await until_file(served)
+        await until(supervisor, "client", lambda s: s.state is ProcessState.READY)
+
+
+async def test_a_program_that_does_not_exist_fails_at_once_by_name(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="ghost", argv=("/no/such/program",)))
+        with pytest.raises(ValueError, match="/no/such/program cannot be started: No such file or directory"):
+            await supervisor.ready()
+
+
+async def test_a_full_disk_does_not_end_the_supervisor_or_its_processes(
+    layout: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    monkeypatch.setattr("orchestrator.deploy.embedded.supervisor.POLL_INTERVAL_S", 0.01)
+    async with Supervisor(layout) as supervisor:
+        (tmp_path / "file.rename.before").write_text("raise\n" * 8)  # of the status and of pid files
+        policy = RestartPolicy(limit=2, first_delay_s=0.01, max_delay_s=0.01)
+        supervisor.add(ProcessSpec(name="server", argv=SLEEP, restart=policy))
+        await until(supervisor, "server", lambda s: s.state is ProcessState.READY)
+
+        def written() -> bool:
+            status = read_status(layout)
+            return status is not None and [p.state for p in status.processes] == [ProcessState.READY]
+
+        await eventually(written, within_s=20)
+        assert (tmp_path / failpoints.HITS).read_text().count("raise") == 8
+        assert layout.pid("server").exists() and len(find_leftovers(layout)) == 1
+
+
+async def test_a_log_that_cannot_be_put_aside_goes_on(
+    layout: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "directory", tmp_path)
+    log = tmp_path / "long.log"
+    log.write_bytes(b"x" * 100)
+    (tmp_path / "log.rename.before").write_text("raise")
+    os.close(open_log(log, max_bytes=10))
+    assert [path.name for path in tmp_path.glob("long*")] == ["long.log"]
+    os.close(open_log(log, max_bytes=10))
+    assert sorted(path.name for path in tmp_path.glob("long*")) == ["long.log", "long.log.1"]
+
+
+async def test_a_refusing_ready_check_ends_the_process_with_its_reason(layout: RunLayout) -> None:
+    async def too_old() -> bool:
+        raise ValueError("the server is too old")
+
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(limit=1)
+        supervisor.add(ProcessSpec(name="server", argv=SLEEP, ready=too_old, restart=policy))
+        with pytest.raises(ValueError, match="the server is too old"):
+            await supervisor.ready()
+
+
+async def test_a_process_that_never_gets_ready_is_killed_and_named(layout: RunLayout) -> None:
+    async def never() -> bool:
+        return False
+
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(limit=1)
+        supervisor.add(ProcessSpec(name="slow", argv=SLEEP, ready=never, ready_timeout_s=0.1, restart=policy))
+        with pytest.raises(ValueError, match=r"slow died 1 times .* not being ready within 0\.1 s"):
+            await supervisor.ready()
+
+
+async def test_work_that_is_done_is_not_started_again(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        policy = RestartPolicy(when=RestartWhen.ON_FAILURE)
+        supervisor.add(ProcessSpec(name="trainer", argv=shell("exit 0"), restart=policy))
+        status = await until(supervisor, "trainer", lambda s: s.state is ProcessState.FINISHED)
+        assert (status.restarts, status.last_exit, status.pid) == (0, "exit 0", None)
+        await supervisor.ready()
+
+
+async def test_a_second_supervisor_is_refused_by_the_pid_of_the_first(layout: RunLayout) -> None:
+    async with Supervisor(layout):
+        with pytest.raises(
+            ValueError, match=rf"another supervisor \(pid {os.getpid()}\) runs in .*penstock down"
+        ):
+            async with Supervisor(layout):
+                raise AssertionError("two supervisors on one run directory")
+    async with Supervisor(layout):
+        pass
+
+
+async def test_the_status_file_tells_what_runs(layout: RunLayout) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="worker", argv=SLEEP))
+        await supervisor.ready()
+        status = read_status(layout)
+        assert status is not None and status.supervisor == ProcessId.mine() and status.supervisor.alive
+        assert [(p.name, p.state, p.pid) for p in status.processes] == [
+            ("worker", ProcessState.READY, supervisor.status("worker").pid)
+        ]
+    after = read_status(layout)
+    assert after is not None and [p.state for p in after.processes] == [ProcessState.STOPPED]
+    assert not list(layout.run.glob("*.pid"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "sentence"),
+    [
+        ([ProcessSpec(name="a", argv=SLEEP), ProcessSpec(name="a", argv=SLEEP)], "the same name"),
+        ([ProcessSpec(name="a", argv=SLEEP, after=("b",))], "a comes after b, which is not supervised"),
+        (
+            [
+                ProcessSpec(name="a", argv=SLEEP, after=("b",)),
+                ProcessSpec(name="b", argv=SLEEP, after=("a",)),
+            ],
+            "wait for each other",
+        ),
+    ],
+)
+async def test_impossible_orders_are_refused(
+    layout: RunLayout, specs: list[ProcessSpec], sentence: str
+) -> None:
+    async with Supervisor(layout) as supervisor:
+        with pytest.raises(ValueError, match=sentence):
+            supervisor.add(*specs)
+
+
+async def test_a_cancelled_supervisor_still_stops_its_processes_in_order(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    events: list[tuple[str, str]] = []
+    with anyio.CancelScope() as scope:
+        async with Supervisor(layout, on_event=lambda e: events.append((e.name, e.state))) as supervisor:
+            supervisor.add(
+                ProcessSpec(name="first", argv=SLEEP),
+                ProcessSpec(name="second", argv=SLEEP, after=("first",)),
+            )
+            await supervisor.ready()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert events[-4:] == [
+        ("second", "stopping"),
+        ("second", "stopped"),
+        ("first", "stopping"),
+        ("first", "stopped"),
+    ]
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
+async def test_it_works_under_uvloop(layout: RunLayout, anyio_backend: object) -> None:
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="worker", argv=SLEEP))
+        await supervisor.ready()
+        first = pid_of(supervisor, "worker")
+        first.send(signal.SIGKILL)
+        await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import anyio
+from orchestrator.deploy.embedded.layout import RunLayout
+from orchestrator.deploy.embedded.process_spec import ProcessSpec
+from orchestrator.deploy.embedded.supervisor import Supervisor
+
+async def main() -> None:
+    async with Supervisor(RunLayout(Path(sys.argv[1])), obey_signals=True) as supervisor:
+        supervisor.add(
+            ProcessSpec(name="plain", argv=("/bin/sleep", "1000")),
+            ProcessSpec(name="parent", argv=("/bin/sh", "-c", "setsid sleep 1000 & wait")),
+            ProcessSpec(name="stubborn", argv=("/bin/sh", "-c", "trap '' TERM; while :; do sleep 1000; done"), grace_s=1000),
+        )
+        await supervisor.ready()
+        print("ready", flush=True)
+        await supervisor.until_stopped()
+
+anyio.run(main)
+"""
+
+
+def start_program(layout: RunLayout) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, with all its children ready."""
+    argv = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(layout.root)]
+    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.stdout.close()
+    return program
+
+
+def children_of(layout: RunLayout) -> list[ProcessId]:
+    status = read_status(layout)
+    assert status is not None
+    return [ProcessId.of(process.pid) for process in status.processes if process.pid is not None]
+
+
+async def test_children_die_with_a_killed_supervisor_and_the_next_one_ends_the_rest(
+    layout: RunLayout,
+) -> None:
+    program = start_program(layout)
+    children = children_of(layout)
+    assert len(children) == 3
+    program.kill()
+    program.wait()
+    for child in children:
+        assert await child.gone(5)
+    # A grandchild in a session of its own lives on, until the next supervisor finds its mark.
+    assert len(find_leftovers(layout)) >= 1
+    async with Supervisor(layout, leftover_grace_s=0.2) as supervisor:
+        assert supervisor.leftovers >= 1
+        assert find_leftovers(layout) == {}
+
+
+def start_sleeper(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(SLEEP, env=environment, start_new_session=True)
+
+
+async def test_a_leftover_is_found_by_pid_and_start_time_and_a_stranger_with_its_pid_is_spared(
+    layout: RunLayout,
+) -> None:
+    layout.create()
+    environment = {"PATH": os.defpath}
+    leftover = start_sleeper(environment)
+    stranger = start_sleeper(environment)
+    try:
+        for name, process, wrong_by in (("leftover", leftover, 0), ("stranger", stranger, 1)):
+            identity = ProcessId.of(process.pid)
+            record = {
+                "process": {
+                    "pid": identity.pid,
+                    "started": identity.started - wrong_by,
+                    "boot": identity.boot,
+                },
+                "stop_signal": int(signal.SIGTERM),
+            }
+            layout.pid(name).write_text(json.dumps(record))
+        async with Supervisor(layout) as supervisor:
+            assert supervisor.leftovers == 1
+            assert leftover.wait(5) == -signal.SIGTERM
+            assert stranger.poll() is None
+    finally:
+        for process in (leftover, stranger):
+            process.kill()
+            process.wait()
+
+
+async def test_a_second_signal_ends_the_patience(layout: RunLayout) -> None:
+    program = start_program(layout)
+    children = children_of(layout)
+    program.send_signal(signal.SIGTERM)
+    plain = children[0]
+    assert await plain.gone(5)
+    assert program.poll() is None, "the stubborn one has a long grace"
+    program.send_signal(signal.SIGINT)
+    assert program.wait(10) == 0
+    assert not any(child.alive for child in children)
+
+
+async def test_a_run_directory_can_be_stopped_from_outside(layout: RunLayout) -> None:
+    assert await stop_running(layout) is False
+    program = start_program(layout)
+    stubborn = children_of(layout)[2]
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            assert await stop_running(layout) is True
+
+        tasks.start_soon(stop)
+        await eventually(
+            lambda: read_status(layout),
+            lambda status: status is not None and status.processes[2].state is ProcessState.STOPPING,
+            within_s=10,
+        )
+        stubborn.send(signal.SIGKILL)
+        # The supervisor is this test's child, so it stays a zombie until it is waited for; a zombie is gone.
+    assert program.wait(10) == 0
+    assert await stop_running(layout) is False
+
+
+async def test_a_log_that_grew_too_large_is_put_aside_at_the_next_start(layout: RunLayout) -> None:
+    layout.create()
+    with layout.log("worker").open("wb") as log:
+        log.truncate(51 * 1024 * 1024)
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(ProcessSpec(name="worker", argv=shell("echo hello; exec sleep 1000")))
+        assert await until_file(layout.log("worker")) == "hello\n"
+    assert layout.log("worker").with_name("worker.log.1").stat().st_size == 51 * 1024 * 1024

@@ -1,0 +1,149 @@
+"""Large requests: refused by their size where they cannot fit, read off the event loop where they may, and counted."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway_client import SessionBudget
+from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+
+LONG_WORD = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "  # one token
+
+
+@pytest.fixture
+async def rig(
+    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
+) -> AsyncIterator[Rig]:
+    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
+        await rig.publish(0)
+        yield rig
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_that_no_context_holds_is_refused_before_it_is_read(rig: Rig, path: str) -> None:
+    rollout, session = await rig.open()
+    async with aiohttp.ClientSession() as http:
+        headers = {"Content-Length": str(20_000_000), "Content-Type": "application/json"}
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b"{"
+            await anyio.sleep_forever()
+
+        with anyio.fail_after(15):
+            async with http.post(
+                rig.gateway.url + session.path + path, data=slowly(), headers=headers
+            ) as answer:
+                status, reply = answer.status, await answer.json()
+    words = message_of(path, reply)
+    assert status == 400 and words.startswith("prompt is too long"), words
+    assert "2042 tokens" in words and "bytes cannot fit" in words
+    status, reply, _ = await ask(rig, session.path + path, bodies("oak")[path])
+    assert status == 200, reply
+    assert (await rig.seal(rollout)).exhausted is None
+
+
+async def test_a_body_without_a_length_is_refused_once_too_much_of_it_has_come(rig: Rig) -> None:
+    _, session = await rig.open()
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    with anyio.fail_after(15):
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.post(
+                    f"{rig.gateway.url}{session.path}/chat/completions", data=endless()
+                ) as answer:
+                    assert answer.status == 400
+            except aiohttp.ClientError:
+                pass  # the connection is closed while the client still sends
+    status, reply, _ = await ask(rig, session.path + "/chat/completions", bodies("oak")["/chat/completions"])
+    assert status == 200, reply
+
+
+async def test_a_prompt_far_longer_than_the_context_is_not_rendered(rig: Rig) -> None:
+    _, session = await rig.open()
+    text = "oak elm " * 100_000
+    status, reply, _ = await ask(rig, session.path + "/messages/count_tokens", {"messages": [_user(text)]})
+    assert status == 400 and "prompt is too long" in reply["error"]["message"]
+    many = {"messages": [_user("x"), {"role": "assistant", "content": "y"}] * 12_000, "max_tokens": 4}
+    assert len(json.dumps(many)) < 2**20
+    status, reply, _ = await ask(rig, session.path + "/messages", many)
+    assert status == 400 and "prompt is too long" in reply["error"]["message"]
+
+
+async def test_a_call_is_answered_while_a_large_request_of_another_session_is_read(rig: Rig) -> None:
+    _, busy = await rig.open()
+    _, other = await rig.open()
+    ended: list[str] = []
+
+    async def large() -> None:
+        schema = {"type": "object", "properties": {"a": {"enum": [[]] * 200_000}}}
+        tools = [{"name": "f", "input_schema": schema}]
+        request = {"messages": [_user("oak")], "tools": tools}
+        status, reply, _ = await ask(rig, busy.path + "/messages/count_tokens", json.dumps(request).encode())
+        ended.append(f"large {status}")
+        assert "prompt is too long" in reply["error"]["message"]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(large)
+        await eventually(lambda: rig.gateway.metrics.large._value.get(), within_s=30, every_s=0.001)
+        status, _, _ = await ask(rig, other.path + "/chat/completions", bodies("oak")["/chat/completions"])
+        ended.append(f"small {status}")
+    assert ended == ["small 200", "large 400"]
+
+
+async def test_a_large_request_that_fits_is_recorded_as_it_was_sent(rig: Rig) -> None:
+    rig.start_ingest()
+    rollout, session = await rig.open()
+    for extra in (0, 2**20 - 60_000):  # rendered in a thread; read in another process as well
+        request = {**bodies(f"{extra} " + LONG_WORD * 400)["/chat/completions"], "metadata": "x" * extra}
+        status, reply, _ = await ask(rig, session.path + "/chat/completions", request)
+        assert status == 200, reply
+    state, _ = rig.proxy.sent[0]
+    assert 400 < len(state) < 600
+    stored = await rig.stored(rollout, 2)
+    assert [list(step.full[: step.state_len]) for step in stored] == [
+        list(sent) for sent, _ in rig.proxy.sent
+    ]
+
+
+async def test_large_requests_count_whatever_becomes_of_them(rig: Rig) -> None:
+    rollout, session = await rig.open(budget=SessionBudget(max_turns=1, max_context=2048))
+    path, request = session.path + "/messages/count_tokens", {"messages": [_user(LONG_WORD * 400)]}
+    answers = [await ask(rig, path, {"messages": [_user("oak")]}) for _ in range(9)]
+    assert {status for status, _, _ in answers} == {200}, "a small one costs nothing"
+    answers = [await ask(rig, path, request) for _ in range(8)]
+    assert {status for status, _, _ in answers} == {200}
+    status, reply, _ = await ask(rig, path, request)
+    assert status == 400 and "(turns) is used up" in reply["error"]["message"]
+    assert (await rig.seal(rollout)).exhausted is None, "asking for a count does not end the conversation"
+
+
+async def test_a_large_request_that_is_refused_as_it_is_read_counts_as_well(rig: Rig) -> None:
+    rollout, session = await rig.open(budget=SessionBudget(max_turns=1, max_context=2048))
+    wrong = {"messages": [_user("x" * 30_000), {"role": "unknown", "content": "y"}], "max_tokens": 4}
+    replies = [await ask(rig, session.path + "/messages", wrong) for _ in range(9)]
+    assert all(
+        status == 400 and "unknown role" in answer["error"]["message"] for status, answer, _ in replies[:8]
+    )
+    assert "turns" in replies[8][1]["error"]["message"]
+    assert (await rig.seal(rollout)).exhausted == "turns"
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,232 @@
+"""One gateway before several real rollout servers: which server gets a call, and the fate of a call when a server dies, stops or pauses."""
+
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.servers.client import PauseMode, RolloutServerClient
+from orchestrator.gateway.servers.pool import preferred
+from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.gateway_client import NativeLlm, OpenSession
+from tests.integration.gateway.killable_server import KillableServer, killable
+from tests.integration.gateway.rig import Policies, Proxy, Rig, make_policies, open_rig
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
+
+OpenRig = Callable[..., AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return make_policies(tmp_path_factory.mktemp("policies"), 2)
+
+
+@pytest.fixture(scope="module")
+def lives(policies: Policies) -> Iterator[list[KillableServer]]:
+    """Two servers that run two calls at once."""
+    with killable(policies.model, "--max-running-requests", "2") as one:
+        with killable(policies.model, "--max-running-requests", "2") as other:
+            yield [one, other]
+
+
+@pytest.fixture
+async def open_pair(
+    database_url: str,
+    nats_server: EmbeddedNats,
+    lives: list[KillableServer],
+    policies: Policies,
+    tmp_path: Path,
+) -> OpenRig:
+    """Opens a rig before both servers at version 0; other keywords are `servers.*`. Calls take a while: the likeliest tokens never end."""
+    for server in lives:
+        await anyio.to_thread.run_sync(server.start)
+
+    @asynccontextmanager
+    async def opened(*, max_new_tokens: int = 400, **servers: Any) -> AsyncIterator[Rig]:
+        sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
+        urls = [server.url for server in lives]
+        async with open_rig(
+            database_url, nats_server.url, urls, policies, tmp_path, sections={"servers": servers}, **sampling
+        ) as rig:
+            await rig.publish(0)
+            await until(lambda: all(server.ready for server in rig.gateway.pool.servers))
+            yield rig
+
+    return opened
+
+
+async def until(condition: Callable[[], Any], seconds: float = 15) -> float:
+    """Seconds until the condition holds."""
+    start = anyio.current_time()
+    await eventually(condition, within_s=seconds)
+    return anyio.current_time() - start
+
+
+async def until_row(rig: Rig, query: str) -> float:
+    start = anyio.current_time()
+    await eventually(lambda: rig.rows(query), within_s=15)
+    return anyio.current_time() - start
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def session_at(rig: Rig, server: RolloutServer) -> tuple[int, OpenSession]:
+    """A session that belongs to `server`."""
+    while True:
+        rollout = await rig.new_rollout()
+        if preferred(rig.gateway.pool.servers, f"{rollout}:1") is server:
+            return await rig.open(rollout)
+
+
+async def ask(rig: Rig, session: OpenSession, text: str = "oak", **options: Any) -> None:
+    async with NativeLlm(rig.gateway.url, session.token) as llm:
+        await llm.complete([user(text)], **options)
+
+
+async def test_a_session_stays_with_its_server_and_finds_its_prefix_there(open_pair: OpenRig) -> None:
+    async with open_pair() as rig:
+        for server, proxy in zip(rig.gateway.pool.servers, rig.proxies, strict=True):
+            _, session = await session_at(rig, server)
+            async with NativeLlm(rig.gateway.url, session.token) as llm:
+                history = [user("oak " * 20)]
+                for _ in range(3):
+                    reply = await llm.complete(history, max_tokens=8)
+                    history += [reply.message(), user("go on")]
+            assert len(proxy.answers) == 3
+            cached = [answer["meta_info"]["cached_tokens"] for answer in proxy.answers[1:]]
+            assert all(found >= 20 for found in cached), cached
+
+
+async def test_calls_of_a_killed_server_finish_elsewhere_with_the_same_ids_under_a_fresh_request_id(
+    open_pair: OpenRig, lives: list[KillableServer]
+) -> None:
+    async with open_pair() as rig:
+        rig.start_ingest()
+        (mine, other), (dying, safe) = rig.gateway.pool.servers, rig.proxies
+        rollout, session = await session_at(rig, mine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await until(lambda: dying.busy)
+            lives[0].kill()
+            assert await until(lambda: not mine.ready) < 2.0
+        assert len(dying.requests) == len(safe.requests) == len(safe.sent) == 1 and not dying.sent
+        lost, again = dying.requests[0], safe.requests[0]
+        assert again["input_ids"] == lost["input_ids"] and again["rid"] != lost["rid"]
+        (step,) = await rig.stored(rollout, 1)
+        assert safe.sent == [(step.full[: step.state_len].tolist(), step.action.tolist())]
+        assert len(step.action) == 400 and (await rig.seal(rollout)).marks == ()
+        assert other.ready
+
+
+async def test_a_killed_server_that_is_idle_is_noticed_within_2_s_and_used_again_at_the_current_version_only(
+    open_pair: OpenRig, lives: list[KillableServer]
+) -> None:
+    async with open_pair() as rig:
+        mine, proxy = rig.gateway.pool.servers[0], rig.proxies[0]
+        await rig.publish(1)
+        await until(lambda: all(server.version == 1 for server in rig.gateway.pool.servers))
+        _, session = await session_at(rig, mine)
+        lives[0].kill()
+        assert await until(lambda: not mine.answers) < 2.0
+        await until_row(rig, f"SELECT 1 FROM rollout_servers WHERE url = '{mine.url}' AND state = 'failed'")
+        del proxy.seen[:]
+        await anyio.to_thread.run_sync(lives[0].start)  # with the weights of version 0
+        for _ in range(12):
+            if not mine.ready:  # requests go elsewhere until then
+                await ask(rig, session, max_tokens=2)
+        await until(lambda: mine.ready)
+        await ask(rig, session, "elm", max_tokens=2)
+        assert "/generate" in proxy.seen
+        updated = proxy.seen.index("/update_weights_from_disk")
+        assert updated < proxy.seen.index("canary") < proxy.seen.index("/generate")
+        assert proxy.answers[-1]["meta_info"]["weight_version"] == "1"
+
+
+async def test_a_stopped_server_is_noticed_within_10_s_its_calls_finish_elsewhere_and_it_comes_back(
+    open_pair: OpenRig, lives: list[KillableServer]
+) -> None:
+    async with open_pair() as rig:
+        mine, (stopped, safe) = rig.gateway.pool.servers[0], rig.proxies
+        rollout, session = await session_at(rig, mine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await until(lambda: stopped.busy)
+            lives[0].signal(signal.SIGSTOP)
+            try:
+                assert await until(lambda: not mine.ready) < 10.0
+                await until(lambda: safe.sent)
+            finally:
+                lives[0].signal(signal.SIGCONT)
+        assert safe.requests[0]["input_ids"] == stopped.requests[0]["input_ids"]
+        assert safe.requests[0]["rid"] != stopped.requests[0]["rid"]
+        assert (await rig.seal(rollout)).steps == 1
+        await until(lambda: mine.ready)
+        _, session = await session_at(rig, mine)
+        await ask(rig, session, max_tokens=2)
+        assert len(stopped.requests) == 2
+
+
+async def test_a_pause_however_long_does_not_eject_a_server(
+    open_pair: OpenRig, lives: list[KillableServer]
+) -> None:
+    async with open_pair(probe_s=0.05, silence_s=4.0) as rig:
+        mine, (paused, other) = rig.gateway.pool.servers[0], rig.proxies
+        _, session = await session_at(rig, mine)
+        _, second = await session_at(rig, mine)
+        async with RolloutServerClient(lives[0].url) as behind_our_back, anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await until(lambda: paused.busy)
+            await behind_our_back.pause(PauseMode.IN_PLACE)
+            tasks.start_soon(ask, rig, second, "elm")  # held there
+            start, looks = anyio.current_time(), paused.seen.count("/model_info")
+            await until(
+                lambda: paused.seen.count("/model_info") > looks + 20 and anyio.current_time() > start + 5.0
+            )
+            assert mine.ready and mine.answers and paused.busy == 2 and not other.requests
+            await behind_our_back.continue_()
+        assert len(paused.sent) == 2 and not other.requests
+
+
+async def test_a_long_queue_sends_a_call_to_the_shorter_one(open_pair: OpenRig) -> None:
+    async with open_pair(spill_s=0.01, probe_s=0.02) as rig:
+        mine, (full, other) = rig.gateway.pool.servers[0], rig.proxies
+        sessions = [(await session_at(rig, mine))[1] for _ in range(4)]
+        await ask(rig, sessions[0], "how long does it take", max_tokens=200)
+        assert mine.delay == 0.0 and not other.requests
+        async with anyio.create_task_group() as tasks:
+            for count, session in enumerate(sessions, 1):
+                tasks.start_soon(ask, rig, session, f"oak {count}")
+                # Two run; none waits before the third, so it waits; the fourth would wait behind it.
+                await until(partial(_arrived, mine, other, count))
+        assert (len(full.requests), len(other.requests)) == (4, 1)
+
+
+def _arrived(mine: RolloutServer, other: Proxy, count: int) -> bool:
+    """`count` calls are where they belong: two run (a call may be seen waiting before it runs), the others wait."""
+    return (mine.load.running, mine.load.waiting) == (min(count, 2), max(0, count - 2)) or bool(
+        other.requests
+    )
+
+
+async def test_a_broken_connection_alone_ejects_no_server(open_pair: OpenRig) -> None:
+    async with open_pair() as rig:
+        mine, (proxy, other) = rig.gateway.pool.servers[0], rig.proxies
+        openings = mine.openings
+        _, session = await session_at(rig, mine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await until(lambda: proxy.busy)
+            proxy.drop()
+        assert mine.openings == openings, "it was not synced again"
+        assert len(proxy.requests) == 2 and len(proxy.sent) == 1 and not other.requests

@@ -1,0 +1,81 @@
+"""A run whose newest groups all score alike reports it, with their scores and the remedy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.cli import status
+from orchestrator.pool.runs import StoredRun
+from orchestrator.queries.signal import LEAST, NEWEST, no_signal
+from tests import builders
+from tests.integration.pool.rig import (
+    ended,
+    engine,
+    flow_of,
+    record,
+    report,
+    rollouts_of,
+    small,
+    take,
+    verify,
+)
+from tests.integration.web.rig import configured, dashboard
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Sequence[float]) -> None:
+    """Groups whose rollouts get these rewards by the steps of a real run: dispatched, reported, verified, concluded."""
+    flow, author = flow_of(engine, run), builders.Author(turns=1)
+    for number, rewards in enumerate(groups, first):
+        (group,) = await builders.accepted(engine, run, [f"task {number}"], size=len(rewards))
+        await builders.dispatch(engine, run)
+        async with engine.connect() as connection:
+            members = await rollouts_of(connection, group)
+        for rollout, reward in zip(members, rewards, strict=True):
+            async with engine.begin() as connection:
+                lease = await take(connection, rollout)
+            assert lease is not None
+            written = author.trajectory(lease, run.name, author.ids(8, 9))
+            await record(engine, run, written)
+            assert await report(flow, ended(run.name, lease, written))
+            await verify(flow, rollout, reward)
+
+
+async def sentence_of(engine: AsyncEngine, run: StoredRun) -> str | None:
+    async with engine.connect() as connection:
+        return await no_signal(connection, run.run_id)
+
+
+async def test_status_and_the_run_page_say_that_all_groups_scored_alike(
+    engine: AsyncEngine, database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = await builders.make_run(engine, small())
+    config = configured("run", database_url)
+    await scored(engine, run, 0, *[(0.0, 0.0)] * LEAST)
+    sentence = f"all {LEAST} groups scored alike (0 %): easier tasks or a better first policy"
+    found = await status.read_run(config)
+    assert found.no_signal == found.plain()["no_signal"] == sentence
+    status._show(None, found, "")
+    assert f"NO SIGNAL: {sentence}" in capsys.readouterr().out
+    async with dashboard(config, tmp_path) as web:
+        assert (await web.get("/api/run"))[1]["standing"]["no_signal"] == sentence
+        await scored(engine, run, LEAST, (1.0, 0.0))
+        assert (await web.get("/api/run"))[1]["standing"]["no_signal"] is None
+    found = await status.read_run(config)
+    status._show(None, found, "")
+    assert found.no_signal is None and "NO SIGNAL" not in capsys.readouterr().out
+
+
+async def test_what_the_groups_scored_says_what_to_do_and_only_the_newest_count(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    await scored(engine, run, 0, (1.0, 0.0), *[(1.0, 1.0)] * (LEAST - 2))
+    assert await sentence_of(engine, run) is None, "one of them teaches, and they are few"
+    await scored(engine, run, 100, *[(1.0, 1.0)] * (NEWEST - LEAST + 2))
+    assert await sentence_of(engine, run) == f"all {NEWEST} newest groups scored alike (100 %): harder tasks"
+    await scored(engine, run, 200, (0.0, 0.0))
+    mixed = await sentence_of(engine, run)
+    assert mixed is not None and "(each within itself, 0 % to 100 %)" in mixed and "larger groups" in mixed

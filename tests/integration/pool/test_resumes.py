@@ -1,0 +1,227 @@
+"""Resumes in the data pool: when an attempt may continue under another lease, the changes of that, and when a new attempt starts instead."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.contracts.events import StepMark, StepRecorded
+from orchestrator.contracts.states import FailureClass, Replay, RolloutState
+from orchestrator.pool import leases, tables
+from orchestrator.pool.ingest import Fate, decode_step, ingest
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.runs import StoredRun, get_run
+from orchestrator.roles.complete import complete_reported, run_again
+from orchestrator.roles.context import Flow
+from orchestrator.roles.reaper import reap
+from tests import builders
+from tests.integration.pool.rig import (
+    OWNER,
+    Tree,
+    counter,
+    ended,
+    engine,
+    flow_of,
+    owed,
+    record,
+    report,
+    rollout_row,
+    running,
+    small,
+)
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+async def at_work(
+    engine: AsyncEngine, *, steps: int = 3, replayable: bool = True, max_resumes: int = 3
+) -> tuple[Flow, Lease, list[StepRecorded]]:
+    """A rollout whose runner has recorded `steps` of four."""
+    config = small()
+    section = config.rollout.model_copy(update={"max_resumes": max_resumes, "retry_delay_s": 0.0})
+    run = await builders.make_run(engine, config.model_copy(update={"rollout": section}))
+    lease = (await running(engine, run))[0]
+    written = [grown.event for grown in Tree(5).grow(run.name, lease, 4)]
+    if steps:
+        await record(engine, run, written[:steps])
+    await session(engine, lease, replayable)
+    return flow_of(engine, run), lease, written
+
+
+async def session(engine: AsyncEngine, lease: Lease, replayable: bool = True) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(
+            insert(tables.sessions).values(
+                run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch,
+                token_hash=f"{lease.rollout_id}:{lease.epoch}".encode(), budget={}, expires=func.now(), replayable=replayable,
+            )
+        )  # fmt: skip
+
+
+async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
+    """The lease runs out, or is given back; returns the rollout's row once it was taken back."""
+    async with flow.engine.begin() as connection:
+        if given_back:
+            row = await rollout_row(flow.engine, rollout_id)
+            assert await leases.give_back(connection, OWNER, {rollout_id: row.lease_epoch}) == 1
+        else:
+            await connection.execute(
+                text("UPDATE rollouts SET lease_until = now() - interval '1 s' WHERE rollout_id = :id"),
+                {"id": rollout_id},
+            )
+    async with flow.engine.begin() as connection:
+        await reap(connection, flow)
+    return await rollout_row(flow.engine, rollout_id)
+
+
+async def leased(flow: Flow, rollout_id: int) -> Lease:
+    row = await rollout_row(flow.engine, rollout_id)
+    async with flow.engine.begin() as connection:
+        lease = await leases.lease(connection, rollout_id, row.lease_epoch, OWNER, 60.0)
+    assert lease is not None
+    return lease
+
+
+async def run_of(flow: Flow) -> StoredRun:
+    async with flow.engine.connect() as connection:
+        return await get_run(connection, flow.run)
+
+
+async def rows(flow: Flow, table: str) -> list[Any]:
+    async with flow.engine.connect() as connection:
+        query = select(tables.metadata.tables[table]).order_by(text("epoch"))
+        return list((await connection.execute(query)).all())
+
+
+async def attempts(flow: Flow, rollout_id: int) -> list[Any]:
+    return [row for row in await rows(flow, "attempts") if row.rollout_id == rollout_id]
+
+
+async def test_a_lease_that_runs_out_keeps_the_attempt_raises_the_epoch_and_writes_why(
+    engine: AsyncEngine,
+) -> None:
+    flow, lease, _ = await at_work(engine)
+    row = await lost(flow, lease.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch, row.lease_owner) == ("queued", 1, 2, None)
+    (resume,) = await rows(flow, "resumes")
+    assert (resume.epoch, resume.attempt, resume.steps, resume.replay) == (2, 1, 3, None)
+    assert resume.reason == "the runner's lease ran out" and not resume.given_back
+    (attempt,) = await attempts(flow, lease.rollout_id)
+    assert (attempt.ended, attempt.failure_class) == (None, None)
+    again = {"run": flow.run, "rollout": lease.rollout_id, "attempt": 1, "epoch": 2}
+    assert [body for _, body in await owed(engine, await run_of(flow)) if body["epoch"] == 2] == [again]
+
+
+async def test_steps_of_the_old_epoch_are_refused_and_those_of_the_new_one_go_on_after_the_last(
+    engine: AsyncEngine,
+) -> None:
+    flow, lease, written = await at_work(engine)
+    await lost(flow, lease.rollout_id)
+    await leased(flow, lease.rollout_id)
+    late, on = written[3], msgspec.structs.replace(written[3], epoch=2)
+    for step, fate in ((late, Fate.STALE), (on, Fate.NEW)):
+        async with engine.begin() as connection:
+            done = await ingest(connection, flow.run_id, [decode_step(step)])
+        assert list(done.fates) == [fate]
+    assert not await report(flow, ended(flow.run, lease, written)), "the zombie's result is refused too"
+    result = ended(flow.run, lease, written, epoch=2, replay=Replay.CONTINUED, replayed=3)
+    assert await report(flow, result)
+    assert (await rollout_row(engine, lease.rollout_id)).state == "finished"
+    (resume,) = await rows(flow, "resumes")
+    assert (resume.replay, resume.replayed) == ("continued", 3)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"steps": 0}, {"replayable": False}, {"max_resumes": 0}],
+    ids=["no step", "scaffold", "turned off"],
+)
+async def test_without_steps_or_a_replayable_scaffold_a_new_attempt_begins(
+    engine: AsyncEngine, how: dict[str, Any]
+) -> None:
+    flow, lease, _ = await at_work(engine, **how)
+    row = await lost(flow, lease.rollout_id)
+    assert (row.attempt, row.lease_epoch) == (2, 2) and await rows(flow, "resumes") == []
+    (attempt,) = await attempts(flow, lease.rollout_id)
+    assert attempt.failure_class == FailureClass.INFRA_FAILURE
+
+
+async def test_an_attempt_is_not_resumed_from_a_gap_among_the_stored_steps(engine: AsyncEngine) -> None:
+    flow, lease, written = await at_work(engine, steps=0)
+    async with engine.begin() as connection:
+        await ingest(connection, flow.run_id, [decode_step(written[i]) for i in (0, 2)])
+    assert (await lost(flow, lease.rollout_id)).attempt == 2
+
+
+async def test_resumes_are_bounded_over_all_attempts_and_those_given_back_do_not_count(
+    engine: AsyncEngine,
+) -> None:
+    flow, lease, _ = await at_work(engine, max_resumes=2)
+    seen = []
+    for given_back in (False, True, False, True, False):
+        row = await lost(flow, lease.rollout_id, given_back=given_back)
+        seen.append((row.attempt, row.lease_epoch))
+        await session(engine, await leased(flow, lease.rollout_id))
+    assert seen == [(1, 2), (1, 3), (1, 4), (1, 5), (2, 6)]
+    assert [row.replay for row in await rows(flow, "resumes")] == ["interrupted"] * 4
+    first, second = await attempts(flow, lease.rollout_id)
+    assert first.failure_class == FailureClass.INFRA_FAILURE and second.failure_class is None
+
+
+async def test_a_reported_failure_is_resumed_once_its_steps_are_in_and_only_if_its_runner_says_so(
+    engine: AsyncEngine,
+) -> None:
+    flow, lease, written = await at_work(engine, steps=2)
+    result = ended(
+        flow.run, lease, written[:3], failure_class=FailureClass.INFRA_FAILURE, reason="sandbox: gone", resumable=True
+    )  # fmt: skip
+    assert await report(flow, result)
+    assert (await rollout_row(engine, lease.rollout_id)).state == "reported", "a step is on its way"
+    async with engine.begin() as connection:
+        await ingest(connection, flow.run_id, [decode_step(written[2])])
+    async with engine.begin() as connection:
+        await complete_reported(connection, flow, [lease.rollout_id])
+    row = await rollout_row(engine, lease.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch) == ("queued", 1, 2)
+    (resume,) = await rows(flow, "resumes")
+    assert (resume.reason, resume.steps) == ("sandbox: gone", 3)
+    again = await leased(flow, lease.rollout_id)
+    await session(engine, again)
+    failed = ended(
+        flow.run, again, written[:3], failure_class=FailureClass.INFRA_FAILURE, reason="replay: it parted",
+        replay=Replay.DIVERGED, replayed=1,
+    )  # fmt: skip
+    assert await report(flow, failed)
+    assert (await rollout_row(engine, lease.rollout_id)).attempt == 2
+    (resume,) = await rows(flow, "resumes")
+    assert (resume.replay, resume.replayed) == ("diverged", 1)
+    first = (await attempts(flow, lease.rollout_id))[0]
+    assert (first.failure_class, first.reason) == (FailureClass.INFRA_FAILURE, "replay: it parted")
+    assert await counter(engine, await run_of(flow), "resumes_diverged") == 1
+
+
+async def test_marks_of_an_attempt_that_may_go_on_wait_for_the_result_that_ends_it(
+    engine: AsyncEngine,
+) -> None:
+    flow, lease, written = await at_work(engine)
+    marks = [StepMark(2, "undelivered")]
+    failed = ended(
+        flow.run, lease, written[:3], failure_class=FailureClass.INFRA_FAILURE, resumable=True, marks=marks
+    )
+    assert await report(flow, failed)
+    async with engine.connect() as connection:
+        assert not await connection.scalar(select(func.count()).select_from(tables.step_marks))
+
+
+async def test_a_lost_race_changes_nothing(engine: AsyncEngine) -> None:
+    flow, lease, _ = await at_work(engine)
+    async with engine.begin() as connection:
+        await run_again(
+            connection, flow, lease.rollout_id, 7, RolloutState.RUNNING, "an old epoch", resumable=True
+        )
+    row = await rollout_row(engine, lease.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch) == ("running", 1, 1)
+    assert await rows(flow, "resumes") == []

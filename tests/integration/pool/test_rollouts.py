@@ -1,0 +1,599 @@
+"""Rollouts: leased once, fenced by their epoch, complete only when all is in, and never rewarded for an infrastructure failure."""
+
+import anyio
+import pytest
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.contracts.events import ArtifactFile, StepMark, ToolCallTimed, VerdictReached
+from orchestrator.contracts.ids import b64
+from orchestrator.contracts.states import FailureClass, FilterReason, GroupState, Purpose, RolloutState
+from orchestrator.pool import leases, results, run_end
+from orchestrator.pool import (
+    transitions as history,
+)
+from orchestrator.pool.confirm import MessageKey, MessageKind, settled
+from orchestrator.pool.dispatch import dispatch_other
+from orchestrator.pool.leases import Lease
+from orchestrator.pool.runs import StoredRun
+from orchestrator.pool.tables import (
+    attempts,
+    counters,
+    dead_letters,
+    rewards,
+    rollouts,
+    step_marks,
+    tool_calls,
+    transitions,
+    verdicts,
+)
+from orchestrator.pool.transact import transact
+from orchestrator.roles.complete import complete_reported, conclude_group
+from orchestrator.roles.context import Flow
+from orchestrator.roles.reaper import reap
+from tests import builders
+from tests.integration.pool.rig import (
+    OWNER,
+    counter,
+    ended,
+    engine,
+    flow_of,
+    group_state,
+    owed,
+    record,
+    report,
+    resealed,
+    rollout_row,
+    rollouts_of,
+    running,
+    small,
+    take,
+    verify,
+)
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+AUTHOR = builders.Author()
+
+
+async def started(
+    engine: AsyncEngine, members: int = 2, **queue: object
+) -> tuple[StoredRun, Flow, list[Lease]]:
+    run = await builders.make_run(engine, small(**queue))
+    return run, flow_of(engine, run), await running(engine, run, members)
+
+
+async def expire(engine: AsyncEngine, rollout_id: int) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(
+            update(rollouts)
+            .where(rollouts.c.rollout_id == rollout_id)
+            .values(lease_until=text("clock_timestamp() - interval '1 second'"))
+        )
+
+
+async def reaped(flow: Flow) -> None:
+    async with flow.engine.begin() as connection:
+        await reap(connection, flow)
+
+
+async def requeue(flow: Flow, rollout_id: int) -> Lease:
+    """Lease a rollout that waits for its next attempt."""
+    row = await rollout_row(flow.engine, rollout_id)
+    assert row.state == RolloutState.QUEUED
+    async with flow.engine.begin() as connection:
+        lease = await leases.lease(connection, rollout_id, row.lease_epoch, OWNER, 60.0)
+    assert lease is not None
+    return lease
+
+
+# --- leases ---------------------------------------------------------------------------------------------------
+
+
+async def test_one_of_many_that_want_a_lease_gets_it(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    [group_id] = await builders.accepted(engine, run, ["a"], size=2)
+    await builders.dispatch(engine, run)
+    async with engine.connect() as connection:
+        rollout_id = (await rollouts_of(connection, group_id))[0]
+    won: list[Lease] = []
+
+    async def want() -> None:
+        async with engine.begin() as connection:
+            if (lease := await take(connection, rollout_id)) is not None:
+                won.append(lease)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(want)
+    assert len(won) == 1
+    async with engine.begin() as connection:
+        for epoch in (0, 2):
+            assert await leases.lease(connection, rollout_id, epoch, "other", 60.0) is None
+
+
+async def test_a_heartbeat_extends_what_its_owner_holds_and_nothing_else(engine: AsyncEngine) -> None:
+    _, flow, [mine, lost] = await started(engine)
+    before = (await rollout_row(engine, mine.rollout_id)).lease_until
+    async with engine.begin() as connection:
+        await leases.retry(connection, lost.rollout_id, RolloutState.RUNNING, 1, reason="test", delay_s=0)
+    epochs = {mine.rollout_id: 1, lost.rollout_id: 1}
+    async with engine.begin() as connection:
+        assert await leases.heartbeat(connection, OWNER, epochs, 600.0) == {mine.rollout_id}
+        assert await leases.heartbeat(connection, "other", epochs, 600.0) == set()
+        assert await leases.heartbeat(connection, OWNER, {mine.rollout_id: 2}, 600.0) == set()
+        assert await leases.heartbeat(connection, OWNER, {}, 600.0) == set()
+    assert (await rollout_row(engine, mine.rollout_id)).lease_until > before
+    await reaped(flow)
+    assert (await rollout_row(engine, mine.rollout_id)).state == RolloutState.RUNNING
+
+
+async def test_a_lease_that_ran_out_becomes_a_new_attempt_and_the_old_holder_is_a_zombie(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, [held, _] = await started(engine)
+    zombie = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
+    await expire(engine, held.rollout_id)
+    await reaped(flow)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch, row.lease_owner) == ("queued", 2, 2, None)
+    [assigned] = [body for _, body in await owed(engine, run) if body.get("rollout") == held.rollout_id]
+    assert (assigned["attempt"], assigned["epoch"]) == (2, 2)
+    assert not await report(flow, ended(run.name, held, zombie))
+    assert await counter(engine, run, "results_stale") == await counter(engine, run, "leases_expired") == 1
+    again = await requeue(flow, held.rollout_id)
+    assert (again.attempt, again.epoch, again.seed) == (2, 2, held.seed)
+    assert (await group_state(engine, held.group_id))[0] is GroupState.DISPATCHED
+
+
+async def test_after_an_outage_every_lease_gets_one_full_time_to_live(engine: AsyncEngine) -> None:
+    run, flow, [held, long] = await started(engine)
+    await expire(engine, held.rollout_id)
+    before = (await rollout_row(engine, long.rollout_id)).lease_until
+    async with engine.begin() as connection:
+        await leases.grace(connection, run.run_id, 30.0)
+        left = await connection.scalar(
+            select(func.extract("epoch", rollouts.c.lease_until - func.now())).where(
+                rollouts.c.rollout_id == held.rollout_id
+            )
+        )
+    assert left is not None and 29 < left <= 30.5
+    assert (await rollout_row(engine, long.rollout_id)).lease_until == before
+    await reaped(flow)
+    assert await counter(engine, run, "leases_expired") == 0
+
+
+async def test_a_lease_that_was_not_renewed_since_its_extension_is_not_extended_again(
+    engine: AsyncEngine,
+) -> None:
+    run, _, [dead, alive] = await started(engine)
+    await expire(engine, dead.rollout_id)
+    for _ in range(
+        3
+    ):  # looks of reapers that have all just started; `alive` has a holder that renews, and is late as well
+        await expire(engine, alive.rollout_id)
+        async with engine.begin() as connection:
+            await leases.grace(connection, run.run_id, 0.0)
+    await expire(engine, alive.rollout_id)
+    async with engine.begin() as connection:
+        await leases.grace(connection, run.run_id, 30.0)
+        lost = await leases.expired(connection, run.run_id)
+    assert [lease.rollout_id for lease in lost] == [dead.rollout_id]
+    async with engine.begin() as connection:
+        assert await leases.heartbeat(connection, OWNER, {dead.rollout_id: 1}, 0.0) == {dead.rollout_id}
+        await leases.grace(connection, run.run_id, 30.0)
+        assert await leases.expired(connection, run.run_id) == [], "its owner has renewed it"
+
+
+# --- completion -----------------------------------------------------------------------------------------------
+
+
+async def test_it_is_finished_once_result_and_steps_are_in_whichever_came_first(engine: AsyncEngine) -> None:
+    run, flow, [early, late] = await started(engine)
+    steps = {
+        lease.rollout_id: AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5)) for lease in (early, late)
+    }
+    await record(engine, run, steps[early.rollout_id])
+    assert await report(flow, ended(run.name, early, steps[early.rollout_id]))
+    await record(engine, run, steps[late.rollout_id][:1])
+    assert await report(flow, ended(run.name, late, steps[late.rollout_id]))
+    assert (await rollout_row(engine, late.rollout_id)).state == RolloutState.REPORTED
+    assert not await report(flow, ended(run.name, late, steps[late.rollout_id])), "a repeat"
+    await record(engine, run, steps[late.rollout_id][1:])
+    async with engine.begin() as connection:
+        await complete_reported(connection, flow, [early.rollout_id, late.rollout_id])
+    for lease in (early, late):
+        row = await rollout_row(engine, lease.rollout_id)
+        assert (row.state, row.lease_epoch, row.failure_class) == ("finished", 2, "completed")
+    verifications = [
+        body for subject, body in await owed(engine, run) if subject == subjects.work_verify(run.name)
+    ]
+    assert [body["epoch"] for body in verifications] == [2, 2]
+
+
+async def test_a_result_keeps_marks_artifacts_and_tool_calls_without_what_text_cannot_hold(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, [held, _] = await started(engine)
+    steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
+    await record(engine, run, steps)
+    result = ended(
+        run.name,
+        held,
+        steps,
+        marks=[StepMark(1, "undelivered\x00")],
+        answer="7\x00",
+        log="\ud800",
+        artifacts=[ArtifactFile(path="a/b.txt", body=b64(b"\x00raw")), ArtifactFile(path="gone", body=None)],
+        tool_calls=[ToolCallTimed(step=0, call=0, name="bash\x00", start=0.5, end=1.0, exit=0, bytes=12)],
+    )
+    assert await report(flow, result)
+    async with engine.connect() as connection:
+        answer, files = await results.artifacts_of(connection, held.rollout_id, 1)
+        assert answer == "7\ufffd" and files == [
+            ArtifactFile(path="a/b.txt", body=b64(b"\x00raw")),
+            ArtifactFile(path="gone", body=None),
+        ]
+        assert await connection.scalar(select(step_marks.c.reason)) == "undelivered\ufffd"
+        assert await connection.scalar(select(tool_calls.c.name)) == "bash\ufffd"
+
+
+@pytest.mark.parametrize("fault", ["another digest", "no digest", "fewer announced", "a broken chain"])
+async def test_steps_that_are_not_what_was_announced_are_run_again(engine: AsyncEngine, fault: str) -> None:
+    run, flow, [held, _] = await started(engine)
+    steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
+    if fault == "a broken chain":
+        steps[2] = resealed(steps[2], chain_sha="cd" * 32)
+    await record(engine, run, steps)
+    result = ended(run.name, held, steps)
+    match fault:
+        case "another digest":
+            result = ended(run.name, held, steps, digest="ab" * 32)
+        case "no digest":
+            result = ended(run.name, held, steps, digest="")
+        case "fewer announced":
+            result = ended(run.name, held, steps[:1])
+    assert await report(flow, result)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch) == ("queued", 2, 2)
+    assert await counter(engine, run, "digests_wrong") == 1
+
+
+async def test_announced_steps_that_never_arrive_are_waited_for_then_run_again(engine: AsyncEngine) -> None:
+    run, flow, [held, _] = await started(engine)
+    steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
+    assert await report(flow, ended(run.name, held, steps))
+    await reaped(flow)
+    assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.REPORTED
+    await expire(engine, held.rollout_id)
+    await reaped(flow)
+    assert (await rollout_row(engine, held.rollout_id)).attempt == 2
+    # A runner that took no step announces none: complete at once.
+    again = await requeue(flow, held.rollout_id)
+    assert await report(flow, ended(run.name, again, [], digest=""))
+    assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.FINISHED
+
+
+async def test_a_message_that_names_another_run_or_attempt_moves_nothing(engine: AsyncEngine) -> None:
+    run, flow, [held, _] = await started(engine)
+    other = flow_of(engine, await builders.make_run(engine, small("other")))
+    assert not await report(other, ended(run.name, held, []))
+    assert not await report(flow, ended(run.name, held, [], attempt=2))
+    assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.RUNNING
+
+
+# --- failures -------------------------------------------------------------------------------------------------
+
+
+async def fail(flow: Flow, lease: Lease, failure: FailureClass = FailureClass.INFRA_FAILURE) -> None:
+    result = ended(flow.run, lease, [], digest="", failure_class=failure, reason="the sandbox is gone")
+    assert await report(flow, result)
+
+
+async def succeed(flow: Flow, run: StoredRun, lease: Lease, reward: float) -> None:
+    steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
+    await record(flow.engine, run, steps)
+    assert await report(flow, ended(run.name, lease, steps))
+    await verify(flow, lease.rollout_id, reward)
+
+
+async def test_used_up_attempts_are_poison_and_a_group_of_poison_is_dead(engine: AsyncEngine) -> None:
+    _, flow, held = await started(engine, max_attempts=2)
+    for lease in held:
+        await fail(flow, lease)
+        await fail(flow, await requeue(flow, lease.rollout_id))
+    state, reason = await group_state(engine, held[0].group_id)
+    assert state is GroupState.DEAD
+    assert reason == "poison: 2 attempts failed; the last one: the sandbox is gone"
+    async with engine.connect() as connection:
+        for table in (verdicts, rewards):
+            assert not await connection.scalar(select(func.count()).select_from(table))
+    row = await rollout_row(engine, held[0].rollout_id)
+    assert (row.state, row.failure_class) == ("lost", "poison")
+
+
+async def test_an_attempt_that_a_stopping_runner_gives_back_is_not_a_failure(engine: AsyncEngine) -> None:
+    _, flow, [lease, _] = await started(engine, max_attempts=1)
+    for attempt in (2, 3):  # however often it is stopped
+        async with engine.begin() as connection:
+            held = {lease.rollout_id: lease.epoch}
+            assert await leases.give_back(connection, "another owner", held) == 0
+            assert await leases.give_back(connection, OWNER, held) == 1
+        await reaped(flow)
+        lease = await requeue(flow, lease.rollout_id)
+        assert lease.attempt == attempt
+    await expire(engine, lease.rollout_id)
+    await reaped(flow)
+    row = await rollout_row(engine, lease.rollout_id)
+    assert (row.state, row.failure_class) == ("lost", "poison")
+    assert row.reason == "1 attempts failed; the last one: the runner's lease ran out"
+    async with engine.connect() as connection:
+        query = select(attempts.c.failure_class, attempts.c.ended, attempts.c.reason).order_by(
+            attempts.c.attempt
+        )
+        ends = (await connection.execute(query.where(attempts.c.rollout_id == lease.rollout_id))).all()
+    # A rollout that died with its runner could not report that itself.
+    assert [end.failure_class for end in ends] == ["cancelled", "cancelled", "infra_failure"]
+    assert all(end.ended is not None for end in ends) and ends[-1].reason == row.reason
+
+
+async def test_a_refused_message_is_settled_for_its_sender_so_that_its_lease_may_run_out(
+    engine: AsyncEngine,
+) -> None:
+    run, _, [lease, other] = await started(engine)
+    keys = [
+        MessageKey(rollout_id=held.rollout_id, epoch=held.epoch, idx=0, kind=MessageKind.RESULT)
+        for held in (lease, other)
+    ]
+    async with engine.begin() as connection:
+        assert await settled(connection, run.run_id, keys) == set()
+        letter = {"subject": "x", "reason": "x", "deliveries": 1, "body": b"", "msg_id": str(keys[0])}
+        await connection.execute(dead_letters.insert().values(run_id=run.run_id, stream="RESULTS", **letter))
+        assert await settled(connection, run.run_id, keys) == {keys[0]}
+
+
+async def test_a_member_lost_to_infrastructure_leaves_baseline_and_batch_and_gets_no_reward(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, held = await started(engine, members=4, max_attempts=1)
+    await fail(flow, held[0])
+    for lease, reward in zip(held[1:], (1.0, 0.0, 0.0), strict=True):
+        await succeed(flow, run, lease, reward)
+    assert (await group_state(engine, held[0].group_id))[0] is GroupState.READY
+    async with engine.connect() as connection:
+        rows = (await connection.execute(select(rewards).order_by(rewards.c.rollout_id))).all()
+    assert [row.rollout_id for row in rows] == [lease.rollout_id for lease in held[1:]]
+    assert all(row.baseline == pytest.approx(sum(r.total for r in rows) / 3) for row in rows)
+    assert [row.performance for row in rows] == [1.0, 0.0, 0.0]
+
+
+async def test_a_verifier_that_fails_is_tried_again_and_then_costs_the_member_not_a_reward(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, [held, other] = await started(engine, max_attempts=2)
+    await succeed(flow, run, other, 1.0)
+    steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
+    await record(engine, run, steps)
+    assert await report(flow, ended(run.name, held, steps))
+    await verify(flow, held.rollout_id, None)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.attempt, row.lease_epoch, row.verify_tries) == ("finished", 1, 3, 1)
+    await verify(flow, held.rollout_id, None)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.failure_class) == ("lost", "verifier_failure")
+    assert await group_state(engine, held.group_id) == (GroupState.FILTERED, FilterReason.TOO_FEW)
+    async with engine.connect() as connection:
+        assert await connection.scalar(select(func.count()).select_from(rewards)) == 0
+
+
+async def test_a_verifiers_lease_that_runs_out_is_a_try(engine: AsyncEngine) -> None:
+    run, flow, [held, _] = await started(engine)
+    assert await report(flow, ended(run.name, held, [], digest=""))
+    async with engine.begin() as connection:
+        assert await leases.lease(connection, held.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED)
+    await expire(engine, held.rollout_id)
+    await reaped(flow)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.lease_epoch, row.verify_tries) == ("finished", 3, 1)
+    late = VerdictReached(
+        run=run.name,
+        rollout=held.rollout_id,
+        attempt=1,
+        epoch=2,
+        failure_class=FailureClass.COMPLETED,
+        reward=1.0,
+    )
+    async with engine.begin() as connection:
+        assert not await results.verdict(connection, run.run_id, late)
+    assert await counter(engine, run, "verdicts_stale") == 1
+
+
+@pytest.mark.parametrize("train_timeouts", [False, True])
+async def test_an_agents_own_timeout_is_trained_only_by_configuration(
+    engine: AsyncEngine, train_timeouts: bool
+) -> None:
+    config = small().model_copy(
+        update={"rollout": small().rollout.model_copy(update={"train_timeouts": train_timeouts})}
+    )
+    run = await builders.make_run(engine, config)
+    flow = flow_of(engine, run)
+    [held, _] = await running(engine, run)
+    await fail(flow, held, FailureClass.TIMEOUT)
+    row = await rollout_row(engine, held.rollout_id)
+    assert (row.state, row.failure_class) == ("finished" if train_timeouts else "lost", "timeout")
+
+
+async def test_an_evaluation_counts_those_that_ran_out_of_time(engine: AsyncEngine) -> None:
+    filtering = small().rollout.model_copy(update={"train_timeouts": False})
+    run = await builders.make_run(engine, small().model_copy(update={"rollout": filtering}))
+    flow = flow_of(engine, run)
+    [group_id] = await builders.accepted(engine, run, ["e"], size=1, purpose=Purpose.EVAL)
+    async with engine.begin() as connection:
+        [assigned] = await dispatch_other(connection, run.run_id, 4)
+        held = await take(connection, assigned.rollout_id)
+        assert held is not None
+    await fail(flow, held, FailureClass.TIMEOUT)
+    await verify(flow, held.rollout_id, 0.0)
+    assert await group_state(engine, group_id) == (GroupState.SCORED, None)
+    async with engine.connect() as connection:
+        assert (await connection.scalars(select(rewards.c.performance))).all() == [0.0]
+
+
+async def test_equal_performance_is_zero_signal_with_its_rewards_kept_and_no_advantages(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, held = await started(engine)
+    for lease in held:
+        await succeed(flow, run, lease, 1.0)
+    assert await group_state(engine, held[0].group_id) == (GroupState.FILTERED, FilterReason.ZERO_SIGNAL)
+    async with engine.connect() as connection:
+        kept = (await connection.execute(select(rewards.c.performance, rewards.c.advantage))).all()
+        assert kept == [(1.0, None), (1.0, None)]
+
+
+@pytest.mark.parametrize(("pinned", "state"), [(0, GroupState.SCORED), (1, GroupState.FILTERED)])
+async def test_an_evaluation_by_another_version_than_the_pinned_one_is_void(
+    engine: AsyncEngine, pinned: int, state: GroupState
+) -> None:
+    run = await builders.make_run(engine, small())
+    flow = flow_of(engine, run)
+    [group_id] = await builders.accepted(
+        engine, run, ["e"], size=1, purpose=Purpose.EVAL, pinned_version=pinned
+    )
+    async with engine.begin() as connection:
+        [assigned] = await dispatch_other(connection, run.run_id, 8)
+        lease = await take(connection, assigned.rollout_id)
+    assert lease is not None and lease.pinned_version == pinned
+    await succeed(flow, run, lease, 1.0)
+    reason = None if state is GroupState.SCORED else FilterReason.WRONG_VERSION
+    assert await group_state(engine, group_id) == (state, reason)
+
+
+# --- together -------------------------------------------------------------------------------------------------
+
+
+async def test_two_last_members_that_end_at_once_conclude_their_group_exactly_once(
+    engine: AsyncEngine,
+) -> None:
+    run, flow, held = await started(engine)
+    verdicts_of = []
+    for lease, reward in zip(held, (1.0, 0.0), strict=True):
+        assert await report(flow, ended(run.name, lease, [], digest=""))
+        async with engine.begin() as connection:
+            assert await leases.lease(
+                connection, lease.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED
+            )
+        verdicts_of.append(
+            VerdictReached(
+                run=run.name,
+                rollout=lease.rollout_id,
+                attempt=1,
+                epoch=2,
+                failure_class=FailureClass.COMPLETED,
+                reward=reward,
+            )
+        )
+    both_written = anyio.Event()
+    written = 0
+
+    async def say(event: VerdictReached) -> None:
+        nonlocal written
+        async with engine.begin() as connection:
+            assert await results.verdict(connection, run.run_id, event)
+            written += 1
+            if written == 2:
+                both_written.set()
+            await both_written.wait()  # neither sees the other's verdict yet
+            await conclude_group(connection, flow, held[0].group_id)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for event in verdicts_of:
+                tasks.start_soon(say, event)
+    assert (await group_state(engine, held[0].group_id))[0] is GroupState.READY
+    async with engine.connect() as connection:
+        ready = select(func.count()).where(transitions.c.kind == "group", transitions.c.to_state == "ready")
+        assert await connection.scalar(ready) == 1
+        assert (await connection.scalars(select(rewards.c.revision))).all() == [1, 1]
+
+
+async def test_a_run_that_ends_leaves_no_rollout_to_run_again(engine: AsyncEngine) -> None:
+    run, flow, held = await started(engine)
+    async with engine.begin() as connection:
+        assert await run_end.filter_open(connection, run.run_id) == 1
+    assert await group_state(engine, held[0].group_id) == (GroupState.FILTERED, FilterReason.RUN_ENDED)
+    assert not await report(flow, ended(run.name, held[0], []))
+    await reaped(flow)
+    for lease in held:
+        assert (await rollout_row(engine, lease.rollout_id)).state == RolloutState.LOST
+
+
+async def test_roles_at_work_together_never_deadlock(engine: AsyncEngine) -> None:
+    """Verdicts, heartbeats, the reaper and the run's end on the same rows: one order of locks."""
+    run = await builders.make_run(engine, small(capacity=40))
+    flow = flow_of(engine, run)
+    held = [lease for n in range(6) for lease in await running(engine, run, 4, f"t{n}")]
+
+    async def beat(epochs: dict[int, int]) -> None:
+        for _ in range(12):
+            async with engine.begin() as connection:
+                await leases.heartbeat(connection, OWNER, epochs, 60.0)
+
+    async def work(mine: list[Lease]) -> None:
+        for lease in mine:
+            await succeed(flow, run, lease, float(lease.member % 2))
+
+    async def look() -> None:
+        for _ in range(6):
+            await reaped(flow)
+            async with engine.begin() as connection:
+                await leases.grace(connection, run.run_id, 30.0)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            epochs = {lease.rollout_id: 1 for lease in held}
+            tasks.start_soon(beat, epochs)
+            tasks.start_soon(beat, dict(reversed(epochs.items())))
+            tasks.start_soon(look)
+            for part in range(3):
+                tasks.start_soon(work, held[part::3])
+    async with engine.begin() as connection:
+        await run_end.filter_open(connection, run.run_id)
+        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        assert await connection.scalar(text(deadlocks)) == 0
+        ready = select(func.count()).where(transitions.c.kind == "group", transitions.c.to_state == "ready")
+        assert await connection.scalar(ready) == 6
+
+
+async def test_a_deadlock_is_tried_again(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    async with engine.begin() as connection:
+        for name in ("a", "b"):
+            await history.count(connection, run.run_id, name)
+    tried = 0
+    locked: set[str] = set()
+    both = anyio.Event()
+
+    async def cross(one: str, other: str) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            nonlocal tried
+            tried += 1
+            await connection.execute(text("SET LOCAL deadlock_timeout = '50ms'"))
+            await history.count(connection, run.run_id, one)
+            locked.add(one)
+            if len(locked) == 2:
+                both.set()
+            await both.wait()
+            await history.count(connection, run.run_id, other)
+
+        await transact(engine, work, at="tests")
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for names in ("ab", "ba"):
+                tasks.start_soon(cross, *names)
+    assert tried == 3
+    async with engine.connect() as connection:
+        assert (await connection.scalars(select(counters.c.value).order_by(counters.c.name))).all() == [3, 3]

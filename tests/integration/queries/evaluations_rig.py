@@ -1,0 +1,47 @@
+"""Evaluations in the data pool, written through its own functions: one group of one rollout per performance."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.contracts.states import Purpose
+from orchestrator.pool.dispatch import dispatch_other
+from orchestrator.pool.runs import StoredRun
+from tests import builders
+from tests.integration.pool.rig import ended, flow_of, record, report, take, verify
+
+
+async def evaluated(
+    engine: AsyncEngine,
+    run: StoredRun,
+    suite: str,
+    version: int,
+    performances: Mapping[str, Sequence[float]],
+    *,
+    made_by: int | None = None,
+) -> None:
+    """`suite` on `version`, by domain. `made_by`: the version that the tokens are of, where that is another one (it voids the groups)."""
+    flow = flow_of(engine, run)
+    author = builders.Author(turns=1, version=version if made_by is None else made_by)
+    for domain, values in performances.items():
+        names = [f"{suite}:{version}:{domain}:{number}" for number in range(len(values))]
+        await builders.accepted(
+            engine,
+            run,
+            names,
+            domain=domain,
+            size=1,
+            purpose=Purpose.EVAL,
+            pinned_version=version,
+            label=suite,
+        )
+        async with engine.begin() as connection:
+            assigned = await dispatch_other(connection, run.run_id, 64)
+        for assignment, performance in zip(assigned, values, strict=True):
+            async with engine.begin() as connection:
+                lease = await take(connection, assignment.rollout_id)
+            assert lease is not None
+            written = author.trajectory(lease, run.name, author.ids(8, 9))
+            await record(engine, run, written)
+            assert await report(flow, ended(run.name, lease, written))
+            await verify(flow, assignment.rollout_id, performance)

@@ -1,0 +1,65 @@
+"""Held-out success over policy versions, as the dashboard, the exports and `penstock eval` read it."""
+
+import msgspec
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.contracts.states import Purpose
+from orchestrator.queries.evaluations import evaluations, wilson
+from tests import builders
+from tests.integration.pool.rig import engine, small
+from tests.integration.queries.evaluations_rig import evaluated
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
+
+
+async def test_points_are_counted_per_suite_version_and_domain_with_wilsons_interval(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    await evaluated(engine, run, "held", 0, {"coding": (0.0, 0.0, 1.0, 0.5), "agent": (1.0,)})
+    await evaluated(engine, run, "held", 3, {"coding": (1.0, 1.0)})
+    await evaluated(engine, run, "other", 3, {"coding": (0.0,)})
+    async with engine.connect() as connection:
+        found = await evaluations(connection, run.run_id)
+        one = await evaluations(connection, run.run_id, suite="held", version=3)
+    assert [(each.suite, each.version, each.groups, each.scored, each.open) for each in found] == [
+        ("held", 0, 5, 5, 0), ("held", 3, 2, 2, 0), ("other", 3, 1, 1, 0),
+    ]  # fmt: skip
+    first = {point.domain: point for point in found[0].points}
+    assert list(first) == ["agent", "coding", "all"]
+    assert (first["coding"].n, first["coding"].successes, first["coding"].success, first["coding"].mean) == (
+        4,
+        1,
+        0.25,
+        0.375,
+    )
+    assert (first["all"].n, first["all"].successes) == (5, 2)
+    assert (first["all"].low, first["all"].high) == wilson(2, 5)
+    assert [each.version for each in one] == [3] and one[0].last is not None
+    assert msgspec.json.decode(msgspec.json.encode(found))[2]["points"][0]["success"] == 0.0
+
+
+async def test_rollouts_without_a_result_and_open_ones_are_counted_next_to_the_points(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    await evaluated(engine, run, "held", 1, {"coding": (1.0, 0.0)})
+    await evaluated(engine, run, "void", 1, {"coding": (1.0, 1.0)}, made_by=2)
+    await builders.accepted(
+        engine, run, ["open"], size=2, purpose=Purpose.EVAL, pinned_version=1, label="held"
+    )
+    await builders.accepted(engine, run, ["unpinned"], purpose=Purpose.EVAL, label="held")
+    async with engine.connect() as connection:
+        held, void = await evaluations(connection, run.run_id)
+    assert (held.groups, held.scored, held.unscored, held.open, held.last) == (3, 2, 0, 1, None)
+    assert (void.groups, void.scored, void.unscored, void.points) == (2, 0, 2, [])
+
+
+def test_wilsons_interval_holds_the_share_and_stays_within_0_and_1() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    for n in (1, 7, 200):
+        for successes in range(n + 1):
+            low, high = wilson(successes, n)
+            assert 0 <= low <= successes / n <= high <= 1

@@ -1,0 +1,344 @@
+"""Large tasks over a real bus: their blobs, the wait for them, a wiped stream, a plain client, and what reaches a runner."""
+
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import nats
+import pytest
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.audit.i1_blobs import BLOBS
+from orchestrator.blobs import send
+from orchestrator.blobs.cache import BlobCache
+from orchestrator.blobs.send import missing_blobs, send_blobs
+from orchestrator.blobs.task_files import BlobsMissing, TaskFiles
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.states import SubmissionStatus
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.pool import blobs as pool_blobs
+from orchestrator.pool import tables
+from orchestrator.publish import Answer, PublishOptions, blobs_of, publish_tasks
+from orchestrator.roles import blobs as role
+from orchestrator.roles import intake
+from orchestrator.roles.blobs import answer_missing, store_blobs
+from orchestrator.roles.intake import Intake
+from orchestrator.runtime import failpoints
+from orchestrator.tasks.harbor import Task, load
+from tests.integration.audit.audited import no_violations
+from tests.integration.pool.rig import engine
+from tests.integration.roles.rig import Role, Stage, playing, staged, until
+
+__all__ = ["engine"]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url, tasks={"cache_dir": str(tmp_path / "intake")}) as stage:
+        yield stage
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    """1 MB: a file of two blobs, a directory of small files, a link and an empty directory."""
+    Task.from_files(
+        {
+            "task.toml": b"",
+            "instruction.md": b"Say 7.",
+            "tests/test.sh": b"exit 0\n",
+            "tests/big": b"t" * 10_000,
+        }
+    ).write(tmp_path / "task")
+    files = tmp_path / "task" / "environment" / "files"
+    (files / "src").mkdir(parents=True)
+    for number in range(30):
+        (files / "src" / f"f{number}.py").write_text(f"# {number}\n" * 50)
+    (files / "data.bin").write_bytes(os.urandom(1_200_000))
+    (files / "empty").mkdir()
+    (files / "to").symlink_to("src/f1.py")
+    return load(tmp_path / "task")
+
+
+def roles(stage: Stage, *, blobs: bool = True) -> list[Role]:
+    found: list[Role] = [Intake(stage.flow, ["shell"]).run]
+    return [*found, partial(store_blobs, stage.flow), partial(answer_missing, stage.flow)] if blobs else found
+
+
+async def stored(engine: AsyncEngine) -> set[str]:
+    async with engine.connect() as connection:
+        return {sha.hex() for sha in (await connection.execute(select(tables.blobs.c.sha))).scalars()}
+
+
+async def published(stage: Stage, task: Task) -> Answer:
+    event = PublishOptions().event(task)
+    answers = await publish_tasks(stage.bus, stage.run.name, [event], 60.0, blobs=blobs_of([task]))
+    [answer] = answers.values()
+    return answer
+
+
+async def test_a_large_task_is_accepted_with_its_blobs_and_a_runner_reads_the_same_files(
+    stage: Stage, task: Task, tmp_path: Path
+) -> None:
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+        assert await stored(stage.flow.engine) == set(task.packed.parts)
+        assert await missing_blobs(stage.bus, [*task.packed.parts, "0" * 64]) == {"0" * 64}
+        # Published under another label, nothing is sent twice.
+        sent: list[tuple[int, int]] = []
+        await send_blobs(stage.bus, task.packed.parts, sent=lambda *numbers: sent.append(numbers))
+        assert sent == [(0, 0)]
+    async with stage.flow.engine.connect() as connection:
+        row = (await connection.execute(select(tables.tasks.c.body, tables.tasks.c.sha))).one()
+    assert row.sha.hex() == task.content_hash
+    for directory in ("cold", "warm"):
+        cache = BlobCache(tmp_path / "cache", 100 << 20)
+        read = await TaskFiles(stage.flow.engine, cache).task(row.body)
+        assert {path: file.data for path, file in read.files.items()} == {
+            path: file.data for path, file in task.files.items()
+        }, directory
+        assert (read.bundle.links, read.bundle.directories) == (task.bundle.links, task.bundle.directories)
+        assert read.content_hash == task.content_hash
+
+
+async def test_a_task_waits_for_its_blobs_whichever_arrives_first(stage: Stage, task: Task) -> None:
+    [(domain, event)] = [PublishOptions().event(task)]
+    async with playing(roles(stage)):
+        await stage.send(subjects.tasks(stage.run.name, domain), event)
+        await stage.reaches(0, "submissions")
+        await send_blobs(stage.bus, task.packed.parts)
+        await stage.reaches(1, "submissions", status="accepted")
+
+
+async def test_a_task_whose_blobs_never_arrive_is_refused_and_accepted_when_it_comes_again_with_them(
+    stage: Stage, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "BLOB_TRIES", 3)
+    event = PublishOptions().event(task)
+    async with playing(roles(stage)):
+        [(status, reason)] = (await publish_tasks(stage.bus, stage.run.name, [event], 60.0)).values()
+        assert (
+            status is SubmissionStatus.REJECTED
+            and reason
+            and "never arrived: publish each to blobs.<its sha256>" in reason
+        )
+        assert await stage.count("submissions") == 0
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+
+
+async def test_streams_that_are_wiped_while_a_task_is_published_lose_nothing(
+    stage: Stage, task: Task
+) -> None:
+    event = PublishOptions().event(task)
+    await send_blobs(stage.bus, task.packed.parts)
+    await stage.send(subjects.tasks(stage.run.name, event[0]), event[1])
+    for stream in ("BLOBS", "TASKS"):
+        await stage.wipe(stream)
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+        await stage.wipe("BLOBS")
+        assert await stored(stage.flow.engine) == set(task.packed.parts)
+
+
+async def test_a_blob_under_a_wrong_name_or_too_large_is_a_dead_letter(stage: Stage) -> None:
+    async with playing(roles(stage)):
+        for body, sha in ((b"x", "0" * 64), (b"y" * 900_001, hashlib.sha256(b"y" * 900_001).hexdigest())):
+            await stage.bus.publish(Outgoing(subject=subjects.blob(sha), msg_id=sha, schema="", body=body))
+
+        async def both() -> bool:
+            return len(await stage.reasons()) == 2
+
+        await until(both)
+    assert await stage.reasons() == [
+        "the subject is not blobs.<sha256 of the content>, in 64 digits of 0-9 and a-f",
+        "a blob has at most 900,000 bytes, not 900,001: send the file in parts",
+    ]
+
+
+async def test_any_nats_client_publishes_a_directory_in_25_lines(
+    stage: Stage, task: Task, tmp_path: Path
+) -> None:
+    directory, prefix = tmp_path / "task", f"{stage.prefix}."
+    client = await nats.connect(stage.url)
+    jetstream = client.jetstream()
+
+    # The guide has these lines.
+    async def blob(body: bytes) -> str:
+        sha = hashlib.sha256(body).hexdigest()
+        await jetstream.publish(f"{prefix}blobs.{sha}", body)
+        return sha
+
+    async def tree(folder: Path) -> dict[str, dict[str, object]]:
+        found: dict[str, dict[str, object]] = {"blobs": {}, "trees": {}, "links": {}, "modes": {}}
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink():
+                found["links"][path.name] = os.readlink(path)
+            elif path.is_dir():
+                found["trees"][path.name] = [await blob(json.dumps(await tree(path)).encode())]
+            else:
+                body = path.read_bytes()
+                parts = [await blob(body[at : at + 900_000]) for at in range(0, len(body) or 1, 900_000)]
+                found["blobs"][path.name] = {"parts": parts, "size": len(body)}
+                if os.access(path, os.X_OK):
+                    found["modes"][path.name] = "755"
+        return found
+
+    message = json.dumps({"task": await tree(directory), "submission": "plain"}).encode()
+    await jetstream.publish(f"{prefix}tasks.{stage.run.name}.coding", message)
+    await client.close()
+    async with playing(roles(stage)):
+        await stage.reaches(1, "submissions", status="accepted")
+
+
+async def test_an_incomplete_or_false_tree_is_refused_in_one_sentence(
+    stage: Stage, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "BLOB_TRIES", 2)
+    message = task.to_message()
+    no_json = b"{"
+    sha = hashlib.sha256(no_json).hexdigest()
+    wrong = {
+        "tree": {**message, "trees": {"environment": [sha]}},
+        "size": {**message, "blobs": {"environment/files/x": {"parts": [sha], "size": 7}}},
+        "name": {**message, "trees": {"environment": ["x" * 64]}},
+        "absent": {**message, "trees": {"environment": ["0" * 64]}},
+    }
+    async with playing(roles(stage)):
+        await send_blobs(stage.bus, task.packed.parts)
+        await stage.bus.publish(Outgoing(subject=subjects.blob(sha), msg_id=sha, schema="", body=no_json))
+        await stage.reaches(len(task.packed.parts) + 1, "blobs")
+        answers = await publish_tasks(
+            stage.bus,
+            stage.run.name,
+            [("coding", TaskSubmitted(task=each, submission=name)) for name, each in wrong.items()],
+            60.0,
+        )
+    found = {
+        name: reason
+        for name, (status, reason) in answers.items()
+        if status is SubmissionStatus.REJECTED and reason
+    }
+    assert found["tree"] == f"the tree {sha} is not JSON"
+    assert found["size"] == "a file of 7 bytes lies in blobs of 1 bytes"
+    assert "is not a sha256 in 64 digits" in found["name"]
+    assert found["absent"].startswith(f"its blob {'0' * 64} never arrived")
+    assert not any("\n" in reason for reason in found.values())
+
+
+async def test_a_sweep_deletes_old_blobs_that_no_task_of_a_living_run_names(stage: Stage, task: Task) -> None:
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+        stray = hashlib.sha256(b"stray").hexdigest()
+        for sha, body in ((stray, b"stray"), (hashlib.sha256(b"new").hexdigest(), b"new")):
+            await stage.bus.publish(Outgoing(subject=subjects.blob(sha), msg_id=sha, schema="", body=body))
+        await stage.reaches(len(task.packed.parts) + 2, "blobs")
+    async with stage.flow.engine.begin() as connection:
+        names = [bytes.fromhex(sha) for sha in (stray, *task.packed.parts)]
+        old = tables.blobs.c.at - text("interval '2 days'")
+        await connection.execute(update(tables.blobs).where(tables.blobs.c.sha.in_(names)).values(at=old))
+        kept = await pool_blobs.named(connection)
+        assert kept == set(task.packed.parts)
+        assert await pool_blobs.sweep(connection, kept, dry=True) == pool_blobs.Swept(1, 5)
+        assert await pool_blobs.sweep(connection, kept) == pool_blobs.Swept(1, 5)
+        assert await pool_blobs.missing(connection, [stray, *task.packed.parts]) == {stray}
+        assert await pool_blobs.named(connection, without=stage.run.run_id) == set()
+        await connection.execute(update(tables.runs).values(pruned=tables.runs.c.created))
+        swept = await pool_blobs.sweep(connection, await pool_blobs.named(connection))
+        assert swept.count == len(task.packed.parts)
+
+
+async def test_a_file_with_the_content_of_a_tree_keeps_what_the_tree_names(
+    stage: Stage, tmp_path: Path
+) -> None:
+    def document(sha: str) -> bytes:
+        return json.dumps({"blobs": {"x": {"parts": [sha], "size": 1}}}).encode()
+
+    names = {
+        name: hashlib.sha256(body).hexdigest()
+        for name, body in (("x", b"x"), ("tree", document(hashlib.sha256(b"x").hexdigest())))
+    }
+    tree = names["tree"]
+    body = {"blobs": {"environment/files/y": {"parts": [tree], "size": 1}}, "trees": {"environment": [tree]}}
+    async with stage.flow.engine.begin() as connection:
+        await pool_blobs.store(connection, {tree: document(names["x"])})
+        await connection.execute(
+            insert(tables.tasks).values(
+                run_id=stage.run.run_id, sha=b"1" * 32, domain="coding", name="t", settings={}, body=body
+            )
+        )
+        assert await pool_blobs.named(connection) == set(names.values())
+
+
+async def test_the_auditor_reads_trees_among_binary_files(stage: Stage, task: Task) -> None:
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+    async with stage.flow.engine.begin() as connection:
+        bodies = {hashlib.sha256(body).hexdigest(): body for body in (os.urandom(100) for _ in range(300))}
+        await pool_blobs.store(connection, bodies)
+        await connection.execute(text("analyze blobs"))
+    report = await no_violations(stage.flow.engine, stage.run.name, only=[check.name for check in BLOBS])
+    assert [check.examined for check in report.checks if check.name in {each.name for each in BLOBS}] == [
+        len(task.packed.parts)
+    ] * 2
+
+
+async def test_a_runner_says_which_blob_is_lost(stage: Stage, task: Task, tmp_path: Path) -> None:
+    files = TaskFiles(stage.flow.engine, BlobCache(tmp_path / "cache", 1 << 20))
+    with pytest.raises(BlobsMissing, match=r"its blob [0-9a-f]{64}( and \d+ others)? never arrived"):
+        await files.task(task.to_message())
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "blobs.commit.before",
+        "blobs.commit.after",
+        "blobs.read.before",
+        "ack.blobs.before",
+        "publish.blobs.before",
+        "publish.blobs.after",
+    ],
+)
+async def test_a_task_survives_a_failure_at_each_boundary_of_its_blobs(
+    stage: Stage, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    armed = tmp_path / "points"
+    armed.mkdir()
+    (armed / point).write_text("raise\ndelay 0.2\nraise\n")
+    (armed / point.rpartition(".")[0]).write_text("duplicate\n")
+    monkeypatch.setattr(failpoints, "directory", armed)
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+    assert len((armed / failpoints.HITS).read_text().splitlines()) >= 3
+    assert await stored(stage.flow.engine) == set(task.packed.parts)
+
+
+async def test_a_question_with_too_many_names_gets_no_answer_and_everything_is_sent(
+    stage: Stage, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role, "MOST_NAMES", len(task.packed.parts) - 1)
+    monkeypatch.setattr(send, "ANSWER_S", 0.5)
+    async with playing(roles(stage)):
+        assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+        assert await missing_blobs(stage.bus, task.packed.parts) == set(task.packed.parts)
+        [first, *_] = task.packed.parts
+        assert await missing_blobs(stage.bus, [first]) == set()
+
+
+async def test_the_limits_are_those_of_the_run_that_a_task_is_for(
+    stage: Stage, task: Task, engine: AsyncEngine, nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    async with staged(engine, nats_server.url, tasks={"max_file_mb": 1}) as other:
+        event = PublishOptions().event(task)
+        async with playing(roles(stage)):
+            assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+            [(status, reason)] = (await publish_tasks(stage.bus, other.run.name, [event], 60.0)).values()
+    assert status is SubmissionStatus.REJECTED
+    assert reason == "environment/files/data.bin has 1.1 MB, and a file of a task has at most 1 MB"

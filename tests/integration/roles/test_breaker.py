@@ -1,0 +1,83 @@
+"""The circuit breaker: while the platform fails most attempts nothing is dispatched, nothing is lost, and admission opens again by itself."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.pool.dispatch import ended_lately
+from orchestrator.pool.engine import open_engine
+from orchestrator.roles.dispatcher import Breaker, dispatcher
+from orchestrator.roles.intake import Intake
+from tests.integration.roles.rig import Stage, playing, staged
+
+pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+WINDOW_S = 60.0  # as long as a test
+QUEUE: dict[str, object] = {"breaker_attempts": 6, "breaker_rate": 0.5, "breaker_window_s": WINDOW_S}
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    async with open_engine(database_url) as opened:
+        yield opened
+
+
+async def attempts(stage: Stage, failure_class: str, count: int, *, seconds_ago: float = 0.0) -> None:
+    """So many ended attempts, as results and the reaper write them; on a rollout of a task that is long over."""
+    statement = text(
+        "INSERT INTO attempts (run_id, rollout_id, attempt, epoch, failure_class, ended)"
+        " SELECT :run, r.rollout_id, (SELECT coalesce(max(attempt), 1) FROM attempts WHERE rollout_id = r.rollout_id) + n, 1,"
+        " :class, now() - make_interval(secs => :ago)"
+        " FROM generate_series(1, :count) n, (SELECT min(rollout_id) AS rollout_id FROM rollouts WHERE run_id = :run) r"
+    )
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(
+            statement, {"run": stage.run.run_id, "class": failure_class, "count": count, "ago": seconds_ago}
+        )
+
+
+async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everything(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url, queue=QUEUE) as stage:
+        async with playing([Intake(stage.flow, ["shell"]).run, lambda: dispatcher(stage.flow)]):
+            await stage.submit("first")
+            await stage.reaches(1, "groups", state="dispatched")
+            await attempts(stage, "infra_failure", 5)
+            await attempts(stage, "completed", 5)
+            await stage.reaches(1, "counters", name="admission_halted")
+            await stage.submit("second", "third")
+            await stage.reaches(2, "groups", state="accepted")
+            async with stage.flow.engine.begin() as connection:
+                await connection.execute(
+                    text("SET LOCAL session_replication_role = replica")
+                )  # rows are immutable
+                await connection.execute(
+                    text("UPDATE attempts SET ended = ended - make_interval(secs => :s)"), {"s": WINDOW_S + 1}
+                )
+            # As if the window had slid on; groups accepted until now are dispatched.
+            await stage.reaches(3, "groups", state="dispatched")
+        assert await stage.count("counters", name="admission_halted", value=1) == 1
+
+
+async def test_few_attempts_and_failures_of_the_policy_halt_nothing(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    async with staged(engine, nats_server.url, queue=QUEUE) as stage:
+        async with playing([Intake(stage.flow, ["shell"]).run, lambda: dispatcher(stage.flow)]):
+            await stage.submit("first")
+            await stage.reaches(1, "groups", state="dispatched")
+        await attempts(stage, "infra_failure", 5)
+        assert not await Breaker(stage.flow).look(), "five attempts say nothing"
+        await attempts(stage, "policy_failure", 3)
+        await attempts(stage, "timeout", 3)
+        await attempts(stage, "infra_failure", 50, seconds_ago=2 * WINDOW_S)
+        assert not await Breaker(stage.flow).look()
+        await attempts(stage, "infra_failure", 1)
+        assert await Breaker(stage.flow).look()
+        async with engine.connect() as connection:
+            assert await ended_lately(connection, stage.run.run_id, WINDOW_S) == (12, 6)
+            assert await ended_lately(connection, stage.run.run_id + 1, WINDOW_S) == (0, 0)

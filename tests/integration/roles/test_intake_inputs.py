@@ -1,0 +1,150 @@
+"""Every message of a publisher is answered: accepted, or rejected with a sentence that names the file or key, under the publisher's id."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Outgoing
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.roles.intake import Intake
+from orchestrator.tasks.harbor import Task
+from tests.integration.pool.rig import engine
+from tests.integration.roles.rig import Stage, staged
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+TEST = "echo 1 > /logs/verifier/reward.txt"
+FILES = {"task.toml": "", "instruction.md": "count", "tests/test.sh": TEST}
+NUL = {**FILES, "environment/files/names.lst": "oak\0elm\0", "tests/want": "\0"}
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url) as stage:
+        yield stage
+
+
+def message(submission: str, files: dict[str, str] | None = None, **more: Any) -> bytes:
+    return json.dumps({"submission": submission, "task": {"files": files or FILES}, **more}).encode()
+
+
+def toml(submission: str, settings: str) -> bytes:
+    return message(submission, {**FILES, "task.toml": settings})
+
+
+SENT: dict[str, tuple[bytes, str | None]] = {
+    "nul": (message("nul", NUL), None),
+    "nul-name": (toml("nul-name", '[metadata]\nname = "a\\u0000b"\ntags = ["\\u0000"]'), None),
+    "nul-label": (message("nul-label", label="a\0b"), None),
+    "own": (toml("own", '[metadata]\ndomain = "Life Sciences"\nwhen = 2024-01-01\nx = nan'), None),
+    "nul-text": (message("nul-text", {**FILES, "instruction.md": "a\0b"}), "instruction.md holds a NUL character (byte 1)"),
+    "nul-env": (toml("nul-env", '[verifier]\nenv = {A = "\\u0000"}'), "[verifier].env must be"),
+    "half": (
+        b'{"submission": "half", "task": {"files": {"task.toml": "\\ud800"}}}',
+        "TaskSubmitted: ",
+    ),
+    "purpos": (message("purpos", purpos="eval"), "TaskSubmitted: unknown key 'purpos': did you mean purpose?"),
+    "twice": (b'{"submission": "twice", "purpose": "eval", "purpose": "train", "task": {}}', "the key 'purpose' comes twice"),
+    "kind": (message("kind", group_size="4"), "TaskSubmitted: Expected `int | null`, got `str` - at `$.group_size`"),
+    "fun": (message("fun", purpose="fun"), "TaskSubmitted: purpose is 'fun', it must be one of train, eval, record"),
+    "none": (message("none", group_size=0), "group_size is 0"),
+    "no-agent": (message("no-agent", scaffold=""), "unknown scaffold ''"),
+    "large": (message("large", group_size=10**30), "group_size is 1000"),
+    "flag": (message("flag", purpose="eval", sampling={"temperature": True}), "TaskSubmitted: "),
+    "deep": (toml("deep", "a = " + "[" * 3000), "task.toml: not valid TOML"),
+    "long": (message("long", scaffold="x" * 100_000), "unknown scaffold 'xxx"),
+}  # fmt: skip
+
+
+async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage) -> None:
+    answers: dict[str, tuple[str, str]] = {}
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        anyio.create_task_group() as roles,
+    ):
+        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        for body, _ in SENT.values():
+            await stage.bus.publish(
+                Outgoing(subject=subjects.tasks(stage.run.name, "coding"), msg_id="", schema="", body=body)
+            )
+        with anyio.fail_after(60):
+            async for notice in notices:
+                answer = json.loads(notice.body)
+                answers[answer["submission"]] = (answer["status"], answer.get("reason", ""))
+                if answers.keys() >= SENT.keys():
+                    break
+        roles.cancel_scope.cancel()
+    for name, (_, reason) in SENT.items():
+        status, sentence = answers[name]
+        assert status == ("accepted" if reason is None else "rejected"), (name, sentence)
+        assert (reason or "") in sentence and len(sentence) <= 2000, (name, sentence)
+    query = text("SELECT body FROM tasks JOIN groups USING (task_id) WHERE submission = 'nul'")
+    async with stage.flow.engine.connect() as connection:
+        kept = Task.from_message(await connection.scalar(query))
+        stored = (
+            await connection.scalars(text("SELECT submission FROM submissions WHERE status = 'rejected'"))
+        ).all()
+    kinds = (
+        "nul-text",
+        "nul-env",
+        "deep",
+        "long",
+        "large",
+        "none",
+        "no-agent",
+    )  # the others can come again, corrected, under the same id
+    assert sorted(stored) == sorted(kinds)
+    assert kept.files["environment/files/names.lst"].data == b"oak\0elm\0"
+    assert kept.content_hash == Task.from_message({"files": NUL}).content_hash
+
+
+async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage) -> None:
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        anyio.create_task_group() as roles,
+    ):
+        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        await stage.bus.publish(
+            Outgoing(subject=f"tasks.{stage.run.name}.Chemie", msg_id="", schema="", body=message("odd"))
+        )
+        with anyio.fail_after(60):
+            async for notice in notices:
+                answer = json.loads(notice.body)
+                break
+        roles.cancel_scope.cancel()
+    assert (answer["submission"], answer["status"]) == ("odd", "rejected")
+    assert "the domain name 'Chemie' cannot be used" in answer["reason"]
+
+
+async def test_a_key_of_a_later_version_is_refused_and_the_version_that_is_known_is_named(
+    stage: Stage,
+) -> None:
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        anyio.create_task_group() as roles,
+    ):
+        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        subject = subjects.tasks(stage.run.name, "coding")
+        await stage.bus.publish(
+            Outgoing(subject=subject, msg_id="", schema="TaskSubmitted/2", body=message("plain"))
+        )
+        await stage.bus.publish(
+            Outgoing(subject=subject, msg_id="", schema="TaskSubmitted/2", body=message("newer", priority=3))
+        )
+        answers = {}
+        with anyio.fail_after(60):
+            async for notice in notices:
+                answer = json.loads(notice.body)
+                answers[answer["submission"]] = answer.get("reason", "")
+                if len(answers) == 2:
+                    break
+        roles.cancel_scope.cancel()
+    assert answers["plain"] == ""
+    assert "unknown key 'priority' in TaskSubmitted/1, which this orchestrator knows" in answers["newer"]

@@ -1,0 +1,82 @@
+"""Runners, verifier runners and gateways get impossible work and announcements among good ones: they live, and do the good work."""
+
+import secrets
+from pathlib import Path
+
+import anyio
+import pytest
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Delivery, Outgoing
+from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, encode
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.roles.dead_letters import store_dead_letters
+from tests.integration.runner.rig import a_task, open_rig, runs, says
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+DEEP = b'{"later": ' + b"[" * 9000 + b"]" * 9000 + b"}"
+
+
+async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_done(
+    database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
+) -> None:
+    async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
+        run = rig.flow.run
+        forged: list[bytes] = [b"", b"\xff\xfe", b"[]", b"null", DEEP]
+        for kind in (RolloutAssigned, VerifyAssigned):
+            for values in (
+                {"run": "another", "rollout": 1, "epoch": 1},
+                {"run": run, "rollout": 2**70, "epoch": 1},
+                {"run": run, "rollout": -1, "epoch": 1},
+                {"run": run, "rollout": 1, "epoch": 2**40},
+                {"run": run, "rollout": 1, "epoch": 0},
+            ):
+                forged.append(encode(kind(attempt=1, **values)))  # type: ignore[arg-type]
+        work = ((subjects.work_rollout, "RolloutAssigned/1"), (subjects.work_verify, "VerifyAssigned/1"))
+        for subject, schema in work:
+            for body in forged:
+                where = subject(run, subjects.POOL_DEFAULT)
+                await rig.flow.bus.publish(
+                    Outgoing(subject=where, msg_id=secrets.token_hex(8), schema=schema, body=body)
+                )
+        for body in (b"", b"\xff", DEEP, b'{"version": -1}', b'{"run": 7}'):
+            await rig.flow.bus.publish(
+                Outgoing(
+                    subject=subjects.policy(run),
+                    msg_id=secrets.token_hex(8),
+                    schema="PolicyPublished/1",
+                    body=body,
+                )
+            )
+        rig.tasks.start_soon(store_dead_letters, rig.flow)
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
+        assert await rig.verdict(rollout) == 1.0
+        refused: list[Delivery] = []
+        async with rig.flow.bus.subscribe(subjects.consume_dead("WORK")) as arriving:
+            with anyio.fail_after(40):
+                while len(refused) < 2 * len(forged):
+                    found = await arriving.take(8)
+                    refused += [
+                        each for each in found if run.encode() in each.body or f".{run}." in str(each.headers)
+                    ]
+        reasons = [each.headers[subjects.HEADER_DEAD_REASON] for each in refused]
+        for part in (
+            "RolloutAssigned: it is work of the run 'another', on the subject of",
+            "VerifyAssigned: it is work of the run 'another', on the subject of",
+            "its content is nested too deeply",
+            f"RolloutAssigned: rollout {2**70}, attempt 1, epoch 1 does not exist",
+            "RolloutAssigned: rollout -1, attempt 1, epoch 1 does not exist",
+            "VerifyAssigned: rollout 1, attempt 1, epoch 0 does not exist",
+        ):
+            assert any(part in reason for reason in reasons), (part, reasons)
+        await rig.until(
+            "SELECT count(*) AS n FROM dead_letters WHERE run_id = :run AND stream = 'WORK'",
+            lambda row: row.n == 2 * len(forged),
+            run=rig.flow.run_id,
+        )
+        await rig.counted("work_refused")
+        (counted,) = await rig.rows("SELECT count(*) AS n FROM attempts")
+        assert counted.n == 1, "forged work was leased"

@@ -1,0 +1,214 @@
+"""`penstock tasks vet` as a command: reports, a second call, a changed byte, and the level that a run requires at publish and intake."""
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typer.testing import CliRunner, Result
+
+from ops.lab.task_set.small import WELL_MADE, WORD
+from orchestrator.bus import subjects
+from orchestrator.cli.main import app
+from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted
+from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.deploy.home import Home, write_template
+from orchestrator.pool.tables import vettings
+from orchestrator.probing import NOT_HIDDEN, ProbeRun
+from orchestrator.publish import PublishOptions
+from orchestrator.queries.vettings import levels, report_of
+from orchestrator.roles.intake import Intake
+from orchestrator.settings.config import load
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.harbor import load as load_task
+from orchestrator.tasks.vetting.findings import Fault
+from orchestrator.tasks.vetting.leaks import Readable
+from orchestrator.tasks.vetting.report import TaskReport
+from orchestrator.vetting.leak import leak_findings
+from orchestrator.vetting.many import Candidate, vet_all
+from orchestrator.vetting.records import FILE, FileRecords
+from orchestrator.vetting.task import Options, vet
+from orchestrator.vetting.trials import Trials
+from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.bubblewrap import BubblewrapProvider
+from tests import builders
+from tests.integration.pool.rig import engine
+from tests.integration.roles.rig import Stage, playing, staged
+from tests.integration.tasks.vetting_faults import PLANTED
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("probes"), pytest.mark.timeout(200)]
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A good task and a bad one."""
+    for name, files in (("good", WELL_MADE["write"]), ("bad", PLANTED["a test that always passes"].files)):
+        Task.from_files(files).write(tmp_path / "suite" / name)
+    return tmp_path / "suite"
+
+
+async def penstock(*arguments: str) -> Result:
+    return await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, list(arguments)))
+
+
+async def test_the_command_reports_and_a_second_call_continues(suite: Path, tmp_path: Path) -> None:
+    words = ("tasks", "vet", str(suite), "--until", "controls-hold", "--times", "1")
+    done = await penstock(*words, "--html", str(tmp_path / "page.html"))
+    assert done.exit_code == 1 and "1 of 2 tasks reach controls-hold" in done.stdout, done.output
+    assert "nothing nothing-pays: the untouched environment earns 1" in done.stdout
+    assert "remedy: make the tests fail on the untouched environment" in done.stdout
+    assert "nothing-pays" in (tmp_path / "page.html").read_text()
+    kept = (suite / FILE).read_text()
+    again = await penstock(*words, "--json")
+    found = {each["place"].rpartition("/")[2]: each["level"] for each in json.loads(again.stdout)}
+    assert found == {"good": "controls-hold", "bad": "builds"} and again.exit_code == 1
+    assert (suite / FILE).read_text() == kept, "nothing was vetted again"
+    (suite / "good/instruction.md").write_text("Write the word hi into the file out.txt!")
+    await penstock("tasks", "vet", str(suite / "good"), "--until", "builds", "--times", "1")
+    assert len((suite / FILE).read_text().splitlines()) == len(kept.splitlines()) + 1, "a changed byte"
+    assert load_task(suite / "good").content_hash in FileRecords(suite / FILE).vettings()
+
+
+class Failing(BubblewrapProvider):
+    """Its first sandbox fails by fault of the platform; or it refuses every environment."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error: Exception | None = error
+
+    def open(self, spec: SandboxSpec):  # type: ignore[no-untyped-def]
+        if self.error is not None:
+            error = self.error
+            if isinstance(error, SandboxError):
+                self.error = None
+            raise error
+        return super().open(spec)
+
+
+async def test_a_failing_platform_decides_nothing_and_the_next_call_tries_again(tmp_path: Path) -> None:
+    records, provider = FileRecords(tmp_path / FILE), Failing(SandboxError("no namespaces"))
+    options = Options(section=SandboxSection(), times=1, until=Level.BUILDS)
+    candidates = [Candidate(place="a", found=Task.from_files(WELL_MADE["write"]), records=records)]
+    (first,) = await vet_all(candidates, provider, options, jobs=1)
+    assert first.undecided == "the sandboxes failed: no namespaces" and not (tmp_path / FILE).exists()
+    (second,) = await vet_all(candidates, provider, options, jobs=1)
+    assert second.level is Level.BUILDS and not second.undecided
+
+
+async def test_an_environment_that_the_provider_refuses_does_not_build() -> None:
+    options = Options(section=SandboxSection(), times=1)
+    provider = Failing(ValueError("its image cannot be built"))
+    found = await vet("a", Task.from_files(WELL_MADE["write"]), provider, options)
+    assert found.level is Level.WELL_FORMED and found.faults == (Fault.DOES_NOT_BUILD,)
+
+
+@pytest.fixture
+async def home(
+    tmp_path: Path, database_url: str, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The directory of a run that requires `builds`."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")
+    write_template(tmp_path / "first", "vetted", "")
+    with (tmp_path / "first/penstock.toml").open("a") as file:
+        file.write('\n[tasks]\nrequire = "builds"\n')
+    await builders.make_run(engine, load(Home.at(tmp_path / "first").file))
+    return tmp_path / "first"
+
+
+async def test_with_a_run_the_reports_are_rows_and_publish_names_a_task_below_the_level(
+    suite: Path, home: Path, engine: AsyncEngine
+) -> None:
+    task = str(suite / "good")
+    refused = await penstock("tasks", "publish", task, "-c", str(home))
+    name = load_task(suite / "good").name
+    assert str(refused.exception).startswith(
+        f"task '{name}' has not been vetted as it is now, and this run requires builds (tasks.require): run `penstock tasks vet"
+    )
+    done = await penstock("tasks", "vet", task, "-c", str(home), "--until", "builds", "--times", "1")
+    assert done.exit_code == 0 and not (suite / FILE).exists(), done.output
+    sha256 = load_task(suite / "good").content_hash
+    async with engine.connect() as connection:
+        run_id = (await connection.scalars(select(vettings.c.run_id))).one()
+        stored = await report_of(connection, run_id, sha256)
+        assert (await levels(connection, run_id, [sha256]))[sha256].level is Level.BUILDS
+    assert stored is not None and TaskReport.from_json(stored).level is Level.BUILDS
+    again = await penstock("tasks", "publish", task, "-c", str(home))
+    assert "NATS" in str(again.exception) or "nats" in str(again.exception), (
+        "the level is enough: the bus is next"
+    )
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url, tasks={"require": "vetted"}) as stage:
+        yield stage
+
+
+async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(stage: Stage) -> None:
+    task = Task.from_files(WELL_MADE["write"])
+    vetting = Vetting(sha256=task.content_hash, level=Level.VETTED, times=3, provider="bubblewrap")
+    _, event = PublishOptions().event(task, vetting)
+    other = msgspec.structs.replace(vetting, sha256="ab" * 32)
+    lower = msgspec.structs.replace(vetting, level=Level.BUILDS)
+    sent: dict[str, TaskSubmitted] = {
+        name: msgspec.structs.replace(event, submission=name, vetting=found)
+        for name, found in (
+            ("none", None),
+            ("other", other),
+            ("lower", lower),
+            ("own", vetting),
+            ("later", None),
+        )
+    }
+    answers: dict[str, SubmissionAnswered] = {}
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        playing([Intake(stage.flow, ["shell"]).run]),
+    ):
+        for name, each in sent.items():
+            await stage.send(subjects.tasks(stage.run.name, "general"), each)
+            with anyio.fail_after(30):
+                answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
+            answers[name] = answer
+    assert {name: answer.status for name, answer in answers.items()} == {
+        "none": "rejected", "other": "rejected", "lower": "rejected", "own": "accepted",
+        "later": "accepted",  # the level is a row of the run now
+    }  # fmt: skip
+    assert "has not been vetted as it is now, and this run requires vetted" in (answers["other"].reason or "")
+    assert "has only the level builds" in (answers["lower"].reason or "")
+    assert await stage.count("vettings", level="vetted") == 1
+
+
+async def test_a_file_of_an_image_is_hidden_while_the_solution_runs_and_restored() -> None:
+    run = ProbeRun(Task.from_files(WELL_MADE["find"]), BubblewrapProvider(), SandboxSection(), 10.0)
+    for hide, reward in (
+        ((), 1.0),
+        (["/app/conf/a.ini"], 1.0),
+        (["/app/conf/b.ini", "/app/conf/c.ini"], 0.0),
+    ):
+        left = await run.solved(hide=hide)
+        assert left is not None and (await run.judged(left)).reward == reward
+        assert [file.path for file in left.artifacts] == ["key.txt"], "it is restored"
+    left = await run.solved(hide=["/usr/bin/env"])
+    assert left is not None and left.exit_code == NOT_HIDDEN and left.artifacts == []
+
+
+async def test_a_text_that_cannot_be_hidden_is_a_leak_if_it_is_encoded() -> None:
+    """Files that an image brings: here the search alone sees them, and the machine's own files stand for them."""
+    trials = Trials(Task.from_files(WELL_MADE["decode"]), BubblewrapProvider(), SandboxSection())
+    left, answer = await trials.solved(), f"the pass phrase is {WORD}".encode()
+    message = {path: file.data for path, file in trials.run.pristine.files.items()}
+    shown = Readable(
+        files={**message, "/usr/bin/env": answer, "/etc/hostname": answer.hex().encode()}, variables={}
+    )
+    found = await leak_findings(trials, left, shown)
+    assert [(f.fault, f.where) for f in found] == [(Fault.LEAK_ENCODED, "/etc/hostname")]

@@ -1,0 +1,52 @@
+"""URLs of NATS: the ones that name servers, and the ones that are refused in one sentence without their login."""
+
+import pytest
+
+from orchestrator.bus.base import UnfitServer
+from orchestrator.bus.link import login_of, places_of, urls_of
+
+
+@pytest.mark.parametrize(
+    ("url", "login"),
+    [
+        ("nats://h:4222", {}),
+        ("h", {}),
+        ("nats://to%40k%2Fen@h", {"token": "to@k/en"}),
+        ("tls://us%3Aer:p%40ss@h", {"user": "us:er", "password": "p@ss"}),
+        ("wss://u:p@h", {"user": "u", "password": "p"}),
+    ],
+)
+def test_a_login_is_decoded(url: str, login: dict[str, str]) -> None:
+    assert urls_of(url) == [url] and login_of(url) == login
+
+
+def test_the_servers_of_a_cluster_stand_between_commas() -> None:
+    named = "nats://u:p@a:1, tls://b ,c"
+    assert urls_of(named) == ["nats://u:p@a:1", "tls://b", "c"]
+    assert places_of(named) == "a:1 or b:4222 or c:4222"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:secret@h",
+        "nats://u:sec/ret@h",
+        "nats://u:secret@h:port",
+        "nats://u:secret@h:0",
+        "nats://",
+        "nats://u:secret@[::1",
+        "nats://u:secret@h:999999",
+        "nats://u:secret@h?tls=true",
+        "nats://u:secret@h/streams",
+        "nats://u:secret@h,ws://h2",
+        "postgresql://u:secret@h/d",
+    ],
+)
+def test_what_names_no_server_is_one_sentence_without_its_login(url: str) -> None:
+    with pytest.raises(UnfitServer) as refused:
+        urls_of(url)
+    assert (
+        "secret" not in str(refused.value)
+        and "sec/" not in str(refused.value)
+        and "\n" not in str(refused.value)
+    )

@@ -1,0 +1,77 @@
+"""The filters that a person may set for an export, and those that are refused with a sentence."""
+
+import doctest
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from orchestrator.contracts import numbers
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.queries import attempt_filters, evaluations, scalars
+from orchestrator.queries.attempt_filters import AttemptFilters, read_since
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("module", [attempt_filters, numbers, scalars, evaluations])
+def test_the_examples_of_the_docstrings_hold(module: object) -> None:
+    found = doctest.testmod(module)  # type: ignore[arg-type]
+    assert (found.failed, found.attempted > 0) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "ago"),
+    [("90m", timedelta(minutes=90)), ("2d", timedelta(days=2)), ("30 s", timedelta(seconds=30))],
+)
+def test_an_age_is_counted_back_from_now(given: str, ago: timedelta) -> None:
+    assert read_since(given, NOW) == NOW - ago
+
+
+def test_a_time_may_have_a_zone_of_its_own() -> None:
+    assert read_since("2026-01-31T12:00+02:00", NOW) == NOW - timedelta(hours=2)
+    assert read_since(None, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"purpose": "fun"}, "purpose 'fun' is unknown; known: train, eval, record"),
+        ({"state": "happy"}, "state 'happy' is not a state of a group or a rollout: accepted"),
+        ({"versions": "a..b"}, "versions 'a..b' cannot be read: write 7, 3..9"),
+        ({"versions": ".."}, "versions '..' cannot be read"),
+        ({"since": "yesterday"}, "since 'yesterday' cannot be read: write a time"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match="^" + sentence.replace("?", r"\?")):
+        AttemptFilters(**given)  # type: ignore[arg-type]
+
+
+def test_the_plain_form_holds_only_the_filters_that_are_set() -> None:
+    assert AttemptFilters().plain() == {}
+    assert AttemptFilters(groups=(4,), label="", every_attempt=True).plain() == {
+        "groups": [4],
+        "label": "",
+        "every_attempt": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"versions": "99999999999999"},
+            "versions must be a whole number from 0 to 2147483647",
+        ),
+        ({"versions": f"1..{'9' * 5000}"}, "versions must be a whole number"),
+        ({"since": "99999999999d"}, "since '99999999999d' cannot be read"),
+        ({"since": "999999999d"}, "since '999999999d' cannot be read"),
+        ({"label": "a\0b"}, "label must not hold a NUL character"),
+    ],
+)
+def test_a_value_that_no_column_holds_is_refused_before_the_query(
+    given: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        AttemptFilters(**given)  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""Groups without signal, and groups in which only speed differs."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orchestrator.contracts.marks import ParseStatus
+from orchestrator.rewards.actions import ParsedAction, RecordedStep
+from orchestrator.rewards.comparison import NOISE_FACTOR, Silence, compared, sd_log
+from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
+from orchestrator.rewards.returns import group_advantages
+from orchestrator.rewards.settings import RewardSettings
+
+GOOD = RecordedStep(ParsedAction(content="7"))
+BAD = RecordedStep(ParsedAction(content="<call", parse=ParseStatus.ILL_FORMED))
+DEFAULT = RewardSettings()
+BY_PERFORMANCE = replace(DEFAULT, zero_signal="performance")
+
+
+def group(*members: tuple[float, float], bad: int | None = None) -> list[RolloutReward]:
+    outcomes = [
+        VerifiedMember(member=i, performance=performance, agent_s=t, steps=[BAD if i == bad else GOOD])
+        for i, (performance, t) in enumerate(members)
+    ]
+    return group_rewards(outcomes, DEFAULT)
+
+
+FAST_TO_SLOW = group(*((1.0, t) for t in (5.0, 10.0, 50.0, 500.0)))
+
+
+def test_a_group_of_equal_successes_from_5_to_500_seconds_trains_once_the_noise_is_known() -> None:
+    assert compared(FAST_TO_SLOW, DEFAULT).silent is Silence.NOT_MEASURED
+    found = compared(FAST_TO_SLOW, DEFAULT, noise=0.3)
+    assert found.silent is None and found.noise == 0.3 and found.sd_log_t == pytest.approx(2.045, abs=1e-3)
+    fastest, *_, slowest = group_advantages(FAST_TO_SLOW, DEFAULT)
+    assert fastest.steps[0].advantage > 0 > slowest.steps[0].advantage
+    assert compared(FAST_TO_SLOW, BY_PERFORMANCE, noise=0.3).silent is Silence.EQUAL_PERFORMANCE
+
+
+def test_speed_within_three_times_its_noise_is_silent_and_at_three_times_it_trains() -> None:
+    sd = compared(FAST_TO_SLOW, DEFAULT).sd_log_t
+    assert sd is not None
+    assert compared(FAST_TO_SLOW, DEFAULT, noise=sd / NOISE_FACTOR * 1.001).silent is Silence.WITHIN_NOISE
+    assert compared(FAST_TO_SLOW, DEFAULT, noise=sd / NOISE_FACTOR * 0.999).silent is None
+
+
+def test_successes_that_took_the_same_time_are_silent_also_where_the_replays_did() -> None:
+    alike = group((1.0, 5e-4), (1.0, 2e-4), bad=0)  # both are clamped
+    assert alike[0].total != alike[1].total
+    assert compared(alike, DEFAULT, noise=0.0).silent is Silence.WITHIN_NOISE
+
+
+def test_failures_alone_are_silent_also_where_their_style_or_speed_differs() -> None:
+    failures = group((0.0, 1.0), (0.0, 500.0), bad=0)
+    assert failures[0].total != failures[1].total
+    assert compared(failures, DEFAULT, noise=0.01).silent is Silence.NO_SUCCESS
+
+
+def test_style_alone_trains_no_group_of_equal_successes() -> None:
+    assert compared(group((1.0, 9.0), (1.0, 9.0), bad=0), DEFAULT, 0.01).silent is Silence.WITHIN_NOISE
+
+
+def test_unequal_performance_trains_whatever_is_known_of_the_noise() -> None:
+    for noise in (None, 0.01, 5.0):
+        assert compared(group((1.0, 5.0), (0.0, 500.0)), DEFAULT, noise).silent is None
+
+
+def test_performance_that_differs_by_less_than_a_thousandth_does_not_open_the_gate() -> None:
+    assert compared(group((1.0, 5.0), (0.9995, 500.0)), DEFAULT).silent is Silence.NOT_MEASURED
+
+
+def test_where_returns_are_divided_by_their_spread_performance_that_differs_by_less_than_speed_passes_the_gate() -> (
+    None
+):
+    near = group((0.9, 10.0), (0.9011, 13.0), (0.9, 9.0), (0.9, 30.0))
+    divided = replace(DEFAULT, advantage_std=True)
+    assert compared(near, DEFAULT).silent is None, "noise moves a return by β/4 of it"
+    for noise, silent in ((None, Silence.BELOW_SPEED), (5.0, Silence.BELOW_SPEED), (0.01, None)):
+        assert compared(near, divided, noise).silent is silent
+    assert compared(group((1.0, 5.0), (0.0, 500.0)), divided).silent is None
+
+
+def test_everything_equal_is_silent_and_so_is_a_group_without_members() -> None:
+    equal = group((1.0, 9.0), (1.0, 9.0), (1.0, 9.0))
+    assert compared(equal, DEFAULT, noise=0.0).silent is Silence.WITHIN_NOISE
+    for settings in (DEFAULT, BY_PERFORMANCE):
+        assert compared([], settings).silent is not None
+        assert compared(equal, settings, noise=0.1).silent is not None
+
+
+def test_without_a_weight_of_speed_equal_performance_is_silent() -> None:
+    assert compared(FAST_TO_SLOW, replace(DEFAULT, speed_weight=0.0), 0.1).silent is Silence.EQUAL_PERFORMANCE
+
+
+GROUPS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0.1, 1e4)), min_size=2, max_size=8)
+
+
+@given(GROUPS, st.floats(1e-1, 1e3), st.none() | st.floats(0, 2))
+def test_the_unit_of_time_changes_neither_rewards_nor_what_is_silent(
+    members: list[tuple[float, float]], scale: float, noise: float | None
+) -> None:
+    one, other = group(*members), group(*((p, t * scale) for p, t in members))
+    assert [r.total for r in one] == pytest.approx([r.total for r in other])
+    sd = compared(one, DEFAULT).sd_log_t
+    assume(noise is None or sd is None or abs(sd - NOISE_FACTOR * noise) > 1e-6)
+    assert compared(one, DEFAULT, noise).silent == compared(other, DEFAULT, noise).silent
+
+
+@given(GROUPS, st.none() | st.floats(0, 2), st.booleans())
+def test_a_group_that_trains_has_advantages_of_the_size_of_its_returns(
+    members: list[tuple[float, float]], noise: float | None, advantage_std: bool
+) -> None:
+    settings = replace(DEFAULT, advantage_std=advantage_std)
+    rewards = group(*members)
+    found = compared(rewards, settings, noise)
+    performances = {p for p, _ in members}
+    if len(performances) == 1:
+        opened = noise is not None and found.sd_log_t is not None and found.sd_log_t >= 3 * noise
+        assert (found.silent is None) <= opened
+    if found.silent is None:
+        advantages = [member.steps[0].advantage for member in group_advantages(rewards, settings)]
+        assert sum(advantages) == pytest.approx(0, abs=1e-6)
+        if advantage_std:
+            assert sum(a * a for a in advantages) / len(advantages) == pytest.approx(1, abs=1e-3)
+
+
+def test_noise_is_measured_like_what_it_is_compared_with() -> None:
+    assert sd_log([2.0, 2.0 * 2.718281828459045]) == pytest.approx(0.5**0.5)

@@ -1,0 +1,107 @@
+"""Content that a log line must never show, and that logging never raises."""
+
+import doctest
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from orchestrator.gateway.sessions.session import new_token
+from orchestrator.runtime import log
+from tests.unit.bus.test_journal import files_end_at
+
+
+def test_the_example_of_the_docstring_holds() -> None:
+    assert doctest.testmod(log).failed == 0
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_tokens_keys_and_passwords_are_cut_out_of_every_line_and_of_tracebacks(
+    as_json: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    token = new_token()
+    before = structlog.get_config()
+    try:
+        log.configure("test", json=as_json)
+        logger = log.get("test")
+        logger.error("a", url=f"http://127.0.0.1/s/{token}/v1", headers={"Authorization": f"Bearer {token}"})
+        try:
+            raise ValueError(f"cannot connect to postgresql://penstock:{token}@127.0.0.1:5432/penstock")
+        except ValueError:
+            logger.exception("b")
+    finally:
+        structlog.configure(**before)
+        structlog.contextvars.clear_contextvars()
+    output = capfd.readouterr().err
+    assert token not in output and output.count("***") >= 3 and "127.0.0.1:5432/penstock" in output
+
+
+def test_a_text_without_secrets_stays_as_it_is() -> None:
+    line = "http://127.0.0.1:30000/generate s/ab Bearer x /s/ (16:20:01) a@b c://d"
+    assert log.redact(line) == line
+
+
+@pytest.fixture
+def configured() -> Iterator[None]:
+    """Restores the log afterwards."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_full_disk_costs_lines_raises_nothing_and_their_number_is_logged_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "runner.log"
+    with place.open("a") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        log.configure("runner", json=True)
+        logger = log.get("test")
+        logger.info("first")
+        with files_end_at(place.stat().st_size + 20):  # the next line is torn, those behind it are lost
+            for _ in range(3):
+                logger.error("journal.full")
+        assert log.lines_lost() == 3
+        logger.info("second")
+        logger.info("third")
+    first, torn, *after = place.read_text().splitlines()
+    assert json.loads(first)["event"] == "first" and len(torn) == 20
+    lines = [json.loads(line) for line in after]
+    assert [line["event"] for line in lines] == ["log.lines_lost", "second", "third"]
+    assert (lines[0]["lines"], lines[0]["process"], lines[0]["level"]) == (3, "runner", "warning")
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_broken_or_closed_stderr_does_not_end_a_process_that_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        log.configure("test", json=True)
+        log.get("test").error("not read by anyone")
+    log.get("test").error("nor this")
+    assert log.lines_lost() == 2
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        log.configure("test", json=True)
+        for _ in range(3):
+            log.get("test").error("nor these")
+    assert log.lines_lost() == 3
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_process_that_was_given_no_stderr_logs_into_nothing_and_counts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python starts with descriptor 2 closed
+    log.configure("test")
+    log.get("test").error("not received by anyone")
+    assert log.lines_lost() == 1

@@ -1,0 +1,221 @@
+"""`penstock tasks import swe`: rows of SWE-bench and its relatives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.tasks.harbor import Task, load
+from orchestrator.tasks.importing import swe_rows
+from orchestrator.tasks.importing.swe_scripts import GRADE
+from tests.import_sets import CALCULATOR, CHECK, FIX, TESTS, committed, git, row, rows, smith, write
+from tests.unit.tasks.importing.rig import imported, refused
+
+NAME = "people__calculator-7"
+
+
+@pytest.fixture
+def clones(tmp_path: Path) -> Path:
+    """A folder with the calculator's repository."""
+    committed(write(tmp_path / "clones" / "people" / "calculator", CALCULATOR))
+    return tmp_path / "clones"
+
+
+@pytest.fixture
+def commit(clones: Path) -> str:
+    return git(clones / "people" / "calculator", "rev-parse", "HEAD")
+
+
+def below(task: Task, folder: str) -> set[str]:
+    return {path.removeprefix(folder) for path in task.files if path.startswith(folder)}
+
+
+def test_a_row_with_an_image_names_it_and_carries_its_patches(tmp_path: Path) -> None:
+    for column in ("image_name", "docker_image", "image"):
+        source = rows(tmp_path / "rows.jsonl", row("1" * 40, **{column: "example.org/calc:7"}))
+        found = imported("swe", source, tmp_path / column)
+        assert (found.code, found.outcomes) == (0, {NAME: "imported"})
+        assert "[environment].docker_image = 'example.org/calc:7'" in found.run[NAME], (
+            "refused without images"
+        )
+    task = load(tmp_path / "image" / NAME)
+    assert task.settings.environment == {"docker_image": "example.org/calc:7", "workdir": "/testbed"}
+    assert task.instruction == "add() subtracts." and task.settings.metadata.domain == "coding"
+    assert task.files["solution/fix.patch"].data.decode() == FIX
+    assert task.files["tests/test.patch"].data.decode() == TESTS
+    assert json.loads(task.files["tests/expected.json"].data) == [
+        "test_calc.py::test_add",
+        "test_calc.py::test_twice",
+    ]
+    assert below(task, "environment/") == set()
+    script = task.files["tests/test.sh"].data.decode()
+    assert f"checkout -q {'1' * 40} -- test_calc.py" in script and "-m pytest" in script
+
+
+def test_the_image_may_follow_from_the_name(tmp_path: Path) -> None:
+    source = rows(tmp_path / "rows.jsonl", row("1" * 40))
+    found = imported("swe", source, tmp_path / "to", "--image", "example.org/{docker_id}:{instance_id}")
+    assert "example.org/people_1776_calculator-7:people__calculator-7" in found.run[NAME]
+    assert imported("swe", source, tmp_path / "none").reasons == {
+        NAME: "it names no image (image_name, docker_image, image): give --image or --repositories"
+    }
+
+
+def test_files_of_a_repository_come_without_history_and_hidden_tests(
+    tmp_path: Path, clones: Path, commit: str
+) -> None:
+    before = git(clones / "people" / "calculator", "status", "--porcelain")
+    source = rows(
+        tmp_path / "rows.jsonl", row(commit), row(commit, instance_id="again", test_cmd=["true", "pytest"])
+    )
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert (found.code, found.run) == (0, {})
+    task = load(tmp_path / "to" / NAME)
+    assert below(task, "environment/files/") == set(CALCULATOR)
+    assert b"test_add" not in task.files["environment/files/test_calc.py"].data
+    assert below(task, "tests/files/") == {"test_calc.py"}
+    assert b"test_add" in task.files["tests/files/test_calc.py"].data
+    assert "true\npytest test_calc.py" in load(tmp_path / "to" / "again").files["tests/test.sh"].data.decode()
+    assert git(clones / "people" / "calculator", "status", "--porcelain") == before
+    assert (
+        imported("swe", source, tmp_path / "to", "--repositories", str(clones)).outcomes[NAME] == "unchanged"
+    )
+
+
+def test_a_bare_repository_and_a_base_image_make_a_dockerfile(
+    tmp_path: Path, clones: Path, commit: str
+) -> None:
+    git(clones, "clone", "-q", "--bare", "people/calculator", "bare/people__calculator.git")
+    source = rows(tmp_path / "rows.jsonl", row(commit))
+    found = imported(
+        "swe", source, tmp_path / "to", "--repositories", str(clones / "bare"), "--base", "python:3.11", "--test-command", CHECK,
+    )  # fmt: skip
+    assert (found.code, found.run) == (0, {})
+    task = load(tmp_path / "to" / NAME)
+    assert task.files["environment/Dockerfile"].data.startswith(b"FROM python:3.11\n")
+    assert "python3 check.py test_calc.py" in task.files["tests/test.sh"].data.decode()
+
+
+def test_a_row_of_swe_smith_begins_with_its_fault_and_without_its_tests(
+    tmp_path: Path, clones: Path, commit: str
+) -> None:
+    named = clones / "swesmith" / f"people__calculator.{commit[:8]}"
+    named.parent.mkdir()
+    (clones / "people" / "calculator").rename(named)
+    source = rows(tmp_path / "rows.jsonl", smith(commit))
+    assert (
+        "its image is without it: give --repositories"
+        in imported("swe", source, tmp_path / "no").reasons["smith-1"]
+    )
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert found.code == 0, found.reasons
+    task = load(tmp_path / "to" / "smith-1")
+    assert b"3 * a" in task.files["environment/files/calc.py"].data
+    assert below(task, "environment/files/") == set(CALCULATOR) - {"test_calc.py"}
+    assert below(task, "tests/files/") == {"test_calc.py"}
+    fix = task.files["solution/fix.patch"].data.decode()
+    assert "-    return 3 * a\n+    return 2 * a\n" in fix and "--- a/calc.py" in fix
+
+
+def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
+    tmp_path: Path, clones: Path, commit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swe_rows, "MOST_LINE_BYTES", 20_000)
+    outside = FIX.replace("a/calc.py b/calc.py", "a/../x b/../x")
+    bad: list[tuple[dict[str, Any] | str, str]] = [
+        ("{", "it is not JSON"),
+        ("[7]", "it must be an object, got [7]"),
+        ('{"repo": "a/b"}', "the columns patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS, base_commit, test_patch are missing"),
+        (row(commit, test_patch=None), "the columns test_patch are missing or empty"),
+        (row(commit, patch=7), "patch must be text, got 7"),
+        (row(commit, problem_statement=" \n"), "problem_statement is empty"),
+        (row(commit, problem_statement="a\0"), "problem_statement holds a NUL character"),
+        (row(commit, FAIL_TO_PASS="test_a"), "FAIL_TO_PASS must be a list of test names, or JSON of one, got 'test_a'"),
+        (row(commit, PASS_TO_PASS=[7]), "PASS_TO_PASS must be a list of test names"),
+        (row(commit, FAIL_TO_PASS=[]), "FAIL_TO_PASS is empty"),
+        (row(commit, repo="../../etc"), "repo must be owner/name, got '../../etc'"),
+        (row("--help"), "base_commit must be 7 to 64 digits"),
+        (row(commit, test_cmd={"a": 1}), "test_cmd must be a command or a list of them"),
+        (row(commit, install_config="{"), "install_config must be an object"),
+        ("x" * 30_000, "it has more than"),
+    ]  # fmt: skip
+    later: list[tuple[dict[str, Any], str]] = [
+        (row(commit, instance_id="patch", patch="no patch"), "patch is not a patch that git made"),
+        (row(commit, instance_id="outside", patch=outside), "patch: '../x' is not a plain relative path"),
+        (row(commit, instance_id="git", test_patch=TESTS.replace("test_calc.py", ".git/hooks/x")), "is a file of git itself"),
+        (row(commit, instance_id="stale", patch=FIX.replace("return a - b", "return b")), "patch does not apply to the repository"),
+        (row("0" * 40, instance_id="commit"), "git checkout failed: fatal: "),
+        (row(commit, instance_id="repo", repo="other/thing"), "has no repository other/thing: clone it as other/thing"),
+        (row(commit, instance_id="up", FAIL_TO_PASS=["../a.py::b"]), "'../a.py' is not a plain relative path"),
+        (row(commit, instance_id="django", FAIL_TO_PASS=["test_a (x.Y)"], PASS_TO_PASS=[]), "give --test-command"),
+        (row(commit, instance_id="a/b"), "'a/b' cannot name a directory"),
+    ]  # fmt: skip
+    source = rows(tmp_path / "rows.jsonl", *(each for each, _ in (*bad, *later)), "", row(commit))
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert found.code == 1 and found.report["imported"] == 1 and found.outcomes[NAME] == "imported"
+    for number, (_, words) in enumerate(bad, 1):
+        assert words in found.reasons[f"rows.jsonl line {number}"]
+    for each, words in later:
+        assert words in found.reasons[each["instance_id"]]
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [NAME]
+
+
+def test_a_link_that_a_patch_would_follow_refuses_the_row(tmp_path: Path, clones: Path) -> None:
+    place = clones / "people" / "calculator"
+    (place / "test_calc.py").unlink()
+    (place / "test_calc.py").symlink_to("/etc/passwd")
+    git(place, "commit", "-q", "-am", "a link")
+    source = rows(tmp_path / "rows.jsonl", row(git(place, "rev-parse", "HEAD")))
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert found.reasons == {
+        NAME: "test_calc.py is a link in the repository: such a file cannot be patched here"
+    }
+
+
+def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(tmp_path: Path) -> None:
+    to, empty = tmp_path / "to", rows(tmp_path / "empty.jsonl")
+    binary = write(tmp_path, {"rows.parquet": b"PAR1\0\0"}) / "rows.parquet"
+    assert "holds no task: it has no line" in refused("swe", empty, to)
+    assert "is a binary file: give JSON lines" in refused("swe", binary, to)
+    assert "does not exist: give a file of JSON lines" in refused("swe", tmp_path / "none", to)
+    assert "is not a file" in refused("swe", tmp_path, to)
+    assert "--base is about --repositories" in refused("swe", empty, to, "--base", "a")
+    assert (
+        refused("swe", empty, to, "--image", "a", "--repositories", "b") == "give --image or --repositories"
+    )
+    assert "is not a directory: give the one with" in refused(
+        "swe", empty, to, "--repositories", str(tmp_path / "no")
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "reward"),
+    [
+        ("PASSED a.py::b\n", ["a.py::b"], "1"),
+        ("PASSED a.py::b\nFAILED a.py::b - again\n", ["a.py::b"], "0"),
+        ("PASSED a.py::b\n", ["a.py::b", "a.py::c"], "0"),
+        ("XFAIL a.py::b - known\n", ["a.py::b"], "1"),
+        ("PASSED a.py::b[x y]\n", ["a.py::b[x y]"], "1"),
+        ("PASSED a.py::b[x y]\n", ["a.py::b[x"], "1"),
+        ("PASSED a.py::b[x y]\nFAILED a.py::b[x z] - no\n", ["a.py::b[x"], "0"),
+        ("test_a (m.C) ... ok\n", ["test_a (m.C)"], "1"),
+        ("test_a (m.C) ... FAIL\n", ["test_a (m.C)"], "0"),
+        ("test_a (m.C) ... skipped 'no'\n", ["test_a (m.C)"], "0"),
+        ("", ["a.py::b"], "0"),
+        ("NOT PASSED a.py::b\n", ["a.py::b"], "0"),
+    ],
+)
+def test_the_verdict_is_that_every_named_test_has_passed(
+    tmp_path: Path, printed: str, expected: list[str], reward: str
+) -> None:
+    write(tmp_path, {"expected.json": json.dumps(expected), "ran": printed, "logs/verifier/x": ""})
+    text = GRADE.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
+    write(tmp_path, {"grade.py": text})
+    command = [sys.executable, "-I", str(tmp_path / "grade.py"), str(tmp_path / "ran")]
+    subprocess.run(command, check=True, timeout=60)
+    assert (tmp_path / "logs/verifier/reward.txt").read_text() == reward
+    results = json.loads((tmp_path / "logs/verifier/results.json").read_text())
+    assert {each["name"] for each in results} == set(expected)

@@ -1,0 +1,182 @@
+"""`penstock tasks import terminal-bench`: terminal tasks of the older form."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tasks.harbor import Task, load
+from orchestrator.tasks.importing.terminal_bench import TEST_SCRIPT
+from tests.import_sets import TERMINAL_BENCH, write
+from tests.unit.tasks.importing.rig import Reported, imported, refused
+
+
+def one(tmp_path: Path, files: Mapping[str, str | bytes | None], **more: str) -> Reported:
+    """The import of one task with other files; None removes one."""
+    changed = {**TERMINAL_BENCH, **files}
+    write(tmp_path / "set" / "sum", {path: body for path, body in changed.items() if body is not None})
+    return imported("terminal-bench", tmp_path / "set", tmp_path / "to")
+
+
+def why(tmp_path: Path, files: Mapping[str, str | bytes | None]) -> str:
+    """Why a task with these files is refused."""
+    found = one(tmp_path, files)
+    assert found.outcomes == {"sum": "refused"}
+    return found.reasons["sum"]
+
+
+def task(tmp_path: Path) -> Task:
+    return load(tmp_path / "to" / "sum")
+
+
+def test_each_part_of_the_older_form_has_its_place(tmp_path: Path) -> None:
+    found = one(tmp_path, {"data/more.bin": b"\0\1"})
+    assert (found.code, found.outcomes, found.run) == (0, {"sum": "imported"}, {})
+    made = task(tmp_path)
+    assert made.instruction.startswith("Add the two numbers")
+    assert (made.name, made.settings.metadata.category) == ("sum", "data")
+    assert (made.settings.metadata.difficulty, made.settings.metadata.tags) == ("easy", ("numbers",))
+    assert (made.settings.agent.timeout_sec, made.settings.verifier.timeout_sec) == (300.0, 45.0)
+    assert made.settings.verifier.env == {"TEST_DIR": "/tests"}
+    assert made.settings.environment == {"env": {"UNIT": "apples"}}
+    assert made.solution == "#!/bin/bash\necho $((20 + 22)) > sum.txt\n"
+    environment = {path for path in made.files if path.startswith("environment/")}
+    assert environment == {f"environment/{name}" for name in ("Dockerfile", "numbers.txt", "data/more.bin")}
+    assert {path for path in made.files if path.startswith("tests/")} == {
+        "tests/test.sh",
+        "tests/run-tests.sh",
+        "tests/want",
+    }
+    assert imported("terminal-bench", tmp_path / "set" / "sum", tmp_path / "to").outcomes == {
+        "sum": "unchanged"
+    }
+
+
+def test_a_solution_script_descriptions_and_a_folder_to_build_are_read(tmp_path: Path) -> None:
+    found = one(
+        tmp_path,
+        {
+            "task.yaml": "descriptions:\n  - {key: hard, description: no}\n  - {key: base, description: Add them.}\n",
+            "solution.yaml": None,
+            "solution.sh": "#!/bin/bash\necho 42 > sum.txt\n",
+            "docker-compose.yaml": "services: {client: {build: {context: ./client, dockerfile: Own}, working_dir: /app/in}}\n",
+            "client/Own": "FROM python:3.11\nCOPY numbers.txt tests/ /app/\n",
+            "client/numbers.txt": "1\n2\n",
+            "client/tests/visible": "not the hidden ones\n",
+        },
+    )
+    assert found.code == 0, found.reasons
+    made = task(tmp_path)
+    assert made.instruction == "Add them." and made.solution == "#!/bin/bash\necho 42 > sum.txt\n"
+    assert made.settings.environment == {"workdir": "/app/in"}
+    assert {path for path in made.files if path.startswith("environment/")} == {
+        f"environment/{name}" for name in ("Dockerfile", "numbers.txt", "tests/visible")
+    }
+
+
+def test_an_image_by_name_replaces_the_dockerfile(tmp_path: Path) -> None:
+    compose = "services: {client: {image: 'example.org/sum:1', command: sleep infinity}}\n"
+    found = one(tmp_path, {"docker-compose.yaml": compose, "Dockerfile": None})
+    assert found.code == 0 and "[environment].docker_image = 'example.org/sum:1'" in found.run["sum"]
+    assert not any(path.startswith("environment/") for path in task(tmp_path).files)
+
+
+COMPOSE = "docker-compose.yaml"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"task.yaml": "instruction: [\n"}, "task.yaml line 2 is not YAML"),
+        ({"task.yaml": "- a\n"}, "task.yaml must be a mapping with keys, got ['a']"),
+        ({"task.yaml": "instruction: !!python/object/apply:os.system [ls]\n"}, "is not YAML"),
+        ({"task.yaml": "a: &a [1]\nb: *a\n"}, "task.yaml is not YAML: it uses an alias"),
+        ({"task.yaml": "difficulty: easy\n"}, "task.yaml: instruction is missing, or not text"),
+        ({"task.yaml": "instruction: a\ncolour: red\n"}, "task.yaml: 'colour' is not known"),
+        ({"task.yaml": "instruction: a\nparser_name: swebench\n"}, "parser_name = 'swebench' is not honoured"),
+        ({"task.yaml": "instruction: a\nrun_tests_in_same_shell: true\n"}, "run_tests_in_same_shell is not honoured"),
+        ({"task.yaml": "instruction: a\ntest_scripts: [setup.sh]\n"}, "test_scripts is not honoured"),
+        ({"task.yaml": "instruction: a\nmax_test_timeout_sec: long\n"}, "max_test_timeout_sec must be a number"),
+        ({"task.yaml": "instruction: a\ntags: {a: 1}\n"}, "tags must be text, a number or a list"),
+        ({"task.yaml": b"instruction: \xff\n"}, "task.yaml is not UTF-8 text"),
+        ({"task.yaml": b"#" * 1_100_000}, "task.yaml has more than 1,048,576 bytes"),
+        ({"run-tests.sh": None}, "run-tests.sh is missing"),
+        ({"Dockerfile": None}, "Dockerfile is missing: it makes the environment"),
+        ({"Dockerfile": "FROM a\nCOPY ./tests \\\n  /app/\n"}, "gives the agent tests, which must stay hidden"),
+        ({"Dockerfile": 'FROM a\nADD ["solution.yaml", "/"]\n'}, "gives the agent solution.yaml"),
+        ({"tests/test.sh": "exit 1\n"}, "tests/test.sh has a name that the Harbor form needs"),
+        ({"solution.yaml": "a: 1\n"}, "solution.yaml must be a list of commands"),
+        ({"solution.yaml": "- {command: i, append_enter: false}\n"}, "solution.yaml item 1 types keys into a program"),
+        ({"solution.yaml": "- 7\n"}, "solution.yaml item 1 has no command"),
+        ({COMPOSE: "services: {client: {build: .}, db: {image: a}, api: {}}\n"}, "has the further services api, db"),
+        ({COMPOSE: "services: {}\n"}, "has no services"),
+        ({COMPOSE: "services: [a]\n"}, "has no services"),
+        ({COMPOSE: "services: {a: 7}\n"}, "the service 'a' must be a mapping, got 7"),
+        ({COMPOSE: "volumes: {a: {}}\nservices: {a: {build: .}}\n"}, "'volumes' is not honoured"),
+        ({COMPOSE: "services: {a: {build: ., privileged: true}}\n"}, "'privileged' of the service is not honoured, got True"),
+        ({COMPOSE: "services: {a: {build: ., command: serve}}\n"}, "'command' of the service is not honoured"),
+        ({COMPOSE: "services: {a: {build: ., volumes: ['/:/host']}}\n"}, "'volumes' of the service is not honoured"),
+        ({COMPOSE: "services: {a: {build: {args: {A: 1}}}}\n"}, "build.args is not honoured"),
+        ({COMPOSE: "services: {a: {build: 7}}\n"}, "build must be a folder or a mapping, got 7"),
+        ({COMPOSE: "services: {a: {build: ../other}}\n"}, "build.context: '../other' is not a plain relative path"),
+        ({COMPOSE: "services: {a: {build: ., environment: ['A=${HOME}']}}\n"}, "environment.A takes a variable of the host"),
+        ({COMPOSE: "services: {a: {build: ., environment: 7}}\n"}, "environment must be a list or a mapping"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_or_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, files: Mapping[str, str | bytes | None], words: str
+) -> None:
+    assert words in why(tmp_path, files)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_links_that_lead_out_devices_and_huge_files_refuse_one_task_alone(tmp_path: Path) -> None:
+    for name in ("link", "script", "pipe", "huge", "good"):
+        write(tmp_path / "set" / name, TERMINAL_BENCH)
+    (tmp_path / "set" / "link" / "secrets").symlink_to("/etc/passwd")
+    (tmp_path / "set" / "script" / "run-tests.sh").unlink()
+    (tmp_path / "set" / "script" / "run-tests.sh").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "set" / "pipe" / "tests" / "fifo")
+    with (tmp_path / "set" / "huge" / "data").open("wb") as file:
+        file.truncate(65 << 20)
+    found = imported("terminal-bench", tmp_path / "set", tmp_path / "to")
+    assert found.reasons == {
+        "link": "secrets is a link that leads out of its folder: put the file there instead",
+        "script": "run-tests.sh is a link that leads out of the task: put the file there instead",
+        "pipe": "tests/fifo is neither a file nor a folder",
+        "huge": "data is too large: a file of a task has at most 64 MB, all together 256 MB",
+    }
+    assert found.outcomes["good"] == "imported"
+
+
+def test_a_source_without_tasks_is_refused_as_a_whole(tmp_path: Path) -> None:
+    archive = tmp_path / "tasks.zip"
+    archive.write_bytes(b"PK\3\4")
+    (tmp_path / "empty").mkdir()
+    to = tmp_path / "to"
+    assert "is not a directory: unpack an archive first" in refused("terminal-bench", archive, to)
+    assert "does not exist" in refused("terminal-bench", tmp_path / "none", to)
+    assert "holds no task: each is a folder with task.yaml" in refused(
+        "terminal-bench", tmp_path / "empty", to
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [
+        ("exit 0", "1"),
+        ("echo '1 passed'; exit 0", "1"),
+        ("exit 1", "0"),
+        ("echo 'FAILED tests/a.py::b - no'; exit 0", "0"),
+        ("echo 'ERROR tests/a.py'; exit 0", "0"),
+        ("kill -9 $$", "0"),
+    ],
+)
+def test_the_verdict_needs_success_and_no_failed_test(tmp_path: Path, script: str, reward: str) -> None:
+    write(tmp_path, {"run-tests.sh": script, "logs/x": ""})
+    text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
+    done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"

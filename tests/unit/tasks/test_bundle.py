@@ -1,0 +1,280 @@
+"""Links, empty directories, permission bits and large files of a task: on disk, in messages and in blobs."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.settings.tasks import TasksSection
+from orchestrator.tasks.artifacts import packed, with_artifacts
+from orchestrator.tasks.bundle import Bundle, BundleLimits
+from orchestrator.tasks.harbor import Task, load
+from orchestrator.tasks.message import MAX_MESSAGE_BYTES, PART_BYTES, BlobFile, Packed, Unpacker, pack
+from orchestrator.tasks.sources import each
+from sandboxes.base import AnyFile, File, Limits, StoredFile
+from sandboxes.bubblewrap import BubblewrapProvider
+
+BASE = {
+    "task.toml": b"",
+    "instruction.md": b"say hello\n",
+    "tests/test.sh": b"echo 1 > /logs/verifier/reward.txt\n",
+}
+
+
+def written(directory: Path) -> Path:
+    Task.from_files(BASE).write(directory)
+    files = directory / "environment" / "files"
+    (files / "bin").mkdir(parents=True)
+    (files / "bin" / "run").write_text("no interpreter line\n")
+    (files / "bin" / "run").chmod(0o755)
+    (files / "locked").write_bytes(b"\x00\x01")
+    (files / "locked").chmod(0o444)
+    (files / "here").symlink_to("bin/run")
+    (files / "shell").symlink_to("/bin/sh")
+    (files / "empty" / "deeper").mkdir(parents=True)
+    (files / "closed").mkdir()
+    (files / "closed" / "x").write_text("x")
+    (files / "closed").chmod(0o555)
+    return directory
+
+
+def unpacked(sent: Packed) -> Bundle:
+    """The bundle as a reader rebuilds it from the message and its blobs alone."""
+    bodies = {sha: part.read() for sha, part in sent.parts.items()}
+
+    def stored(blob: BlobFile, mode: int) -> AnyFile:
+        body = b"".join(bodies[sha] for sha in blob.parts)
+        assert len(body) == blob.size
+        return File(body, mode)
+
+    message = json.loads(json.dumps(sent.message))
+    return Unpacker().unpack(message, bodies.__getitem__).bundle(stored)
+
+
+def contents(bundle: Bundle) -> tuple[Any, ...]:
+    files = {path: (file.data, file.mode) for path, file in bundle.files.items()}
+    return files, dict(bundle.links), dict(bundle.directories)
+
+
+def test_links_empty_directories_and_permission_bits_survive_disk_and_message(tmp_path: Path) -> None:
+    task = load(written(tmp_path / "one"))
+    files = task.bundle.files
+    assert {path for path in files if files[path].mode != 0o644} == {
+        "environment/files/bin/run",
+        "environment/files/locked",
+    }
+    assert task.bundle.links == {"environment/files/here": "bin/run", "environment/files/shell": "/bin/sh"}
+    assert task.bundle.directories == {
+        "environment/files/closed": 0o555,
+        "environment/files/empty/deeper": 0o755,
+    }
+    copy = Task.from_message(json.loads(json.dumps(task.to_message())))
+    assert copy == task and copy.content_hash == task.content_hash
+    task.write(tmp_path / "two")
+    assert load(tmp_path / "two") == task
+    environment = task.environment(None)
+    assert environment.links == {"/app/here": "bin/run", "/app/shell": "/bin/sh"}
+    assert environment.modes == {"/app/closed": 0o555, "/app/empty/deeper": 0o755}
+
+
+def test_a_dockerfile_copies_links_and_empty_directories(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "environment" / "Dockerfile").write_text(
+        "FROM debian:12\nCOPY files /app/in\nCOPY files/here /app/once\n"
+    )
+    environment = load(tmp_path).environment(None)
+    assert environment.links == {"/app/in/here": "bin/run", "/app/in/shell": "/bin/sh"}
+    assert environment.modes == {"/app/in/closed": 0o555, "/app/in/empty/deeper": 0o755}
+    assert (
+        environment.files["/app/once"]
+        == environment.files["/app/in/bin/run"]
+        == File(b"no interpreter line\n", 0o755)
+    )
+
+
+def test_a_link_among_the_tests_becomes_a_copy_of_its_file(tmp_path: Path) -> None:
+    Task.from_files({**BASE, "tests/data/a": b"a"}).write(tmp_path)
+    (tmp_path / "tests" / "b").symlink_to("data/a")
+    assert load(tmp_path).tests_files()["b"] == File(b"a")
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("/etc/passwd", "environment/files/odd is a link to '/etc/passwd', which leads out of /app"),
+        (
+            "../../solution/solve.sh",
+            "environment/files/odd is a link to '../../solution/solve.sh', which leads out of environment/",
+        ),
+        ("../Dockerfile", "environment/files/odd is a link to '../Dockerfile', which leads out of /app"),
+    ],
+)
+def test_a_link_out_of_the_work_directory_is_refused(tmp_path: Path, target: str, sentence: str) -> None:
+    Task.from_files({**BASE, "environment/files/a": b"a"}).write(tmp_path)
+    (tmp_path / "environment" / "files" / "odd").symlink_to(target)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load(tmp_path).environment(None)
+
+
+def large(directory: Path, *, changed: str = "") -> Task:
+    """A task of about 3 MB: a repository of 60 files in 12 directories, and one file of several blobs."""
+    Task.from_files({**BASE, "tests/expected": os.urandom(10)}).write(directory)
+    files = directory / "environment" / "files"
+    for number in range(60):
+        path = files / f"d{number % 12}" / "src" / f"f{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {number}\n" * 2000)
+    (files / "data.bin").write_bytes(bytes(range(256)) * 9000)
+    (files / "empty").mkdir()
+    (files / "to").symlink_to("d1/src")
+    if changed:
+        (files / "d3" / "src" / "f3.py").write_text(changed)
+    return load(directory)
+
+
+def test_a_large_task_is_the_same_after_its_blobs(tmp_path: Path) -> None:
+    task = large(tmp_path)
+    sent = task.packed
+    assert len(json.dumps(sent.message)) < MAX_MESSAGE_BYTES
+    assert max(part.size for part in sent.parts.values()) <= PART_BYTES
+    assert sent.message["files"].keys() >= {"task.toml", "instruction.md", "tests/test.sh"}
+    assert contents(unpacked(sent)) == contents(task.bundle)
+    assert isinstance(task.files["environment/files/data.bin"], StoredFile)
+
+
+def test_tasks_that_share_a_repository_share_its_blobs(tmp_path: Path) -> None:
+    one, other = large(tmp_path / "one"), large(tmp_path / "other", changed="fixed\n" * 100)
+    own = {sha for sha in other.packed.parts if sha not in one.packed.parts}
+    sizes = sum(other.packed.parts[sha].size for sha in own)
+    # The changed file, its three directories, and the folder of the tests: everything else is shared.
+    assert len(own) <= 6 and sizes < 12_000
+    assert one.content_hash != other.content_hash
+    assert one.content_hash == load(tmp_path / "one").content_hash
+
+
+def test_the_message_of_a_large_task_holds_every_instruction() -> None:
+    texts = {
+        "task.toml": b'[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        "steps/one/instruction.md": b"Write one. " * 20,
+        "steps/two/instruction.md": b"Write two. " * 20,
+        "steps/two/tests/test.sh": b"exit 1\n" * 40,
+        "tests/test.sh": b"exit 1\n",
+    }
+    packed = pack(Bundle.of(texts), inline=False)
+    held = packed.message["files"]
+    assert held["steps/one/instruction.md"] == texts["steps/one/instruction.md"].decode()
+    assert set(held) == set(texts) - {"steps/two/tests/test.sh"} and set(packed.message["trees"]) == {"steps"}
+    bodies = {sha: part.read() for sha, part in packed.parts.items()}
+    listing = Unpacker().unpack(packed.message, bodies.__getitem__)
+    assert {*listing.files, *listing.blobs} == set(texts)
+
+
+def test_a_file_that_changes_while_it_is_published_is_noticed(tmp_path: Path) -> None:
+    task = large(tmp_path)
+    part = next(part for part in task.packed.parts.values() if part.start)
+    (tmp_path / "environment" / "files" / "data.bin").write_bytes(b"\1" * 9000 * 256)
+    with pytest.raises(ValueError, match="a file changed while it was sent: send it again"):
+        part.read()
+
+
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({"blobs": {"a": {"parts": [SHA]}}}, '"blobs" must hold {"parts": [sha256, …], "size": bytes}'),
+        ({"blobs": {"a": {"parts": [], "size": 0}}}, "a: a list of blobs is needed, got []"),
+        ({"blobs": {"a": {"parts": ["x"], "size": 1}}}, "a: 'x' is not a sha256"),
+        ({"blobs": {"a": {"parts": [SHA], "size": 900_001}}}, "a: 900001 bytes cannot lie in 1 blobs"),
+        ({"blobs": {"../a": {"parts": [SHA], "size": 1}}}, "'../a' is not a plain relative path"),
+        ({"files": {"a": "x"}, "blobs": {"a": {"parts": [SHA], "size": 1}}}, "a comes twice"),
+        ({"modes": {"a": "4755"}}, '"modes" must hold three octal digits such as "755"'),
+        ({"modes": {"a": 755}}, '"modes" must hold three octal digits'),
+        ({"modes": {"a": "755"}}, '"modes" has a, which is not a file of the task'),
+        ({"links": {"a": 1}}, '"links" must hold the target of each link, got 1 at a'),
+        ({"trees": {"a": SHA}}, "a: a list of blobs is needed"),
+        ({"trees": {"a": [SHA]}}, "a: its tree is not JSON"),
+    ],
+)
+def test_each_flaw_of_a_message_with_blobs_is_one_sentence(message: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        Unpacker().unpack(message, {SHA: b"{"}.__getitem__)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tree_that_doubles_itself_ends_at_the_limits() -> None:
+    doubling = json.dumps({"trees": {"a": [SHA], "b": [SHA]}}).encode()
+    with pytest.raises(ValueError, match=r"directories lie more than 64 deep|it has more than 1,000 files"):
+        Unpacker(BundleLimits(entries=1000)).unpack({"trees": {"x": [SHA]}}, {SHA: doubling}.__getitem__)
+    heavy = {"blobs": {f"f{n}": {"parts": [SHA] * 70, "size": 63_000_000} for n in range(5)}}
+    with pytest.raises(ValueError, match="it has more than 256 MB, the most that a task may have"):
+        Unpacker().unpack(heavy, {"": b""}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("bundle", "sentence"),
+    [
+        (Bundle(files={"a": File(b"")}, links={"a": "b"}), "a comes twice"),
+        (Bundle(files={"a/b": File(b"")}, links={"a": "c"}), "a: a task cannot have both this file and a/b"),
+        (Bundle(files={}, links={"x/a": "../../y"}), "x/a is a link to '../../y', which leads out of x/"),
+        (Bundle(files={}, directories={"../a": 0o755}), "'../a' is not a plain relative path"),
+        (
+            Bundle(files={"a": StoredFile(source=Path("/x"), size=65 << 20)}),
+            "a has 65.0 MB, and a file of a task has at most 64 MB",
+        ),
+        (
+            Bundle(files={str(n): StoredFile(source=Path("/x"), size=60 << 20) for n in range(5)}),
+            "it has 300.0 MB, and a task has at most 256 MB",
+        ),
+        (
+            Bundle(files={str(n): File(b"") for n in range(20_001)}),
+            "it has 20,001 files, links and directories",
+        ),
+    ],
+)
+def test_a_bundle_that_collides_or_is_too_large_is_refused(bundle: Bundle, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        bundle.check()
+
+
+def test_a_small_bundle_is_one_message() -> None:
+    sent = pack(Bundle.of(BASE))
+    assert sent.parts == {} and set(sent.message) == {"files"}
+
+
+@pytest.mark.anyio
+async def test_what_a_task_places_and_an_agent_changes_reaches_the_tests(tmp_path: Path) -> None:
+    task = load(written(tmp_path / "task"))
+    provider, pristine = BubblewrapProvider(), task.environment(None)
+    agent = "test -x bin/run && readlink here shell && rmdir empty/deeper && rm shell && ln -sfn closed/x here && echo new > locked2"
+    async with provider.open(pristine.spec(pristine.files, Limits())) as sandbox:
+        ran = await sandbox.exec(["sh", "-c", agent])
+        assert ran.ok and ran.stdout == b"bin/run\n/bin/sh\n", ran
+        changed = await sandbox.changed()
+    after = with_artifacts(pristine, packed(changed))
+    assert after.links == {"/app/here": "closed/x"}
+    assert after.modes == {"/app/closed": 0o555, "/app/empty": 0o755}
+    look = "find . -printf '%p %M %l\\n' | sort"
+    async with provider.open(after.spec(after.files, Limits())) as sandbox:
+        seen = (await sandbox.exec(["sh", "-c", look])).stdout.decode().split("\n")
+    assert seen == [
+        ". drwxr-xr-x ", "./bin drwxr-xr-x ", "./bin/run -rwxr-xr-x ", "./closed dr-xr-xr-x ", "./closed/x -rw-r--r-- ",
+        "./empty drwxr-xr-x ", "./here lrwxrwxrwx closed/x", "./locked -r--r--r-- ", "./locked2 -rw-r--r-- ", "",
+    ]  # fmt: skip
+
+
+def test_a_run_that_takes_smaller_tasks_says_so_before_anything_is_sent(tmp_path: Path) -> None:
+    large(tmp_path / "large")
+    small = BundleLimits.of(TasksSection(max_mb=1, max_file_mb=1))
+    [(_, found)] = each([tmp_path / "large"], small)
+    assert (
+        found
+        == f"{tmp_path}/large: environment/files/data.bin has 2.2 MB, and a file of a task has at most 1 MB"
+    )
+    [(_, taken)] = each([tmp_path / "large"], BundleLimits.of(TasksSection()))
+    assert isinstance(taken, Task)

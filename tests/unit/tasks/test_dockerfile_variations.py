@@ -1,0 +1,165 @@
+"""Dockerfiles and test scripts as public task sets have them: what is admitted, with images and without, and that each refusal is true."""
+
+import pytest
+
+from orchestrator.settings.providers import ImagesSection
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.harbor import Task
+from orchestrator.vetting.built import fetching_line, network_error
+
+ON = SandboxSection(images=ImagesSection(directory="/srv/images"))
+OFF = SandboxSection()
+TOML = """\
+version = "1.0"
+[metadata]
+author_name = "A"
+author_email = "a@example.org"
+difficulty = "easy"
+category = "programming"
+tags = ["x"]
+[verifier]
+timeout_sec = 120.0
+[agent]
+timeout_sec = 120.0
+[environment]
+build_timeout_sec = 600.0
+cpus = 1
+memory_mb = 2048
+storage_mb = 10240
+"""
+
+
+def a_task(dockerfile: str, **more: str) -> Task:
+    files = {
+        "task.toml": TOML,
+        "instruction.md": "Do it.",
+        "tests/test.sh": "#!/bin/bash\nset -uo pipefail\n[ -f /app/out.txt ] && echo 1 > /logs/verifier/reward.txt\n",
+        "solution/solve.sh": "#!/bin/bash\necho hi > /app/out.txt\n",
+        "environment/Dockerfile": dockerfile,
+        "environment/x": "1",
+    }
+    return Task.from_files({path: body.encode() for path, body in (files | more).items()})
+
+
+def refused(task: Task, section: SandboxSection) -> str:
+    try:
+        check_admissible(task, section, "T")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM debian:12\nWORKDIR /app\nCOPY . /app\n",
+        "from debian:12 as base\nworkdir /app\n",
+        'FROM debian:12\nWORKDIR /app\nCMD ["bash"]\n',
+        'FROM debian:12\nLABEL a="b c" d=e\nEXPOSE 80 443\nMAINTAINER someone\nSTOPSIGNAL 9\nCMD sleep infinity\n',
+        'FROM debian:12\nENV A b c\nENV B=1 C="2 3"\nWORKDIR /app\n',
+    ],
+)
+def test_a_dockerfile_that_needs_no_image_is_admitted_without_images(text: str) -> None:
+    assert refused(a_task(text), OFF) == "" and refused(a_task(text), ON) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# syntax=docker/dockerfile:1\nFROM ubuntu:24.04\nWORKDIR /app\n", "line 2: FROM ubuntu:24.04: "),
+        ("FROM debian:12\nRUN apt-get update && \\\n    # a comment\n    apt-get install -y x\n", "line 2: RUN is"),
+        ("FROM debian:12\r\nRUN a \\\r\n && b\r\n", "line 2: RUN is"),
+        ("ARG V=24.04\nFROM golang:1 AS build\nRUN make\nFROM ubuntu:${V}\nCOPY --from=build /a /a\n", "line 3: RUN is"),
+        ("FROM debian:12\nRUN <<EOF\napt-get update\nEOF\nCOPY <<A /x\nhi\nA\nVOLUME /data\n", "line 8: VOLUME is"),
+        ("FROM debian:12\nCOPY --chown=root:root x /app/\n", "line 2: COPY has the flag --chown"),
+        ("FROM debian:12\nADD https://example.com/x /app/x\n", "line 2: ADD is"),
+        ("FROM debian:12\nUSER worker\nWORKDIR /app\n", "line 2: USER is"),
+        ("FROM debian:12\nWORKDIR /workspace\n", "line 2: WORKDIR must be /app"),
+        ('FROM debian:12\nSHELL ["/bin/bash", "-c"]\nRUN true\n', "line 2: SHELL is"),
+        ("FROM --platform=linux/amd64 debian:12\nWORKDIR /app\n", "line 1: FROM has the flag --platform"),
+    ],
+)  # fmt: skip
+def test_a_dockerfile_that_needs_one_is_refused_by_its_line_without_images_and_admitted_with_them(
+    text: str, says: str
+) -> None:
+    assert says in refused(a_task(text), OFF) and "environment/Dockerfile" in refused(a_task(text), OFF)
+    if "--platform" not in text:  # the tests run on more than one architecture
+        assert refused(a_task(text), ON) == ""
+
+
+def test_lines_of_a_here_document_are_no_instructions() -> None:
+    text = "FROM debian:12\nRUN cat <<'A' <<-B > /x\nCMD nonsense\nA\n\tNOPE\n\tB\nCOPY x /app/\n"
+    found = refused(a_task(text), OFF)
+    assert "line 2: RUN" in found and "NOPE" not in found and "; line" not in found
+
+
+def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:
+    assert "or set sandbox.images.directory" in refused(a_task("FROM alpine:3\n"), OFF)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['ENTRYPOINT ["/bin/bash"]', 'ENTRYPOINT ["tini", "--"]', "ENTRYPOINT sleep infinity", "ENTRYPOINT []", 'ENTRYPOINT ["/bin/sh", "-c"]'],
+)  # fmt: skip
+def test_an_entry_point_that_starts_nothing_is_admitted(line: str) -> None:
+    assert refused(a_task(f"FROM debian:12\nRUN true\n{line}\n"), ON) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('FROM debian:12\nRUN true\nENTRYPOINT ["/start.sh", "--all"]\n', 3),
+        ("FROM debian:12 AS a\nENTRYPOINT /start.sh --all\nFROM a\nRUN true\n", 2),
+    ],
+)
+def test_an_entry_point_that_starts_a_service_is_refused_because_nothing_would_start_it(
+    text: str, line: int
+) -> None:
+    found = refused(a_task(text), ON)
+    assert found.startswith(
+        f"T: environment/Dockerfile line {line}: ENTRYPOINT starts '/start.sh --all', and no"
+    )
+    assert "start what the task needs in [environment].healthcheck" in found
+    assert refused(a_task("FROM debian:12 AS a\nRUN true\nENTRYPOINT /start.sh\nFROM debian:12\n"), ON) == ""
+
+
+def test_a_dockerfile_of_the_tests_is_named_as_that() -> None:
+    toml = TOML.replace("[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n')
+    more = {"task.toml": toml, "tests/Dockerfile": "FROM debian:12\nRUN pip install pytest\n"}
+    found = refused(a_task("FROM debian:12\n", **more), OFF)
+    assert found.startswith("T: tests/Dockerfile line 2: RUN is not one of"), found
+    assert refused(a_task("FROM debian:12\n", **more), ON) == ""
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "curl: (6) Could not resolve host: astral.sh",
+        "Err:1 http://deb.debian.org/debian bookworm InRelease\n  Temporary failure resolving 'deb.debian.org'",
+        "Failed to establish a new connection: [Errno -3] Temporary failure in name resolution",
+        "npm error code EAI_AGAIN",
+        "fatal: unable to access 'https://example.com/': Could not resolve host: example.com",
+    ],
+)
+def test_the_errors_of_programs_without_a_network_are_known(log: str) -> None:
+    assert network_error(f"one\n{log}\nmore") and network_error("3 passed in 0.1s\nE  assert 1 == 2") == ""
+
+
+def test_the_line_of_a_script_that_fetches_is_named() -> None:
+    script = "#!/bin/bash\n# pip install x\ncd /app\nuvx -w pytest==8.4.1 pytest /tests\n"
+    assert fetching_line(scripted(script)) == "tests/test.sh line 4 (uvx -w pytest==8.4.1 pytest /tests)"
+    assert fetching_line(scripted("cd /app\npytest /tests\n")) == ""
+    steps = {
+        "task.toml": '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        **{f"steps/{name}/instruction.md": "Go on." for name in ("one", "two")},
+        "steps/one/tests/test.sh": "true\n",
+        "steps/two/tests/test.sh": "true\ncurl example.org\n",
+    }
+    task = Task.from_files({path: text.encode() for path, text in steps.items()})
+    assert fetching_line(task) == "steps/two/tests/test.sh line 2 (curl example.org)"
+
+
+def scripted(script: str) -> Task:
+    files = {"task.toml": "", "instruction.md": "Go on.", "tests/test.sh": script}
+    return Task.from_files({path: text.encode() for path, text in files.items()})

@@ -1,0 +1,115 @@
+"""Answers in files that many tasks bring: known by their words from the second task on, found as in the first."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.tasks import git_objects
+from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.leak_check import KnownFiles, check_leaks
+from orchestrator.tasks.word_filter import WordFilter, inner_words
+from sandboxes.base import File, StoredFile
+from tests.unit.tasks.test_git_objects import git
+
+ANSWER = "def total(values):\n    return sum(values) / max(len(values), 1)  # quiet_zebra of nothing\n"
+WORDS = st.text("ab_9-/ \n\xe9", max_size=140).map(str.encode)
+
+
+@given(before=WORDS, text=WORDS, after=WORDS, sizes=st.lists(st.integers(1, 90), max_size=6))
+def test_a_filter_never_denies_what_a_text_holds(
+    before: bytes, text: bytes, after: bytes, sizes: list[int]
+) -> None:
+    whole, pieces = before + text + after, []
+    for size in [*sizes, 1000]:
+        pieces.append(whole[:size])
+        whole = whole[size:]
+    assert WordFilter(pieces, 100).may_hold(inner_words(text))
+
+
+def test_a_filter_denies_most_other_texts() -> None:
+    source = random.Random(1)
+    texts = [b" ".join(b"%06x" % source.randrange(16**6) for _ in range(2000)) for _ in range(20)]
+    filters = [WordFilter([text], len(text)) for text in texts]
+    tries = [(a, b) for a in range(20) for b in range(20) if a != b]
+    wrong = [pair for pair in tries if filters[pair[0]].may_hold(inner_words(texts[pair[1]][:40]))]
+    assert len(wrong) <= 2  # the expectation is 380 × 0.2⁴ = 0.7
+    assert not inner_words(b"whole") and not inner_words(b"x" * 200), "words at an end may go on"
+
+
+def bundle(shown: File | StoredFile, answer: str, path: str = "environment/files/a.py") -> Bundle:
+    solution = File(f"cat > a.py <<'END'\n{answer}END\n".encode())
+    return Bundle(files={path: shown, "solution/solve.sh": solution, "tests/test.sh": File(b"exit 0")})
+
+
+def leaks(found: Bundle) -> bool:
+    try:
+        check_leaks(found)
+    except ValueError as error:
+        assert "holds the whole text of solution/solve.sh" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_fourth_task_with_a_file_is_refused_if_the_file_holds_its_answer(
+    stored: bool, tmp_path: Path
+) -> None:
+    answers = [ANSWER.replace("zebra", name) for name in ("zebra", "otter", "heron", "finch")]
+    body = ("# one of many lines\n" * 200 + f"cat > a.py <<'END'\n{answers[3]}END\n").encode()
+    (tmp_path / "a").write_bytes(body)
+    of_blob = StoredFile(source=tmp_path / "a", size=len(body), content=f"{stored}-fourth")
+    shown = of_blob if stored else File(body)
+    assert [leaks(bundle(shown, answer)) for answer in answers] == [False, False, False, True]
+    assert [leaks(bundle(shown, answer)) for answer in answers] == [False, False, False, True]
+
+
+def test_the_history_of_a_repository_that_many_tasks_bring_is_searched_for_the_answer_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "-q")
+    source = random.Random(3)
+    for answer in (ANSWER, "nothing\n"):
+        (tmp_path / "solve.sh").write_text(f"cat > a.py <<'END'\n{answer}END\n")
+        (tmp_path / "other").write_bytes(source.randbytes(4000))
+        git(tmp_path, "add", "-A")
+        git(tmp_path, "commit", "-qm", answer)
+    git(tmp_path, "gc", "-q")
+    [pack] = (tmp_path / ".git/objects/pack").glob("*.pack")
+    shown, path = File(pack.read_bytes()), "environment/files/.git/objects/pack/a.pack"
+    others = [ANSWER.replace("zebra", name) for name in ("otter", "heron", "finch")]
+    assert [leaks(bundle(shown, answer, path)) for answer in (*others, ANSWER)] == [False, False, False, True]
+    unpacked = git_objects.packed
+    counted: list[int] = []
+
+    def counting(data: bytes, most_bytes: int = git_objects.MOST_BYTES) -> object:
+        counted.append(len(data))
+        return unpacked(data, most_bytes)
+
+    monkeypatch.setattr(git_objects, "packed", counting)
+    assert not leaks(bundle(shown, others[0], path)) and not counted, "a known pack is not unpacked again"
+    assert leaks(bundle(shown, ANSWER, path)) and counted
+
+
+def test_a_damaged_pack_is_named_each_time() -> None:
+    shown = File(b"PACK\0\0\0\x02\0\0\0\x09" + bytes(4000))
+    for _ in range(4):
+        with pytest.raises(ValueError, match="cannot be searched for the answer"):
+            check_leaks(bundle(shown, ANSWER, "environment/files/.git/objects/pack/b.pack"))
+
+
+def test_what_is_known_stays_within_its_memory(tmp_path: Path) -> None:
+    known = KnownFiles(50_000)
+    files = [File(bytes([number % 256, number // 256]) * 8000) for number in range(300)]
+    assert [known.of(file) for file in files[:3] for _ in range(2)][::2] == [None] * 3
+    for file in files * 2:
+        known.of(file)
+    first = known.of(files[-1])
+    assert first is not None and known.of(files[-1]) is first, "the latest ones stay"
+    assert 0 < known.bytes <= 50_000
+    assert known.of(File(b"small")) is None
+    path = tmp_path / "nameless"
+    path.write_bytes(bytes(9000))
+    assert [known.of(StoredFile(source=path, size=9000)) for _ in range(3)] == [None] * 3

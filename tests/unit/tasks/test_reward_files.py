@@ -1,0 +1,99 @@
+"""reward.txt and reward.json: which file counts, and which content is not a reward."""
+
+import json
+import re
+
+import pytest
+
+from orchestrator.tasks.verdict import Scores, parse_reward, shell_options, signal_of
+
+
+@pytest.mark.parametrize(
+    ("text", "json_text", "named", "reward"),
+    [
+        ("1", None, False, 1.0),
+        (None, "1", False, 1.0),
+        (None, '{"reward": 0.5}', False, 0.5),
+        (None, '{"accuracy": 0.25}', False, 0.25),
+        (None, '{"accuracy": 7, "reward": 0.5, "cost": -3e4}', True, 0.5),
+        ("0", '{"reward": 1}', True, 1.0),
+        ("0", '{"reward": 1}', False, 0.0),
+        ("not a number", "0.5", True, 0.5),
+    ],
+)
+def test_the_json_counts_where_the_tests_name_it_or_it_is_the_only_file(
+    text: str | None, json_text: str | None, named: bool, reward: float
+) -> None:
+    assert parse_reward(text, json_text, named=named).reward == reward
+
+
+@pytest.mark.parametrize(
+    "json_text",
+    [
+        "", "{}", "[1]", "null", "true", '"1"', "NaN", "1e999", "-0.1", "1.5", '{"reward": NaN}', '{"reward": "1"}', '{"reward": true}',
+        '{"a": 1, "b": 1}', '{"reward": 1, "reward": 0}', '{"reward": 1, "a": Infinity}', '{"reward": {"a": 1}}', "[" * 4000,
+        "1" + "0" * 400, "{",
+    ],
+)  # fmt: skip
+def test_an_invalid_reward_is_a_failure_that_names_the_file(json_text: str) -> None:
+    with pytest.raises(ValueError, match=r"^/logs/verifier/reward\.json"):
+        parse_reward(None, json_text)
+
+
+@pytest.mark.parametrize(
+    ("json_text", "performance", "reward", "components"),
+    [
+        ("0.5", "", 0.5, None),
+        ('{"tests": 0.25, "style": 3}', "tests", 0.25, {"tests": 0.25, "style": 3.0}),
+        ('{"tests": 0.25, "reward": 1}', "tests", 0.25, {"tests": 0.25, "reward": 1.0}),
+        ('{"tests": 0.25, "reward": 1}', "", 1.0, {"tests": 0.25, "reward": 1.0}),
+        ('{"tests": 0.25}', "", 0.25, {"tests": 0.25}),
+    ],
+)
+def test_a_setting_names_the_number_that_is_the_reward_and_all_are_kept(
+    json_text: str, performance: str, reward: float, components: dict[str, float] | None
+) -> None:
+    assert parse_reward(None, json_text, performance=performance) == Scores(reward, components)
+
+
+@pytest.mark.parametrize(
+    ("text", "json_text", "performance", "sentence"),
+    [
+        (None, '{"tests": 1, "style": 1}', "", "call it 'reward', or name it in [verifier].performance, got 'tests', 'style'"),
+        (None, '{"tests": 1, "style": 1}', "test", "has no number 'test', which [verifier].performance asks for, got 'tests', 'style'"),
+        (None, '{"tests": 7, "style": 1}', "tests", "must hold a reward from 0 to 1, got 7"),
+        (None, '{"a\\u0000": 1}', "", "is not a name: use 1 to 64 printable characters"),
+        (None, json.dumps({f"n{n}": 0 for n in range(65)} | {"reward": 1}), "", "66 names are more than 64"),
+        ("1", None, "tests", "holds one number without a name, and [verifier].performance asks for 'tests'"),
+    ],
+)  # fmt: skip
+def test_numbers_that_name_no_reward_are_a_failure(
+    text: str | None, json_text: str | None, performance: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        parse_reward(text, json_text, performance=performance)
+
+
+def test_without_either_file_the_reward_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"wrote no /logs/verifier/reward\.txt and no /logs/verifier/reward\.json"
+    ):
+        parse_reward(None)
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        (b"echo", ()),
+        (b"#!/bin/bash\n", ()),
+        (b"#!/bin/bash -eu\n", ("-eu",)),
+        (b"#!/usr/bin/env -S bash -e\n", ("-e",)),
+        (b"#! /bin/sh\n", ()),
+    ],
+)
+def test_the_options_of_a_scripts_first_line_hold(script: bytes, options: tuple[str, ...]) -> None:
+    assert shell_options(script) == options
+
+
+def test_an_exit_code_is_a_signals_only_where_there_is_such_a_signal() -> None:
+    assert [signal_of(code) for code in (0, 1, 127, 128, 137, 192, 193, 255)] == [0, 0, 0, 0, 9, 64, 0, 0]

@@ -1,0 +1,288 @@
+"""The controls as functions: rewards, times and texts in, named faults out."""
+
+import base64
+import gzip
+import io
+import re
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings.providers import ImagesSection
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.probes import PROBES, Needs, ProbeKind, probe
+from orchestrator.tasks.resources import granted
+from orchestrator.tasks.settings import parse_settings
+from orchestrator.tasks.vetting.budget import for_probes, squeeze_findings, squeezed, time_findings
+from orchestrator.tasks.vetting.conditions import Condition, in_order, plan, varies
+from orchestrator.tasks.vetting.findings import REMEDIES, Fault
+from orchestrator.tasks.vetting.forms import Form, views
+from orchestrator.tasks.vetting.instruction import instruction_findings
+from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, search, without
+from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
+from orchestrator.tasks.vetting.secrets import Body, Solved, Source, secrets_of
+from orchestrator.tasks.vetting.tamper import finding_of, remedy_of
+from orchestrator.vetting.leak import reads_history
+from orchestrator.vetting.task import provider_of
+from orchestrator.vetting.trials import Trials
+from sandboxes.base import File
+
+SECRET = b"word-7c41d09be2f8"
+
+
+def runs(*rewards: float | None, reason: str = "") -> list[Outcome]:
+    return [Outcome(reward=reward, reason=reason) for reward in rewards]
+
+
+def test_every_fault_has_a_remedy() -> None:
+    assert set(REMEDIES) == set(Fault) and all(REMEDIES.values())
+
+
+def test_a_solution_earns_the_maximum_each_time() -> None:
+    assert oracle_findings(runs(1.0, 1.0, 1.0), 1.0) == oracle_findings(runs(0.8, 0.8), 0.8) == []
+    (half,) = oracle_findings(runs(0.5, 0.5, 0.5, reason="late"), 1.0)
+    assert half.fault is Fault.ORACLE_FAILS and half.says == "the solution earns 0.5 and not 1: late"
+    (none,) = oracle_findings(runs(None, None, reason="ended by signal 9"), 1.0)
+    assert none.fault is Fault.ORACLE_HAS_NO_VERDICT and "signal 9" in none.says
+    assert oracle_findings(runs(1.0, 0.0), 1.0) == [], "that is the fault of chance"
+
+
+def test_nothing_earns_0_each_time() -> None:
+    assert nothing_findings(runs(0.0, 0.0)) == nothing_findings(runs(0.0, 1.0)) == []
+    assert [f.fault for f in nothing_findings(runs(0.2, 0.2))] == [Fault.NOTHING_PAYS]
+    assert [f.fault for f in nothing_findings(runs(None, None))] == [Fault.NOTHING_HAS_NO_VERDICT]
+
+
+def test_a_difference_is_named_by_the_condition_that_makes_it() -> None:
+    zone = Condition(name="TZ=Etc/GMT-14", blames=Fault.CLOCK_DEPENDENT)
+    draw = Condition(name="draws 1", blames=Fault.DRAW_DEPENDENT)
+    varied = [
+        Outcome(condition=draw, reward=1.0),
+        Outcome(condition=zone, reward=0.0),
+        Outcome(condition=zone, reward=None),
+    ]
+    (found,) = flaky_findings("the solution", runs(1.0, 1.0), varied)
+    assert found.fault is Fault.CLOCK_DEPENDENT and found.where == "TZ=Etc/GMT-14"
+    assert found.says == "the solution earns 1, but 0 with TZ=Etc/GMT-14"
+    (chance,) = flaky_findings("the solution", runs(1.0, None, 1.0), varied)
+    assert (chance.fault, chance.says) == (
+        Fault.RANDOM,
+        "the solution earns 1, no verdict, 1 under the same conditions",
+    )
+    assert flaky_findings("the solution", runs(1.0), runs(1.0)) == flaky_findings("x", [], varied) == []
+
+
+def test_the_plan_varies_what_the_task_and_its_sandboxes_let_vary() -> None:
+    tests = Bundle.of({"test.sh": b"python3 -m pytest -q"}).files
+    assert varies(plan(2, Bundle.of({"test.sh": b"true"}).files)) == "draws, time zone"
+    every = plan(3, tests, "/usr/lib/faketime.so")
+    assert varies(every) == "draws, order of tests, time zone, clock" and len(every) == 9
+    assert len({(c.seed, c.order, tuple(c.env.items())) for c in every}) == 9
+    changed = in_order({**tests, "conftest.py": File(b"import os\n")}, 2)["conftest.py"].data.decode()
+    assert changed.startswith("import os\n") and "Random(2).shuffle(items)" in changed
+    compile(changed, "conftest.py", "exec")
+    assert in_order(tests, 0) == tests
+
+
+def test_time_needs_a_reserve() -> None:
+    settings = parse_settings("[agent]\ntimeout_sec = 10.0\n[verifier]\ntimeout_sec = 4.0\n")
+    assert time_findings([Outcome(reward=1.0, agent_s=7.4, tests_s=2.9)], settings) == []
+    slow = [Outcome(reward=1.0, agent_s=7.6, tests_s=1.0), Outcome(reward=1.0, agent_s=1.0, tests_s=3.1)]
+    assert [f.fault for f in time_findings(slow, settings)] == [Fault.SLOW_ORACLE, Fault.SLOW_TESTS]
+
+
+def test_the_limits_without_the_reserve_are_three_quarters_of_the_declared_ones() -> None:
+    section = SandboxSection(memory_mb=1000, disk_mb=400, processes=8)
+    wanted = parse_settings('[environment]\nmemory_mb = 200\nstorage = "1G"\n')
+    limits = granted(section, wanted.environment)
+    assert (limits.memory_mb, limits.disk_mb) == (200, 400)
+    small = squeezed(limits)
+    assert (small.memory_mb, small.disk_mb, small.processes) == (150, 300, 6)
+    least = SandboxSection(memory_mb=64, disk_mb=16, processes=4, cpu_s=9)
+    probes = for_probes(limits, wanted.environment, least)
+    assert (probes.memory_mb, probes.disk_mb, probes.processes, probes.cpu_s) == (200, 400, 4, 9)
+    assert for_probes(section, {}, least, placed_mb=30).disk_mb == 16 + 60, "what lies there has room twice"
+    assert squeeze_findings(Outcome(reward=0.8), 0.8, limits) == []
+    (tight,) = squeeze_findings(Outcome(reward=None, reason="memory"), 1.0, limits)
+    assert tight.fault is Fault.TIGHT_LIMITS and "memory (200 MB)" in tight.says
+
+
+def test_a_task_that_asks_for_more_than_the_usual_gets_it_up_to_the_maximum() -> None:
+    section = SandboxSection(memory_mb=1000, max_memory_mb=3000)
+    assert granted(section, {"memory_mb": 2000}).memory_mb == 2000
+    assert squeezed(granted(section, {"memory": "9G"})).memory_mb == 2250
+
+
+def test_names_that_only_the_tests_know_are_reported() -> None:
+    tests = Bundle.of(
+        {
+            "test.sh": b"python3 /tests/check.py; grep -q x /tmp/a.txt; cat out.txt given.csv\n# not this.txt\n",
+            "check.py": b'import json\ndata = json.load(open("report.json"))\nassert data["total_sum"] == 3\n',
+        }
+    ).files
+    found = instruction_findings("Write out.txt.", tests, {"/app/given.csv": b"1"})
+    assert {(f.fault, f.where) for f in found} == {
+        (Fault.UNNAMED, "report.json"),
+        (Fault.UNNAMED, "total_sum"),
+        (Fault.UNNAMED, "JSON"),
+    }
+    assert not any(f.counts for f in found)
+    stated = "Write out.txt and report.json (JSON with total_sum)."
+    assert instruction_findings(stated, tests, {"/app/given.csv": b"1"}) == []
+
+
+def pack(*blobs: bytes) -> bytes:
+    """A pack of small blobs."""
+    entries = b"".join(bytes([0xB0 | len(each) & 15, len(each) >> 4]) + zlib.compress(each) for each in blobs)
+    return b"PACK\0\0\0\2" + len(blobs).to_bytes(4) + entries + bytes(20)
+
+
+def tarred(text: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        member = tarfile.TarInfo("a/b")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return out.getvalue()
+
+
+FORMS = {
+    "plain": (b"x" + SECRET + b"y", Form.PLAIN),
+    "reversed": (SECRET[::-1], Form.REVERSED),
+    "base64": (b"v = " + base64.b64encode(SECRET), Form.BASE64),
+    "url-safe base64": (base64.urlsafe_b64encode(b"\xff\xfe the word: " + SECRET), Form.BASE64),
+    "lines of base64": (base64.encodebytes(b"lines " * 20 + SECRET), Form.BASE64),
+    "hex": (SECRET.hex().upper().encode(), Form.HEX),
+    "hex with spaces": (b" ".join(b"%02x" % each for each in SECRET), Form.HEX),
+    "escapes": (b"".join(b"\\x%02x" % each for each in SECRET), Form.HEX),
+    "gzip": (gzip.compress(SECRET, mtime=0), Form.COMPRESSED),
+    "zlib": (zlib.compress(SECRET), Form.COMPRESSED),
+    "git pack": (pack(SECRET), Form.COMPRESSED),
+    "tar, gzip": (tarred(b"lines before it\n" + SECRET), Form.COMPRESSED),
+    "damaged git pack": (b"PACK\0\0\0\2" + b"\x90\x01" + zlib.compress(b"blob\0" + SECRET), Form.COMPRESSED),
+    "reversed, gzip, base64": (base64.b64encode(gzip.compress(SECRET[::-1], mtime=0)), Form.BASE64),
+}
+
+
+@pytest.mark.parametrize(("data", "form"), FORMS.values(), ids=FORMS)
+def test_a_secret_is_found_in_each_form(data: bytes, form: Form) -> None:
+    assert form in {view.form for view in views(data) if SECRET in view.text}
+
+
+def body(source: Source = Source.WORK) -> Body:
+    return Body(source=source, name="out.txt", lines=frozenset(), values=frozenset({SECRET}))
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/app/notes.txt", Fault.LEAK_IN_FILE),
+        ("/app/__pycache__/a.cpython-311.pyc", Fault.LEAK_IN_CACHE),
+        ("/srv/.cache/pip/x", Fault.LEAK_IN_CACHE),
+        ("/srv/project/.git/objects/pack/a.pack", Fault.LEAK_IN_HISTORY),
+    ],
+)
+def test_a_leak_is_named_by_its_place(path: str, fault: Fault) -> None:
+    (suspect,) = search([body()], Readable(files={path: b"it is " + SECRET}, variables={}))
+    (finding,) = confirmed([suspect])
+    assert (finding.fault, finding.where) == (fault, path) and "word-7c41d09be2f8" in finding.says
+    assert without(b"it is " + SECRET, suspect) == b"it is xxxxxxxxxxxxxxxxx"
+
+
+def test_variables_and_names_of_files_are_searched() -> None:
+    shown = Readable(
+        files={f"/app/{SECRET.decode()}.lock": b""}, variables={"HINT": SECRET.hex(), "PATH": "/bin"}
+    )
+    found = search([body()], shown)
+    assert {(s.fault, s.place) for s in found} == {
+        (Fault.LEAK_IN_NAME, "/app/word-7c41d09be2f8.lock"),
+        (Fault.LEAK_IN_ENV, "$HINT"),
+    }
+
+
+def test_values_of_tests_are_no_secret_in_plain_files_but_in_variables() -> None:
+    shown = Readable(files={"/app/in.txt": SECRET}, variables={"A": SECRET.decode()})
+    assert [s.place for s in search([body(Source.TESTS)], shown)] == ["$A"]
+    encoded = Suspect(path="/app/x", form=Form.HEX, body=body(), texts=(SECRET,))
+    assert without(b"anything", encoded) == b""
+
+
+def test_secrets_are_what_the_solution_adds_and_the_instruction_does_not_say() -> None:
+    files = {
+        "task.toml": b"", "instruction.md": b"write the value given-instruction-42ab", "tests/test.sh": b"want=hidden-99ff-aa11\n",
+        "solution/solve.sh": b"cat > a.py <<'END'\ndef first_function():\n    return compute_second(3)\nEND\necho given-instruction-42ab > out\n",
+    }  # fmt: skip
+    solved = Solved(
+        written={"a.py": b"def first_function():\n    return compute_second(3)\n"},
+        before={"/app/a.py": b"def first_function():\n    pass\n"},
+    )
+    bodies = {each.source: each for each in secrets_of(Task.from_files(files), solved)}
+    assert bodies[Source.TESTS].values == {b"hidden-99ff-aa11"}
+    assert bodies[Source.WORK].lines == {b"return compute_second(3)"}
+    assert b"def first_function():" not in bodies[Source.SOLUTION].lines
+    assert not any(b"given-i" in value for each in bodies.values() for value in each.values)
+
+
+def test_a_probe_that_earns_leaks_or_breaks_the_verdict_is_a_finding() -> None:
+    guess = probe("guesses")
+    assert finding_of(guess, 0.0, "", leaked=False) is None
+    paid, leaked, none = (
+        finding_of(guess, 1.0, "", leaked=True),
+        finding_of(guess, 0.0, "", leaked=True),
+        finding_of(guess, None, "signal 9", leaked=False),
+    )
+    assert paid and paid.fault is Fault.PROBE_PAYS and paid.where == "guesses" and "earns 1" in paid.says
+    assert leaked and leaked.fault is Fault.PROBE_LEAKS
+    assert none and none.fault is Fault.PROBE_HAS_NO_VERDICT and "signal 9" in none.says
+
+
+def test_probes_whose_program_is_run_have_a_remedy() -> None:
+    assert all(remedy_of(each) for each in PROBES if each.needs is Needs.PROGRAM or each.program)
+    assert {ProbeKind.LONG_ANSWER, ProbeKind.PATTERN, ProbeKind.CLAIM} <= {
+        each.kind for each in PROBES if remedy_of(each)
+    }
+
+
+def test_the_guide_lists_each_fault_with_its_remedy() -> None:
+    guide = (Path(__file__).resolve().parents[4] / "ops/guides/vet-tasks.md").read_text()
+    _, _, rest = guide.partition("## Faults and remedies")
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", rest.partition("## Require")[0], re.M)
+    assert rows == [(fault.value, remedy) for fault, remedy in REMEDIES.items()]
+
+
+def test_the_sandboxes_of_a_run_have_its_images_and_a_base_that_the_system_cannot_serve_is_built() -> None:
+    section = SandboxSection(images=ImagesSection(directory="/srv/images"))
+    provider = provider_of(section)
+    assert provider.containers and not provider_of(SandboxSection()).containers
+    files = {"task.toml": b"", "instruction.md": b"do", "tests/test.sh": b"true"}
+    for base, built in (("alpine:3", True), ("debian:12", False)):
+        task = Task.from_files({**files, "environment/Dockerfile": f"FROM {base}\nWORKDIR /app\n".encode()})
+        trials = Trials(task, provider, section)
+        assert (trials.run.pristine.build is not None) is built, base
+
+
+def test_what_git_notes_about_a_commit_is_not_an_answer() -> None:
+    task = Task.from_files({"task.toml": b"", "instruction.md": b"do", "tests/test.sh": b"true"})
+    written = {".git/logs/HEAD": b"c78279d45e7aa0ac4f79f50cfc170d9a16d4faa5 a commit", "out": SECRET}
+    found = secrets_of(task, Solved(written=written))
+    assert [each.name for each in found if each.source is Source.WORK] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reads"),
+    [
+        (b"git log -S word | head", True),
+        (b"git -C /app show HEAD~3:a", True),
+        (b"python3 -c \"subprocess.run(['git', 'checkout', 'HEAD~1'])\"", True),
+        (b"git add -A && git commit -qm 'show it'", False),
+        (b"sed -i s/a/b/ x; git status", False),
+        (b"echo show log", False),
+    ],
+)
+def test_a_solution_reads_the_history_or_only_adds_to_it(script: bytes, reads: bool) -> None:
+    files = {"task.toml": b"", "instruction.md": b"do", "tests/test.sh": b"true", "solution/solve.sh": script}
+    assert reads_history(Task.from_files(files)) is reads
