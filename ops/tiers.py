@@ -1,4 +1,4 @@
-"""Assigns tests to the tiers of ./ops/test and chooses the tiers that `.ci/run --touched` runs for a commit. Standard library only; the map is ops/tiers.toml.
+"""Assigns tests to the tiers of ./ops/test and chooses those of `.ci/run --touched`. Standard library only; the map is ops/tiers.toml.
 
     python ops/tiers.py pytest NAME     # the test files that a tier runs, as arguments, one per line
     python ops/tiers.py budget NAME     # seconds on this machine

@@ -1,5 +1,6 @@
-"""ops/tiers.toml is the map of ./ops/test: every test file has one tier, and `.ci/run --touched` fits into its time and runs the tiers that a commit touches."""
+"""ops/tiers.toml is the map of ./ops/test: every test file has one tier; `.ci/run --touched` fits into its time and follows the change."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -261,6 +262,27 @@ def test_ci_alone_makes_a_fresh_environment_and_runs_ops_test(tmp_path: Path) ->
         (tmp_path / script).chmod(0o755)
     done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (7, "0\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "fails", ["ruff check .", "ruff format --check .", "mypy ", "lint-imports ", "python -m pytest"]
+)
+def test_ops_test_fails_where_any_of_its_checks_fails(tmp_path: Path, fails: str) -> None:
+    (tmp_path / "ops").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "ops/test").write_text(SCRIPT)
+    (tmp_path / "ops/setup").write_text("#!/bin/sh\n")
+    check = f'#!/bin/sh\ncase "$(basename "$0") $*" in "{fails}"*) exit 1 ;; *budget*) echo 720 ;; esac\n'
+    names = ("python", "ruff", "mypy", "lint-imports")
+    for name in names:
+        (tmp_path / ".venv/bin" / name).write_text(check)
+    for script in ("ops/setup", "ops/test", *(f".venv/bin/{name}" for name in names)):
+        (tmp_path / script).chmod(0o755)
+    environment = {**os.environ, "PENSTOCK_VENV": str(tmp_path / ".venv")}
+    done = subprocess.run(
+        [tmp_path / "ops/test"], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
 
 
 def test_a_slow_machine_plans_longer_and_never_leaves_out_what_always_runs() -> None:
