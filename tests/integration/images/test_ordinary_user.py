@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-import sandboxes.base
 from ops.lab.root_filesystem import make_root
+from tests.other_user import readable_packages
 
 pytestmark = [
     pytest.mark.anyio,
@@ -69,9 +69,7 @@ async def test_an_ordinary_user_builds_an_image_and_starts_from_it(home: Path) -
     if os.stat("/dev/net/tun").st_mode & 0o006 != 0o006:
         pytest.skip("only root may open /dev/net/tun here")
     root = make_root(home / "root", python=False)
-    path = os.pathsep.join(
-        str(Path(module.__file__).parents[1]) for module in (sandboxes.base, anyio) if module.__file__
-    )
+    path = readable_packages(home / "packages")
     result = await anyio.run_process(
         ["/usr/bin/python3", "-c", PROGRAM, str(home / "home"), str(root)], user=USER, group=USER, extra_groups=[], check=False,
         env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home / "home"), "TMPDIR": str(home / "home")}, cwd="/",

@@ -13,13 +13,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-import sandboxes.base
 from sandboxes.base import Artifacts, File, Sandbox, SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.images.mounted import Layering
 from sandboxes.images.sandbox import ImageSandbox
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import ImageStore
+from tests.other_user import readable_packages
 from tests.unit.sandboxes.images.archives import directory, layer, member, oci
 from tests.waiting import eventually
 
@@ -276,9 +276,7 @@ async def test_an_ordinary_user_has_images_too(root: Path, shared: Path) -> None
         "                          again.stdout.decode()]))\n"
         "anyio.run(main)\n"
     )
-    path = os.pathsep.join(
-        str(Path(module.__file__).parents[1]) for module in (sandboxes.base, anyio) if module.__file__
-    )
+    path = readable_packages(root / "packages")
     home = root / "nobody"
     home.mkdir(mode=0o755)
     os.chown(home, 65534, 65534)
