@@ -32,7 +32,7 @@ REFERENCE_S = 0.115
 
 
 class When(StrEnum):
-    """When .ci/run runs a tier."""
+    """When `.ci/run --touched` runs a tier."""
 
     ALWAYS = "always"
     TURNS = "turns"
@@ -77,7 +77,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether .ci/run runs a tier, and why, as the end of a sentence."""
+    """Whether `.ci/run --touched` runs a tier, and why, as the end of a sentence."""
 
     tier: Tier
     runs: bool
@@ -197,7 +197,7 @@ def _work() -> float:
 
 
 def lines(chosen: Sequence[Choice], commit: str, slow: float, *, everything: bool = False) -> Iterator[str]:
-    """The command lines of .ci/run, each after the seconds that it needs. Tiers that may be left out start at another one for each commit."""
+    """The command lines of `.ci/run --touched`, each after the seconds that it needs. Those that may be left out begin elsewhere for each commit."""
     first = [choice.tier for choice in chosen if choice.runs and choice.tier.when is When.ALWAYS]
     later = [choice.tier for choice in chosen if choice.runs and choice.tier.when is not When.ALWAYS]
     start = int(commit[8:16] or "0", 16) % max(1, len(later))
@@ -218,7 +218,7 @@ def turns(tiers: Tiers) -> tuple[frozenset[str], frozenset[str]]:
 def choose(
     tiers: Tiers, commit: str, changed: Sequence[str] | None, *, everything: bool = False
 ) -> Iterator[Choice]:
-    """The choice of .ci/run for a commit (its hash). `changed`: the paths of its change, None if they are unknown."""
+    """The choice of `.ci/run --touched` for a commit (its hash). `changed`: the paths of its change, None if they are unknown."""
     half = turns(tiers)[int(commit[:8] or "0", 16) % 2]
     concerned = touched(tiers, changed or ())
     for tier in tiers.tiers.values():
