@@ -1,16 +1,12 @@
-"""Assigns tests to the tiers of ./ops/test and chooses those of `.ci/run --touched`. Standard library only; the map is ops/tiers.toml.
+"""The tiers of ./ops/test (ops/tiers.toml): their test files, and the parts that `.ci/run` runs for a change. Standard library only.
 
-    python ops/tiers.py pytest NAME     # the test files that a tier runs, as arguments, one per line
-    python ops/tiers.py budget NAME     # seconds on this machine
-    python ops/tiers.py limit           # seconds of all of .ci/run --touched
-    python ops/tiers.py choose          # the tiers for HEAD: one tier with its reason per line on stderr, one command per line on stdout
-    python ops/tiers.py choose --all    # every tier but the optional ones: required for a commit that resolves an issue
+    python ops/tiers.py pytest NAME [K/N]  # the test files that a tier runs, as arguments, one per line; K/N: every N-th from the K-th
+    python ops/tiers.py alone NAME [K/N]   # those of them with tests that the marker `alone` keeps from company
+    python ops/tiers.py budget NAME        # seconds on this machine: those of the reference machine (REFERENCE_S) times its `slowness`
+    python ops/tiers.py choose             # what `.ci/run` would run for HEAD, and why
 
-A command's line begins with the seconds that must be left of the limit for it to start (0: it always starts).
-Seconds are those of the reference machine (REFERENCE_S) times this machine's `slowness`, so a slow machine runs fewer tiers.
-
-A commit's change is the difference from the commit that PENSTOCK_BASE names, or by default the changes of the last twelve hours' commits.
-Without git, or if a shallow clone does not contain them, every tier runs.
+A commit's change is the difference from the last commit that passed here (ops/gate/memory.py) or that PENSTOCK_BASE names, or else the changes of the
+last twelve hours' commits. Without git, or if a shallow clone does not contain them, it is unknown, and everything that fits runs.
 """
 
 import os
@@ -19,8 +15,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -32,41 +28,45 @@ REFERENCE_S = 0.115
 
 
 class When(StrEnum):
-    """When `.ci/run --touched` runs a tier."""
+    """When a tier runs (ops/tiers.toml)."""
 
     ALWAYS = "always"
     TURNS = "turns"
     BY_HAND = "by_hand"
-    WITHIN = "within"
     OPTIONAL = "optional"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One tier. `budget`, `planned`: seconds; globs are relative to the repository."""
+    """One tier. `budget`: seconds of all of it; `planned`: of one of its `parts`; `gate`: its arguments in `.ci/run`."""
 
     name: str
     when: When
     budget: int
     planned: int
+    parts: int = 1
     again: Sequence[str] = ()
-    paths: Sequence[str] = ()
-    runs: Sequence[str] = field(default=("",))
-    command: str = ""
-
-    def commands(self) -> list[str]:
-        """The commands that start it, one for each of its parts."""
-        command = self.command or f"./ops/test --tier {self.name}"
-        return [f"{command} {run}".rstrip() for run in self.runs]
+    gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """The map. `everything`: globs of the paths that touch every tier."""
+class Rule:
+    """The tiers that a path concerns if it fits one of the globs; the most telling first."""
 
+    paths: Sequence[str]
+    tiers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """The map. `everything`: globs of the paths that concern every tier; `touched_s`, `slice_s`: quiet seconds; `limit_s`: seconds."""
+
+    touched_s: int
+    slice_s: int
     limit_s: int
     everything: Sequence[str]
     tiers: Mapping[str, Tier]
+    rules: Sequence[Rule]
 
     def named(self, name: str) -> Tier:
         """The tier of that name. Raises ValueError with the known names."""
@@ -74,18 +74,53 @@ class Tiers:
             raise ValueError(f"unknown tier {name!r}; known: {', '.join(self.tiers)}")
         return self.tiers[name]
 
+    def rule(self, path: str) -> Rule | None:
+        """The first rule that fits a path; None if none does, or if it concerns everything."""
+        if matches(path, self.everything):
+            return None
+        return next((rule for rule in self.rules if matches(path, rule.paths)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a tier: the `at`-th of its parts, None for all of it."""
+
+    tier: Tier
+    at: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.tier.name if self.at is None else f"{self.tier.name} {self.at}/{self.tier.parts}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those of ./ops/test that select it."""
+        return [
+            "--tier",
+            self.tier.name,
+            *([] if self.at is None else ["--part", f"{self.at}/{self.tier.parts}"]),
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether `.ci/run --touched` runs a tier, and why, as the end of a sentence."""
+    """A part, and why it runs, or why it is left out, as the end of a sentence. `touched`: it runs because of the change."""
 
-    tier: Tier
-    runs: bool
+    part: Part
     why: str
+    touched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs, in order, and what is left out."""
+
+    runs: Sequence[Choice]
+    left_out: Sequence[Choice]
 
 
 def read(file: Path = REPOSITORY / "ops" / "tiers.toml") -> Tiers:
-    """Read the map. Raises ValueError if a tier has an unknown key or lacks one."""
+    """Read the map. Raises ValueError if a tier or a rule has an unknown key, lacks one or names an unknown tier."""
     document = tomllib.loads(file.read_text(encoding="utf-8"))
     tiers = {}
     for name, keys in document["tiers"].items():
@@ -93,7 +128,22 @@ def read(file: Path = REPOSITORY / "ops" / "tiers.toml") -> Tiers:
             tiers[name] = Tier(name=name, **{**keys, "when": When(keys["when"])})
         except (TypeError, KeyError) as problem:
             raise ValueError(f"{file.name}: [tiers.{name}]: {problem}") from None
-    return Tiers(60 * document["limit_minutes"], document["everything"], tiers)
+    try:
+        rules = [Rule(**keys) for keys in document.get("rules", [])]
+    except TypeError as problem:
+        raise ValueError(f"{file.name}: [[rules]]: {problem}") from None
+    found = Tiers(
+        touched_s=document["touched_s"],
+        slice_s=document["slice_s"],
+        limit_s=60 * document["limit_minutes"],
+        everything=document["everything"],
+        tiers=tiers,
+        rules=rules,
+    )
+    for rule in rules:
+        for name in rule.tiers:
+            found.named(name)
+    return found
 
 
 def matches(path: str, globs: Collection[str]) -> bool:
@@ -138,51 +188,85 @@ def owned(tiers: Tiers, among: Sequence[str], root: Path = REPOSITORY) -> dict[s
     return found
 
 
-def arguments(tiers: Tiers, tier: Tier, among: Sequence[str]) -> list[str]:
-    """The pytest arguments that select a tier's test files: their names, or for `fast`, which takes the rest, `--ignore` for all others."""
+def arguments(tiers: Tiers, tier: Tier, among: Sequence[str], part: str = "") -> list[str]:
+    """The pytest arguments that select a tier's test files: their names, or for `fast`, which takes the rest, `--ignore` for all others.
+
+    `part`: K/N, every N-th file from the K-th. Raises ValueError for another form.
+    """
     if tier.name != "fast":
-        return files(tier, among)
+        return _part(files(tier, among), part)
     return sorted(
         f"--ignore={path}" for name, paths in owned(tiers, among).items() if name != "fast" for path in paths
     )
 
 
+def alone(tier: Tier, among: Sequence[str], part: str = "") -> list[str]:
+    """The files of a tier with tests that run with no other beside them (marker `alone`)."""
+    mine = _part(files(tier, among), part)
+    return [path for path in mine if "pytest.mark.alone" in (REPOSITORY / path).read_text(encoding="utf-8")]
+
+
+def _part(found: list[str], part: str) -> list[str]:
+    if not part:
+        return found
+    at, _, parts = part.partition("/")
+    if not (at.isdigit() and parts.isdigit() and int(at) < int(parts)):
+        raise ValueError(f"a part is K/N with 0 <= K < N, not {part!r}")
+    return found[int(at) :: int(parts)]
+
+
 def touched(tiers: Tiers, changed: Sequence[str], root: Path = REPOSITORY) -> dict[str, str]:
-    """The tiers that a change affects, each with one path of the change."""
-    found: dict[str, str] = {}
-    tests = test_files(root)
+    """The tiers that a change concerns, the most telling first, each with one path of the change."""
+    found: dict[str, tuple[int, str]] = {}
     for path in changed:
-        every = matches(path, tiers.everything)
-        for tier in tiers.tiers.values():
-            if tier.name in found:
-                continue
-            listed = files(tier, tests, root)
-            if every or path in listed or matches(path, tier.paths) or _served(path, listed, root):
-                found[tier.name] = path
+        if path.startswith("tests/") and not matches(path, tiers.everything):
+            itself = {path} if Path(path).name.startswith("test_") and (root / path).is_file() else set()
+            its_tests = sorted(itself | _served(path, root))
+            names = [tier.name for tier in tiers.tiers.values() if files(tier, its_tests, root)]
+        else:
+            rule = tiers.rule(path)
+            names = list(tiers.tiers if rule is None else rule.tiers)
+        for rank, name in enumerate(names):
+            if name not in found or rank < found[name][0]:
+                found[name] = (rank, path)
+    return {name: path for name, (_, path) in sorted(found.items(), key=lambda item: item[1][0])}
+
+
+def _served(path: str, root: Path) -> frozenset[str]:
+    """The test files that a file below tests/ that holds no tests (a rig, a program) serves: they name it, or a rig that names it."""
+    changed = Path(path)
+    if changed.name.startswith("test_"):
+        return frozenset()
+    if changed.name == "conftest.py":  # serves all tests of its directory
+        return frozenset(test for test in test_files(root) if Path(test).is_relative_to(changed.parent))
+    named_by = _named_by(root)
+    reached, waiting = {changed.stem}, [changed.stem]
+    tests = set()
+    while waiting:
+        for user in named_by.get(waiting.pop(), ()):
+            stem = Path(user).stem
+            if stem.startswith("test_"):
+                tests.add(user)
+            elif stem not in reached:
+                reached.add(stem)
+                waiting.append(stem)
+    return frozenset(tests)
+
+
+@cache
+def _named_by(root: Path) -> Mapping[str, Sequence[str]]:
+    """Stems of files below tests/ -> the Python files below tests/ in which they are a word."""
+    stems = {file.stem for file in (root / "tests").rglob("*") if file.is_file()}
+    found: dict[str, list[str]] = {}
+    for file in (root / "tests").rglob("*.py"):
+        if file.name != "conftest.py":
+            text = file.read_text(encoding="utf-8")
+            for stem in stems & set(re.findall(r"[\w-]+|\w+", text)) - {file.stem}:
+                found.setdefault(stem, []).append(str(file.relative_to(root)))
     return found
 
 
-def _served(path: str, tests: Sequence[str], root: Path) -> bool:
-    """Whether a file below tests/ that holds no tests (a rig, a program) is named by a test, or by a rig that a test names."""
-    changed = Path(path)
-    if changed.parts[0] != "tests" or changed.name.startswith("test_"):
-        return False
-    names = {changed.stem}
-    rigs = [file for file in (root / "tests").rglob("*.py") if not file.name.startswith("test_")]
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in rigs if file.name != "conftest.py"}
-    while added := {stem for stem, text in texts.items() if stem not in names and _names(text, names)}:
-        names |= added
-    near = changed.name == "conftest.py"  # serves all tests of its directory
-    return any(
-        Path(test).is_relative_to(changed.parent) if near else _names((root / test).read_text("utf-8"), names)
-        for test in tests
-    )
-
-
-def _names(text: str, stems: Collection[str]) -> bool:
-    return re.search(rf"\b(?:{'|'.join(map(re.escape, stems))})\b", text) is not None
-
-
+@cache
 def slowness() -> float:
     """How many times slower one core is than the reference machine's, at least 1: the fastest of three measurements in CPU time."""
     return max(1.0, min(_work() for _ in range(3)) / REFERENCE_S)
@@ -196,52 +280,59 @@ def _work() -> float:
     return time.process_time() - started
 
 
-def lines(chosen: Sequence[Choice], commit: str, slow: float, *, everything: bool = False) -> Iterator[str]:
-    """The command lines of `.ci/run --touched`, each after the seconds that it needs. Those that may be left out begin elsewhere for each commit."""
-    first = [choice.tier for choice in chosen if choice.runs and choice.tier.when is When.ALWAYS]
-    later = [choice.tier for choice in chosen if choice.runs and choice.tier.when is not When.ALWAYS]
-    start = int(commit[8:16] or "0", 16) % max(1, len(later))
-    for tier in (*first, *later[start:], *later[:start]):
-        needed = 0 if everything or tier.when is When.ALWAYS else round(tier.planned * slow)
-        for command in tier.commands():
-            yield f"{needed} {command}"
+def slices(tiers: Tiers) -> list[Part]:
+    """The parts that take turns, each of at most `slice_s` quiet seconds."""
+    return [part for tier in tiers.tiers.values() if tier.when is When.TURNS for part in _parts(tier, 0)]
 
 
-def turns(tiers: Tiers) -> tuple[frozenset[str], frozenset[str]]:
-    """The alternating tiers in two halves of about the same planned time."""
-    halves: tuple[list[Tier], list[Tier]] = ([], [])
-    for tier in sorted((t for t in tiers.tiers.values() if t.when is When.TURNS), key=lambda t: -t.planned):
-        min(halves, key=lambda half: sum(t.planned for t in half)).append(tier)
-    return frozenset(t.name for t in halves[0]), frozenset(t.name for t in halves[1])
+def _parts(tier: Tier, turn: int) -> list[Part]:
+    """All parts of a tier, beginning with the one whose turn it is."""
+    if tier.parts == 1:
+        return [Part(tier)]
+    return [Part(tier, (turn + offset) % tier.parts) for offset in range(tier.parts)]
 
 
-def choose(
-    tiers: Tiers, commit: str, changed: Sequence[str] | None, *, everything: bool = False
-) -> Iterator[Choice]:
-    """The choice of `.ci/run --touched` for a commit (its hash). `changed`: the paths of its change, None if they are unknown."""
-    half = turns(tiers)[int(commit[:8] or "0", 16) % 2]
-    concerned = touched(tiers, changed or ())
-    for tier in tiers.tiers.values():
-        path = concerned.get(tier.name)
-        if tier.when is When.OPTIONAL:
-            yield Choice(tier, False, "optional")
-        elif tier.when is When.WITHIN:
-            yield Choice(tier, False, "./ops/test begins with it")
-        elif everything:
-            yield Choice(tier, True, "every tier was requested")
-        elif tier.when is When.BY_HAND:
-            advice = f"; the change touches {path}: run it with ./ops/test --tier {tier.name}" if path else ""
-            yield Choice(tier, False, f"by hand alone{advice}")
-        elif tier.when is When.ALWAYS:
-            yield Choice(tier, True, "always")
-        elif changed is None:
-            yield Choice(tier, True, "what the commit changes is not known")
-        elif path:
-            yield Choice(tier, True, f"the change touches {path}")
-        elif tier.name in half:
-            yield Choice(tier, True, "its turn")
-        else:
-            yield Choice(tier, False, "untouched, and another commit's turn")
+def choose(tiers: Tiers, changed: Sequence[str] | None, turn: int) -> Plan:
+    """What `.ci/run` runs. `changed`: the paths of the change, None if they are unknown; `turn`: which slice of the rotation is next.
+
+    Tiers that the change concerns, the most telling first, until their quiet seconds are spent; then the first slice from the `turn`-th that is not
+    among them.
+    """
+    runs = [Choice(Part(tier), "always") for tier in tiers.tiers.values() if tier.when is When.ALWAYS]
+    left_out = []
+    if changed is None:
+        concerned = {name: "what the commit changes is not known" for name in tiers.tiers}
+    else:
+        concerned = {name: f"the change touches {path}" for name, path in touched(tiers, changed).items()}
+    names = list(concerned)
+    if len(names) == len(tiers.tiers):  # everything: not the same ones each time
+        names = names[turn % len(names) :] + names[: turn % len(names)]
+    seconds_left = tiers.touched_s
+    for name in names:
+        tier, why = tiers.named(name), concerned[name]
+        if tier.when is When.BY_HAND:
+            left_out.append(Choice(Part(tier), f"{why}, and it is run by hand: ./ops/test --tier {name}"))
+        elif tier.when is When.TURNS:
+            for part in _parts(tier, turn):
+                if tier.planned <= seconds_left:
+                    seconds_left -= tier.planned
+                    runs.append(Choice(part, why, touched=True))
+                else:
+                    left_out.append(Choice(part, f"{why}; no time is left for it"))
+    rotation = slices(tiers)
+    taken = {choice.part.name for choice in runs}
+    turned = rotation[turn % len(rotation) :] + rotation[: turn % len(rotation)] if rotation else []
+    following = next((part for part in turned if part.name not in taken), None)
+    if following is not None:
+        runs.append(Choice(following, "its turn"))
+        left_out = [choice for choice in left_out if choice.part.name != following.name]
+    return Plan(runs, left_out)
+
+
+def every(tiers: Tiers) -> Plan:
+    """Every tier but the optional ones, whole."""
+    runs = [Choice(Part(t), "everything") for t in tiers.tiers.values() if t.when is not When.OPTIONAL]
+    return Plan(runs, [Choice(Part(t), "optional") for t in tiers.tiers.values() if t.when is When.OPTIONAL])
 
 
 def changes(root: Path, base: str | None) -> tuple[str, list[str] | None]:
@@ -274,28 +365,21 @@ def main(words: Sequence[str]) -> int:
     """The command line."""
     tiers = read()
     match list(words):
-        case ["pytest", name]:
-            print("\n".join(arguments(tiers, tiers.named(name), test_files())))
+        case ["pytest", name, *part] if len(part) < 2:
+            print("\n".join(arguments(tiers, tiers.named(name), test_files(), *part)))
+        case ["alone", name, *part] if len(part) < 2:
+            print("\n".join(alone(tiers.named(name), test_files(), *part)))
         case ["budget", name]:
             print(round(tiers.named(name).budget * slowness()))
-        case ["limit"]:
-            print(tiers.limit_s)
-        case ["choose", *rest] if rest in ([], ["--all"]):
+        case ["choose"]:
             commit, changed = changes(REPOSITORY, os.environ.get("PENSTOCK_BASE"))
-            found = list(choose(tiers, commit, changed, everything=bool(rest)))
-            for choice in found:
-                print(
-                    f"{choice.tier.name:<11} {'runs' if choice.runs else 'rests'}: {choice.why}",
-                    file=sys.stderr,
-                )
-            planned, slow = sum(choice.tier.planned for choice in found if choice.runs), slowness()
-            print(
-                f"planned: {planned / 60:.0f} minutes, times {slow:.1f} on this machine; what does not fit into {tiers.limit_s / 60:.0f} is left out",
-                file=sys.stderr,
-            )
-            print("\n".join(lines(found, commit, slow, everything=bool(rest))))
+            plan = choose(tiers, changed, int(commit[:8] or "0", 16))
+            for choice in plan.runs:
+                print(f"{choice.part.name:<14} runs: {choice.why}")
+            for choice in plan.left_out:
+                print(f"{choice.part.name:<14} rests: {choice.why}")
         case _:
-            raise ValueError("known: pytest NAME, budget NAME, limit, choose [--all]")
+            raise ValueError("known: pytest NAME [K/N], alone NAME [K/N], budget NAME, choose")
     return 0
 
 

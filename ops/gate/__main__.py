@@ -1,0 +1,175 @@
+"""`.ci/run` after the set-up (`python -m ops.gate change`) and `./ops/test --tier everything` (`python -m ops.gate everything`).
+
+Exit status: 0 if the gate is green, 1 if it is red, 2 for a wrong command line.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ops import tiers
+from ops.gate import flaky, memory, new_tests, summary, verdict
+from ops.gate.part import Ended, end_leftovers, run
+from ops.gate.results import Result
+from ops.gate.verdict import Judged
+from ops.tiers import Choice, Tier, Tiers
+
+ROOM = Path("var/gate")
+PATIENCE = 4.0  # times its budget: then a part hangs
+LEAST_S = 600.0  # before a part hangs
+NEW_S = 180.0  # for the runs of new and changed tests
+NEW_TIMES, NEW_WORKERS = 5, 3
+LOW_MB = 5000
+RESERVE_S = 60.0  # of the whole limit, for the summary
+
+
+class Gate:
+    """One run. `deadline`: on the monotonic clock; `for_change`: in the shorter form that a commit needs."""
+
+    def __init__(self, mapped: Tiers, deadline: float, *, for_change: bool) -> None:
+        self.tiers = mapped
+        self.deadline = deadline
+        self.for_change = for_change
+        self.parts: list[Ended] = []
+        self.left_out: list[tuple[str, str]] = []
+
+    def run_part(self, choice: Choice) -> Ended | None:
+        """One part of a tier; None if no time is left for it."""
+        tier, words = choice.part.tier, list(choice.part.arguments)
+        if self.for_change:
+            if not choice.touched:
+                words.append("--dry-benches")  # bars judge where the change may have moved them
+            words += tier.gate.split()
+        return self._run(choice.part.name, choice.why, words, tier)
+
+    def _run(self, name: str, why: str, words: Sequence[str], tier: Tier) -> Ended | None:
+        time_left = self.deadline - time.monotonic() - RESERVE_S
+        if time_left <= 0:
+            self.left_out.append((name, f"{why}; the limit of {self.tiers.limit_s // 60} minutes is reached"))
+            return None
+        patience = max(LEAST_S, PATIENCE * tier.budget) * tiers.slowness()
+        directory = (ROOM / name.replace(" ", "-").replace("/", "of")).resolve()
+        ended = run(name, why, ["./ops/test", *words], directory, min(patience, time_left))
+        self.parts.append(ended)
+        return ended
+
+    def _run_tests(self, name: str, why: str, tier: Tier, tests: Sequence[str], *more: str) -> Ended | None:
+        words = ["--tier", tier.name, *(word for test in tests for word in ("--only", test)), *more]
+        return self._run(name, why, words, tier)
+
+    def new_runs(self, parts: Sequence[Ended], new: Sequence[str]) -> list[Judged]:
+        """New and changed tests of these parts, five times and under load, the short ones first, as far as time reaches. Each failure is red."""
+        owner: dict[str, str] = {}
+        seconds: dict[str, float] = {}
+        for part in parts:
+            for result in part.tests.values():
+                test = new_tests.of(result.test)
+                if test in new and not result.failed:
+                    owner[test] = part.name.split()[0]
+                    seconds[test] = seconds.get(test, 0.0) + result.seconds
+        chosen: dict[str, list[str]] = {}
+        left_s = NEW_S * NEW_WORKERS
+        for test in sorted(seconds, key=lambda test: seconds[test]):
+            left_s -= seconds[test] * NEW_TIMES
+            if left_s < 0:
+                self.left_out.append((test, f"{NEW_TIMES} runs of this new or changed test take too long"))
+            else:
+                chosen.setdefault(owner[test], []).append(test)
+        more = ("--count", str(NEW_TIMES), "-n", str(NEW_WORKERS), "--dist", "load")
+        judged = []
+        for tier, tests in chosen.items():
+            why = f"{len(tests)} new or changed tests, {NEW_TIMES} times"
+            ended = self._run_tests(f"{tier} new", why, self.tiers.named(tier), tests, *more)
+            judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
+        return judged
+
+    def second_runs(self, parts: Sequence[Ended], new: Sequence[str]) -> list[Judged]:
+        """Each failed test of these parts once more, alone, and what that says of it."""
+        failing = [part for part in parts if part.failed]
+        again: dict[str, dict[str, Result]] = {}
+        if sum(len(part.failed) for part in failing) <= verdict.SECOND_RUNS:
+            for part in failing:
+                tests = [result.test for result in part.failed]
+                tier = self.tiers.named(part.name.split()[0])
+                ended = self._run_tests(f"{part.name} again", "failed tests, alone", tier, tests)
+                again[part.name] = ended.tests if ended else {}
+        return [
+            verdict.judge(part.name, result, again.get(part.name, {}), new)
+            for part in failing
+            for result in part.failed
+        ]
+
+
+def main(words: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="ops/gate", description="Runs parts of ./ops/test and says what failed."
+    )
+    parser.add_argument("what", choices=["change", "everything"])
+    parser.add_argument(
+        "--started", type=float, help="when .ci/run began, in seconds since 1970: its set-up counts"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="a file for the summary as JSON; it is the last line of the output in any case",
+    )
+    given = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    started = time.monotonic() - (time.time() - given.started if given.started else 0.0)
+    root, mapped = Path.cwd(), tiers.read()
+    free_mb = shutil.disk_usage(root).free >> 20
+    remarks = [f"only {free_mb} MB of disk are free"] if free_mb < LOW_MB else []
+    remarks += [f"ended {one}, which a killed run had left" for one in end_leftovers()]
+    complaints = list(flaky.complaints(root, datetime.now(UTC).date()))
+    listed = {entry.test for entry in flaky.read(root)} if not complaints else set()
+    # Memory first: a base that passed here makes the change as small as it is.
+    base = os.environ.get("PENSTOCK_BASE") or memory.base(root)
+    commit, changed = tiers.changes(root, base)
+    if given.what == "change":
+        turn = memory.next_turn()
+        if turn is None:
+            turn = int(commit[:8] or "0", 16)
+            remarks.append(f"{memory.place()} cannot be written: the slice follows the commit's hash")
+        plan = tiers.choose(mapped, changed, turn)
+        gate = Gate(mapped, started + mapped.limit_s, for_change=True)
+        if changed is None:
+            remarks.append(
+                "what the change is could not be found out (no git, or a clone without enough history)"
+            )
+    else:
+        plan = tiers.every(mapped)
+        gate = Gate(mapped, float("inf"), for_change=False)
+    gate.left_out += [(choice.part.name, choice.why) for choice in plan.left_out]
+    new = new_tests.changed_tests(root, base, changed or ())
+    parts = [ended for choice in plan.runs if (ended := gate.run_part(choice))]
+    judged = [*gate.new_runs(parts, new), *gate.second_runs(parts, new)]
+    if flood := verdict.too_many(judged, listed):
+        complaints.append(flood)
+    found = summary.Summary(
+        commit=commit,
+        seconds=time.monotonic() - started,
+        parts=gate.parts,
+        judged=judged,
+        red=complaints,
+        remarks=remarks,
+        left_out=gate.left_out,
+    )
+    if found.green and given.what == "change" and commit:
+        memory.passed(commit)
+    line = json.dumps(summary.as_json(found))
+    print(summary.text(found), line, sep="\n", flush=True)
+    if given.json is not None:
+        given.json.write_text(line + "\n", encoding="utf-8")
+    return 0 if found.green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""Runs one command as a part of the gate: its output shown and kept, a limit, and an end of all that it started."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ops.gate import results
+from ops.gate.results import Result
+
+MARK = "GATE_RUN"
+"""The environment variable that the processes of a run inherit: `PID-START` of the gate that they belong to."""
+TESTS_FAILED = 10  # ./ops/test: tests failed and nothing else did
+GRACE_S = 20.0  # from SIGTERM to SIGKILL
+LOW_BYTES = 1 << 30  # free disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a part ended. `seconds`: wall time; `trouble`: what went wrong besides failed tests, as a sentence; `left`: processes it left running."""
+
+    name: str
+    why: str
+    seconds: float
+    trouble: str
+    tests: dict[str, Result]
+    left: Sequence[str]
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.tests.values() if result.failed]
+
+
+def run(name: str, why: str, command: Sequence[str], directory: Path, limit_s: float) -> Ended:
+    """Run a command from the current directory until it ends or `limit_s` seconds have passed.
+
+    Its output goes to `directory/output.log` and to our own; its pytest reports to `directory`. Every process with our mark is ended after it.
+    """
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
+    directory.mkdir(parents=True)
+    started = time.monotonic()
+    print(f"\n===== {name} ({why}): {' '.join(command)}", flush=True)
+    mine = _mark(os.getpid())
+    environment = {**os.environ, MARK: mine, "PENSTOCK_REPORTS": str(directory)}
+    log = directory / "output.log"
+    with log.open("wb") as output, log.open("rb") as shown:
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            in_time = True
+            while running.poll() is None and in_time:
+                time.sleep(0.1)
+                _show(shown.read())
+                in_time = time.monotonic() - started < limit_s
+        finally:  # its own processes too: of its limit, of Ctrl-C
+            left = _end(_marked(mine))
+            code = running.wait()
+        _show(shown.read())
+    tests = results.read(directory)
+    return Ended(
+        name=name,
+        why=why,
+        seconds=time.monotonic() - started,
+        trouble=_trouble(code, None if in_time else limit_s, tests, log),
+        tests=tests,
+        left=left if in_time else (),
+    )
+
+
+def _trouble(code: int, limit_s: float | None, tests: dict[str, Result], log: Path) -> str:
+    """What went wrong besides failed tests. `limit_s`: the limit that ended it, if one did."""
+    free = psutil.disk_usage(str(log.parent)).free
+    full = f"; the disk is full ({free >> 20} MB are free)" if free < LOW_BYTES else ""
+    said = "" if log.stat().st_size else "; it printed nothing"
+    if limit_s is not None:
+        return f"it was still running after {limit_s:.0f} s and was ended{said}{full}"
+    if code < 0:
+        return f"it was killed by {signal.Signals(-code).name}{said}{full}"
+    if code > 128 and code - 128 in {*signal.Signals}:
+        return f"its shell was killed by {signal.Signals(code - 128).name}{said}{full}"
+    if code == TESTS_FAILED and not any(result.failed for result in tests.values()):
+        return f"pytest failed without naming a test{said}{full}"
+    if code not in (0, TESTS_FAILED):
+        return f"it ended with status {code}, see its output{said}{full}"
+    return full.removeprefix("; ")
+
+
+def _show(output: bytes) -> None:
+    sys.stdout.buffer.write(output)
+    sys.stdout.flush()
+
+
+def end_leftovers() -> list[str]:
+    """End the processes of gates that are dead (killed with -9); returns their names."""
+    return _end([process for mark, process in _all_marked() if not _alive(mark)])
+
+
+def _mark(pid: int) -> str:
+    return f"{pid}-{psutil.Process(pid).create_time():.2f}"
+
+
+def _alive(mark: str) -> bool:
+    pid, _, _ = mark.partition("-")
+    try:
+        return pid.isdigit() and _mark(int(pid)) == mark
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    return [process for found, process in _all_marked() if found == mark]
+
+
+def _all_marked() -> list[tuple[str, psutil.Process]]:
+    """Every process but ours that carries a mark; processes of others that may not be read carry none."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK)
+            if mark and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((mark, process))
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> list[str]:
+    """Terminate, then kill, exactly these; returns what they were."""
+    names = []
+    for process in processes:
+        try:
+            names.append(f"{process.name()} ({process.pid})")
+            process.terminate()
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(list(processes), timeout=GRACE_S)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return names

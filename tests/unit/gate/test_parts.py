@@ -1,0 +1,206 @@
+"""The pieces of the gate: a command as a part, what pytest reported, the list of flakes, new tests, the machine's memory."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ops.gate import flaky, memory, new_tests, part, results, summary
+from ops.gate.part import Ended
+from ops.gate.results import Result
+
+HANGS = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; print('x', flush=True); time.sleep(1000)"], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+LEAVES = HANGS.replace("child.wait()", "")
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    ended = part.run("look", "always", command(HANGS), tmp_path / "look", 1.5)
+    assert ended.trouble == "it was still running after 2 s and was ended"
+    child = int((tmp_path / "look/output.log").read_text().split()[0])
+    assert not psutil.pid_exists(child) and ended.left == ()
+
+
+def test_what_a_part_leaves_running_is_named_and_ended(tmp_path: Path) -> None:
+    ended = part.run("look", "always", command(LEAVES), tmp_path / "look", 60)
+    child = int((tmp_path / "look/output.log").read_text().split()[0])
+    assert ended.trouble == "" and [name.rpartition("(")[2] for name in ended.left] == [f"{child})"]
+    assert not psutil.pid_exists(child)
+
+
+def test_reports_of_an_earlier_run_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "look").mkdir()
+    line = {"$report_type": "TestReport", "nodeid": "old", "outcome": "failed", "longrepr": "x"}
+    (tmp_path / "look/1.jsonl").write_text(json.dumps(line))
+    assert part.run("look", "always", command("pass"), tmp_path / "look", 60).tests == {}
+
+
+def test_processes_of_a_gate_that_was_killed_are_ended_by_the_next_one() -> None:
+    dead = subprocess.Popen(command("pass"))
+    mark = f"{dead.pid}-{psutil.Process(dead.pid).create_time():.2f}"
+    dead.wait()
+    code = "import time; print('up', flush=True); time.sleep(1000)"
+    left = subprocess.Popen(command(code), env={**os.environ, part.MARK: mark}, stdout=subprocess.PIPE)
+    other = subprocess.Popen(command("import time; time.sleep(1000)"))
+    try:
+        assert left.stdout is not None and left.stdout.readline() == b"up\n"
+        assert any(name.endswith(f"({left.pid})") for name in part.end_leftovers())
+        assert not psutil.pid_exists(left.pid) and other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        left.communicate()
+        other.wait()
+
+
+def test_results_name_the_cause_and_pass_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    crash = {"reprcrash": {"message": "tests.violations.Violation: 1 is lost\nmore"}}
+    lines = [
+        {"$report_type": "TestReport", "nodeid": "a", "outcome": "passed", "duration": 1.0},
+        {
+            "$report_type": "TestReport",
+            "nodeid": "a",
+            "outcome": "failed",
+            "duration": 2.0,
+            "longrepr": crash,
+        },
+        {"$report_type": "CollectReport", "nodeid": "b.py", "outcome": "failed", "longrepr": "SyntaxError"},
+        {"$report_type": "CollectReport", "nodeid": "c.py", "outcome": "passed"},
+        {"$report_type": "SessionFinish"},
+    ]
+    (tmp_path / "1.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + '\n{"$report_ty')
+    found = results.read(tmp_path)
+    assert found == {
+        "a": Result(test="a", seconds=3.0, cause="tests.violations.Violation: 1 is lost", violation=True),
+        "b.py": Result(test="b.py", cause="SyntaxError"),
+    }
+
+
+GOOD = {"test": '"tests/test_a.py::TestA::test_b[1]"', "since": "2026-01-31", "cause": '"looks at the clock"'}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"since": "2026-01-24"}, "longer than 7 days"),
+        ({"cause": '"flaky"'}, "a cause of at least three words"),
+        ({"since": '"yesterday"'}, "needs a day"),
+        ({"test": '"tests/test_a.py::test_gone"'}, "there is no test"),
+        ({"test": '"tests/test_none.py::test_b"'}, "there is no test"),
+        ({"why": '"x"'}, "an entry has test, since and cause"),
+        ({"since": "soon"}, "an entry has test, since and cause"),
+    ],
+)
+def test_an_entry_of_the_list_has_a_test_a_day_and_a_cause(
+    changes: dict[str, str], complaint: str | None, tmp_path: Path
+) -> None:
+    for room in ("tests", "ops"):
+        (tmp_path / room).mkdir()
+    (tmp_path / "tests/test_a.py").write_text("class TestA:\n    def test_b(self): ...\n")
+    entry = "[[flaky]]\n" + "\n".join(f"{key} = {value}" for key, value in (GOOD | changes).items()) + "\n"
+    (tmp_path / "ops/flaky.toml").write_text(entry)
+    found = flaky.complaints(tmp_path, date(2026, 2, 1))
+    assert len(found) == (1 if complaint else 0) and (complaint or "") in "".join(found)
+    (tmp_path / "ops/flaky.toml").write_text(entry * 6)
+    assert flaky.complaints(tmp_path, date(2026, 2, 1)) != []
+
+
+def test_our_own_list_is_well_formed() -> None:
+    root = Path(__file__).resolve().parents[3]
+    assert len(flaky.read(root)) <= flaky.MOST
+
+
+def test_new_and_changed_tests_are_those_whose_syntax_differs(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        named = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(tmp_path), *words]
+        return subprocess.run(named, check=True, capture_output=True, text=True).stdout.strip()
+
+    file = tmp_path / "tests/test_a.py"
+    file.parent.mkdir()
+    file.write_text(
+        "def test_a(): pass\nclass TestB:\n    def test_c(self): assert 1\n    def test_d(self): ...\n"
+    )
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "x")
+    base = git("rev-parse", "HEAD")
+    file.write_text(
+        "# moved\n\ndef test_a(): pass\nclass TestB:\n    def test_c(self): assert 2\n    def test_d(self): ...\n"
+        "async def test_e(): ...\n"
+    )
+    (tmp_path / "tests/rig.py").write_text("def test_x(): ...\n")
+    changed = ["tests/test_a.py", "tests/rig.py", "tests/test_gone.py"]
+    assert new_tests.changed_tests(tmp_path, base, changed) == [
+        "tests/test_a.py::TestB::test_c",
+        "tests/test_a.py::test_e",
+    ]
+    assert len(new_tests.changed_tests(tmp_path, None, changed)) == 4
+    assert new_tests.of("tests/test_a.py::TestB::test_c[1-2]") == "tests/test_a.py::TestB::test_c"
+
+
+def test_the_machine_counts_runs_and_remembers_what_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "deep/gate.json"
+    monkeypatch.setenv("PENSTOCK_GATE_MEMORY", str(kept))
+    root = Path(__file__).resolve().parents[3]
+    assert [memory.next_turn() for _ in range(3)] == [0, 1, 2]
+    assert memory.base(root) is None
+    memory.passed("0" * 40)  # a commit of another clone
+    assert memory.base(root) is None
+    kept.write_text("not ours")
+    assert memory.next_turn() == 0
+    monkeypatch.setenv("PENSTOCK_GATE_MEMORY", "/proc/no/place/gate.json")
+    assert memory.next_turn() is None and memory.base(root) is None
+    memory.passed("0" * 40)
+
+
+def test_the_base_is_the_nearest_ancestor_that_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_GATE_MEMORY", str(tmp_path / "gate.json"))
+    room = tmp_path / "clone"
+    room.mkdir()
+
+    def git(*words: str) -> str:
+        named = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(room), *words]
+        return subprocess.run(named, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    commits = []
+    for _ in range(4):
+        git("commit", "-q", "--allow-empty", "-m", "x")
+        commits.append(git("rev-parse", "HEAD"))
+    for at in (1, 3, 0):
+        memory.passed(commits[at])
+    assert memory.base(room) == commits[1]
+    git("checkout", "-q", commits[1])
+    assert memory.base(room) == commits[0]
+
+
+def _ended(name: str, tests: dict[str, float]) -> Ended:
+    found = {test: Result(test=test, seconds=seconds) for test, seconds in tests.items()}
+    return Ended(name=name, why="always", seconds=9, trouble="", tests=found, left=())
+
+
+def test_the_summary_names_slow_tests_and_files_of_the_tier_fast_that_are_not() -> None:
+    fast = _ended("fast", {"a.py::x": 3.0, "a.py::y": 2.5, "b.py::z": 4.9})
+    slow = _ended("stacks", {f"c.py::{n}": 20.0 + n for n in range(12)})
+    assert summary.slow_files([fast, slow]) == [("a.py", 5.5)]
+    assert [result.test for result in summary.slowest([fast, slow])] == [
+        f"c.py::{n}" for n in range(11, 1, -1)
+    ]
