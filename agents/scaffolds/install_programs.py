@@ -1,5 +1,6 @@
 """Installs the programs of scaffolds: `PYTHONPATH=.:agents python3 -m scaffolds.install_programs MODULE:ATTRIBUTE …`."""
 
+import signal
 import sys
 
 from scaffolds.find import find
@@ -12,12 +13,19 @@ def main(names: list[str]) -> int:
         program = find(name).manifest.program
         if program is None:
             raise ValueError(f"the scaffold {name!r} needs no program")
-        if install(program):
-            print(f"installed {program.name} in {place_of(program)}", file=sys.stderr)
+        if install(program, say=say):
+            say(f"installed {program.name} in {place_of(program)}")
     return 0
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # ends the program that installs, and removes its directory
     try:
         sys.exit(main(sys.argv[1:]))
     except ValueError as problem:

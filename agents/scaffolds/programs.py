@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sandboxes.tools import on_path, version_of
+from scaffolds import tries
 from scaffolds.base import Program
 
 PYTHON: Final = "/usr/bin/python3"
@@ -78,8 +79,11 @@ def binds_of(program: Program) -> Mapping[Path, str]:
     return {place_of(program).resolve(): program.inside}
 
 
-def install(program: Program, *, accept_licence: bool = False) -> bool:
-    """Install it; False if it was installed already. ValueError, one sentence, states the missing tool or the failure."""
+def install(program: Program, *, accept_licence: bool = False, say: tries.Say = lambda text: None) -> bool:
+    """Install it; False if it was installed already. ValueError, one sentence, states the missing tool or the failure.
+
+    Registries may be away for a minute. `say` takes what a person should see of further tries.
+    """
     if state_of(program) == "installed":
         return False
     if program.licence and not accept_licence:
@@ -94,9 +98,9 @@ def install(program: Program, *, accept_licence: bool = False) -> bool:
     try:
         new.mkdir(parents=True)
         if program.kind == "npm":
-            _install_npm(program, new)
+            _install_npm(program, new, say)
         else:
-            _install_python(program, new)
+            _install_python(program, new, say)
         _readable(new)
         (new / STAMP).write_text(_stamp(program))
         (new / STAMP).chmod(0o644)
@@ -112,7 +116,7 @@ def install(program: Program, *, accept_licence: bool = False) -> bool:
     return True
 
 
-def _install_npm(program: Program, new: Path) -> None:
+def _install_npm(program: Program, new: Path, say: tries.Say) -> None:
     npm_directory = _npm(program)
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(program.lock.with_name(name), new / name)
@@ -120,11 +124,12 @@ def _install_npm(program: Program, new: Path) -> None:
         program,
         (str(npm_directory / _NPM[0]), *_NPM[1:]),
         new,
+        say,
         PATH=f"{npm_directory}{os.pathsep}{os.environ.get('PATH', '')}",
     )
 
 
-def _install_python(program: Program, new: Path) -> None:
+def _install_python(program: Program, new: Path, say: tries.Say) -> None:
     version = "import sys; sys.exit(sys.version_info < (3, 11))"
     if not Path(PYTHON).exists() or subprocess.run([PYTHON, "-c", version]).returncode:
         raise ValueError(
@@ -135,7 +140,7 @@ def _install_python(program: Program, new: Path) -> None:
     if uv is None:
         raise ValueError(f"uv is missing, which installs {program.name}: run ops/setup, or pip install uv")
     options = ("-q", "--no-deps", "--target", str(new), "--python", PYTHON, "-r", str(program.lock))
-    _run(program, (uv, "pip", "install", *options), new)
+    _run(program, (uv, "pip", "install", *options), new, say)
     # Some files are templates and not Python: files that do not compile are skipped.
     subprocess.run([PYTHON, "-m", "compileall", "-q", "-j", "0", str(new)], capture_output=True, check=False)
 
@@ -157,14 +162,14 @@ def _npm(program: Program) -> Path:
     )
 
 
-def _run(program: Program, argv: tuple[str, ...], place: Path, **more: str) -> None:
+def _run(program: Program, argv: tuple[str, ...], place: Path, say: tries.Say, **more: str) -> None:
     env = {**os.environ, "UV_LINK_MODE": "copy", "UV_HTTP_TIMEOUT": "180", **more}
-    result = subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, check=False)
-    if result.returncode:
-        complaint = " ".join(result.stderr.strip().splitlines()[-_SHOWN_LINES:])
+    status, output = tries.run(argv, place, env, say)
+    if status:
+        complaint = " ".join(output.strip().splitlines()[-_SHOWN_LINES:])
         raise ValueError(
-            f"{program.name} could not be installed from {program.lock} ({argv[0]} ended with {result.returncode}: {complaint});"
-            " check the network, then try again"
+            f"{program.name} could not be installed from {program.lock} ({argv[0]} ended with {status}: {complaint});"
+            " check the network and the disk space, then try again"
         )
 
 

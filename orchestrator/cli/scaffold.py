@@ -13,7 +13,7 @@ from scaffolds import programs
 from scaffolds.base import Manifest
 from scaffolds.find import find, known
 
-from orchestrator.cli import complete, scaffold_new, tables
+from orchestrator.cli import complete, scaffold_new, tables, terminal
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import JsonOption
 from orchestrator.runtime.log import configure
@@ -93,11 +93,15 @@ def install(
             typer.echo(f"{name}: needs no program")
             continue
         with busy(f"install {name}"):
-            new = programs.install(program, accept_licence=accept_licence)
+            new = programs.install(program, accept_licence=accept_licence, say=_say)
         if new:
             typer.echo(f"{name}: installed in {programs.place_of(program)}")
         else:
             typer.echo(f"{name}: is installed")
+
+
+def _say(text: str) -> None:
+    typer.echo(terminal.plain(text), err=True)
 
 
 @app.command()

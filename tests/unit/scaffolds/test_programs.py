@@ -1,9 +1,11 @@
 """Programs of scaffolds: installed from locks, isolated, once, and never without consent."""
 
 import json
+import os
 import shutil
 import stat
-import zipfile
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import pytest
 from scaffolds import programs
 from scaffolds.base import Program
 from scaffolds.find import find
+
+from tests.package_index import serving, write_wheel
+from tests.waiting import eventually_blocking
 
 
 @pytest.fixture
@@ -23,16 +28,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 def wheel(place: Path, version: str) -> Program:
     """Write the wheel and its lock."""
-    name = f"walker-{version}-py3-none-any.whl"
-    info = f"walker-{version}.dist-info"
-    with zipfile.ZipFile(place / name, "w") as archive:
-        archive.writestr("walker.py", f"VERSION = {version!r}\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: walker\nVersion: {version}\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    (place / "requirements.lock").write_text(f"{place / name}\n")
+    path = write_wheel(place, "walker", version, {"walker.py": f"VERSION = {version!r}\n"})
+    (place / "requirements.lock").write_text(f"{path}\n")
     return Program(name="walker", kind="python", lock=place / "requirements.lock", inside="/opt/walker")
 
 
@@ -70,6 +67,72 @@ def test_what_cannot_be_installed_leaves_the_old_one_and_says_why(program: Progr
         programs.install(program)
     assert programs.state_of(program) == "outdated"
     assert not list(tmp_path.rglob("*.new.*"))
+
+
+def test_a_registry_that_is_away_at_first_does_not_end_an_installation(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.lock.write_text("walker==1.0\n")
+    monkeypatch.setenv("PENSTOCK_TRY_WAITS", "0 0")
+    shown: list[str] = []
+    with serving(tmp_path) as index:
+        for name, value in index.environment.items():
+            monkeypatch.setenv(name, value)
+        index.away = 2
+        assert programs.install(program, say=shown.append)
+        assert index.away == 0
+        assert shown == [f"try {n} of 3 of uv failed, the next one follows in 0 s" for n in (1, 2)]
+        (outside,) = programs.binds_of(program)
+        assert (outside / "walker.py").is_file()
+
+        shown.clear()
+        index.away = 99
+        program.lock.write_text("walker==1.0 # a change\n")
+        with pytest.raises(
+            ValueError, match=r"walker could not be installed from .*\(503 .*; check the network"
+        ):
+            programs.install(program, say=shown.append)
+    assert [text.partition(":")[0] for text in shown[-3:]] == [f"output of try {n} of 3" for n in (1, 2, 3)]
+    assert all("503" in text for text in shown[-3:]) and index.away == 96
+    assert programs.state_of(program) == "outdated" and not list(tmp_path.rglob("*.new.*"))
+
+
+def test_npm_is_tried_again(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in {
+        "node": "echo v22.0.0",
+        "npm": f'echo x >> "{tmp_path}/calls"; echo EAI_AGAIN >&2; [ "$(wc -l < "{tmp_path}/calls")" -ge 3 ] && touch made',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PENSTOCK_TRY_WAITS", "0 0")
+    npm = replace(program, kind="npm", lock=tmp_path / "package-lock.json")
+    for name in ("package.json", "package-lock.json"):
+        (tmp_path / name).write_text("{}")
+    shown: list[str] = []
+    assert programs.install(npm, say=shown.append)
+    assert len(shown) == 2 and all("of npm failed" in text for text in shown)
+    (outside,) = programs.binds_of(npm)
+    assert (outside / "made").exists()
+
+
+def test_an_installation_that_is_ended_leaves_nothing(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "npm").write_text(
+        f'#!/bin/sh\npwd > "{tmp_path}/new"; mv "{tmp_path}/new" "{tmp_path}/reached"; exec sleep 3600\n'
+    )
+    (tmp_path / "node").write_text("#!/bin/sh\necho v22.0.0\n")
+    for name in ("npm", "node"):
+        (tmp_path / name).chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scaffolds.install_programs", "opencode"],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+    )
+    eventually_blocking((tmp_path / "reached").exists)
+    process.terminate()
+    assert process.communicate(timeout=60) == (None, b"") and process.returncode == 143
+    place = Path((tmp_path / "reached").read_text().strip())
+    assert ".new." in place.name and not place.exists()
 
 
 def test_terms_that_only_a_person_can_accept_are_requested(program: Program) -> None:
