@@ -69,7 +69,7 @@ def complaints(stack: Stack) -> list[str]:
 
 async def ended_whole(world: World) -> None:
     """The run is ended by a person; then every submission is in one terminal state, and the auditor finds nothing."""
-    world.loading.cancel()
+    await world.load.stop()
     done = world.stack.penstock("run", "end", timeout_s=PATIENCE_S)
     assert done.returncode == 0, done
     await world.seen.until_ended(PATIENCE_S)

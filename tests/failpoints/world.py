@@ -18,9 +18,9 @@ from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.embedded.process_spec import ProcessState
 from orchestrator.publish import publish_tasks
 from orchestrator.runtime.failpoints import HITS
+from tests.e2e.feeder import Feeder
 from tests.e2e.observer import PATIENCE_S, Observer, a_task, observing
 from tests.e2e.stack_rig import Stack, until
-from tests.waiting import repeatedly
 
 AGENT = Path(__file__).parent / "agent.py"
 CONFIG = """\
@@ -99,33 +99,32 @@ class World:
     seen: Observer
     directory: Path
     numbers: Counter[str] = field(default_factory=Counter)
-    loading: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    load: Feeder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load = Feeder(feed=self._fill_up, every_s=0.1)
 
     # --- work ---
 
-    async def load(self) -> None:
-        """Until `loading` is cancelled, groups that train and groups that are only scored are never all done."""
-
-        async def fill_up() -> None:
-            for purpose in (Purpose.TRAIN, Purpose.RECORD):
-                if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
-                    await self.submit(2, purpose=purpose)
-
-        with self.loading:
-            await repeatedly(fill_up, every_s=0.1)
+    async def _fill_up(self) -> None:
+        """Groups that train and groups that are only scored are never all done."""
+        for purpose in (Purpose.TRAIN, Purpose.RECORD):
+            if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
+                await self.submit(2, purpose=purpose)
 
     async def submit(self, count: int, *, purpose: Purpose, scaffold: str = "Asking") -> None:
         """Into the ledger, onto the bus, and wait until accepted."""
-        events = []
+        events, names = [], []
         for _ in range(count):
             self.numbers["task"] += 1
             name = f"task:{self.numbers['task']:05d}"
             task = a_task(self.numbers["task"]).to_message()
             event = TaskSubmitted(task=task, submission=name, purpose=purpose, scaffold=f"{AGENT}:{scaffold}")
             events.append(("general", event))
-            self.seen.ledger.append(name)
+            names.append(name)
+        self.seen.ledger += names
         answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=PATIENCE_S)
-        assert {status for status, _ in answers.values()} == {SubmissionStatus.ACCEPTED}, answers
+        assert answers == dict.fromkeys(names, (SubmissionStatus.ACCEPTED, None)), answers
 
     async def progress(self, patience_s: float) -> None:
         """Wait until another rollout has ended, through every process but the trainer."""
@@ -231,7 +230,7 @@ async def at_work(stack: Stack, model: Path, monkeypatch: pytest.MonkeyPatch) ->
     await stack.up()
     async with observing(stack.home) as seen, anyio.create_task_group() as tasks:
         world = World(stack=stack, seen=seen, directory=directory)
-        tasks.start_soon(world.load)
+        tasks.start_soon(world.load.run)
         await world.seen.until_batches(1)
         yield world
-        world.loading.cancel()
+        await world.load.stop()

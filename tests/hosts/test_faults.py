@@ -345,7 +345,7 @@ async def audited(world: World, *, ended: bool) -> set[str]:
 async def test_at_the_end_nothing_is_missing_and_the_audit_finds_no_violation(world: World) -> None:
     unwitnessed = {GENERATED, RECEIVED}
     assert await audited(world, ended=False) == unwitnessed
-    world.stop_feeding()
+    await world.feeder.stop()
     ended = world.penstock("orch1", "run", "end", "--reason", "the tier is over")
     assert ended.returncode == 0, ended.stderr
     await world.seen.until_ended(60)

@@ -35,11 +35,11 @@ from orchestrator.runtime.plugins import names
 from orchestrator.settings.config import FILE, Config
 from orchestrator.tasks.harbor import Task
 from sandboxes.reap import default_root
+from tests.e2e.feeder import Feeder
 from tests.e2e.observer import Observer, a_task
 from tests.e2e.stack_rig import REPOSITORY, START_S, until
 from tests.hosts.network import Host, Network
 from tests.hosts.services import Database, NatsCluster
-from tests.waiting import repeatedly
 
 SCALE = 5.0
 NAMES = (
@@ -100,8 +100,11 @@ class World:
     config: Config
     seen: Observer
     tasks: Iterator[Task]
-    feeding: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    feeder: Feeder = field(init=False)
     slow: list[str] = field(default_factory=list)  # submissions whose tests take three seconds
+
+    def __post_init__(self) -> None:
+        self.feeder = Feeder(feed=self._feed, every_s=0.2)
 
     # --- processes ---
 
@@ -216,15 +219,8 @@ class World:
             )
         )
 
-    async def feed(self) -> None:
-        """Publish so that there is always work, until `feeding` is cancelled: the demo's tasks, and a few whose tests take three seconds."""
-        with self.feeding:
-            await repeatedly(self._feed, every_s=0.2)
-
-    def stop_feeding(self) -> None:
-        self.feeding.cancel()
-
     async def _feed(self) -> None:
+        """Publish so that there is always work: the demo's tasks, and a few whose tests take three seconds."""
         self.all_alive()
         if await self.seen.value(WAITING) < WAITING_GROUPS:
             tasks = [next(self.tasks) for _ in range(4)]
@@ -244,7 +240,9 @@ class World:
                 (task.settings.metadata.domain, TaskSubmitted(task=task.to_message(), submission=name))
             )
         answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=60)
-        assert {status for status, _ in answers.values()} == {"accepted"}, answers
+        assert [answers.get(event.submission or "") for _, event in events] == [("accepted", None)] * len(
+            events
+        ), answers
 
     async def progress(self, patience_s: float, *, rollouts: int = 1) -> None:
         """Wait until this many more rollouts were verified."""
@@ -317,6 +315,6 @@ async def living(network: Network, directory: Path) -> AsyncIterator[World]:
         for name in ("run1", "run2"):
             await world.says(name, "runner", '"runner.ready"')
         async with anyio.create_task_group() as group:
-            group.start_soon(world.feed)
+            group.start_soon(world.feeder.run)
             yield world
             group.cancel_scope.cancel()
