@@ -13,7 +13,7 @@ import anyio
 
 from sandboxes.base import Provider
 from sandboxes.conformance import background, endings, escapes, files, isolation, limits, programs
-from sandboxes.conformance.registry import CHECKS, ConformanceCheck
+from sandboxes.conformance.registry import CHECKS, ConformanceCheck, Escaped
 
 __all__ = ["CHECKS", "CheckResult", "ConformanceCheck", "check", "checks_for", "run_check"]
 
@@ -23,13 +23,15 @@ _LIMIT_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The result of one check. `isolation` checks need not pass if `Provider.isolated` is false."""
+    """The result of one check. `isolation` checks need not pass if `Provider.isolated` is false. `escaped`: it failed because a program got out of
+    its sandbox, or saw what is outside."""
 
     name: str
     passed: bool
     isolation: bool
     detail: str
     seconds: float
+    escaped: bool = False
 
 
 def checks_for(provider: Provider) -> list[ConformanceCheck]:
@@ -42,27 +44,30 @@ async def check(provider: Provider) -> list[CheckResult]:
     return [await run_check(provider, each) for each in checks_for(provider)]
 
 
-def _reason(error: BaseException) -> str:
-    """The reason of a check's exception; for a group of tasks, the first of their errors."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+def _errors(error: BaseException) -> list[BaseException]:
+    """The error itself; for a group of tasks, their errors: an escape first, since it matters most."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    found = [one for each in error.exceptions for one in _errors(each)]
+    return sorted(found, key=lambda one: not isinstance(one, Escaped))
 
 
 async def run_check(provider: Provider, each: ConformanceCheck) -> CheckResult:
     """Run one check. Any exception is its failure, and so is a duration above 90 s."""
     assert provider.isolated or not each.escape, f"{each.name!r} would harm this machine"
     started_at = time.monotonic()
-    detail = ""
+    detail, escaped = "", False
     try:
         with anyio.fail_after(_LIMIT_S):
             await each.body(provider)
     except Exception as error:  # noqa: BLE001 - reported as the check's result
-        detail = _reason(error)
+        first = _errors(error)[0]
+        detail, escaped = f"{type(first).__name__}: {first}", isinstance(first, Escaped)
     return CheckResult(
         name=each.name,
         passed=not detail,
         isolation=each.isolation,
         detail=detail,
         seconds=time.monotonic() - started_at,
+        escaped=escaped,
     )

@@ -19,6 +19,10 @@ class Unmet(AssertionError):
     """Signals that a provider breaks a promise of the port."""
 
 
+class Escaped(Unmet):
+    """Signals that a program got out of its sandbox, or that the outside can be seen from inside."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformanceCheck:
     """One promise. `isolation`: only a provider with `isolated = True` must keep it. `escape`: only such a provider runs it at all, since
@@ -52,6 +56,12 @@ def require(condition: object, otherwise: object) -> None:
     """Raise `Unmet` with the value found instead, unless `condition`."""
     if not condition:
         fail(otherwise)
+
+
+def confined(condition: object, otherwise: object) -> None:
+    """Raise `Escaped` with what got out, unless `condition`."""
+    if not condition:
+        raise Escaped(str(otherwise))
 
 
 def fail(message: object) -> NoReturn:

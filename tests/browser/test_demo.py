@@ -29,6 +29,7 @@ from orchestrator.pool.engine import Role, open_engine
 from orchestrator.runtime.plugins import names
 from tests.browser.visitor import NARROW, WIDE, visiting
 from tests.e2e.stack_rig import REPOSITORY, place
+from tests.violations import Violation, sentences
 
 pytestmark = [
     pytest.mark.anyio,
@@ -133,7 +134,10 @@ async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified
     browser: Browser, pictures: Path | None
 ) -> None:
     async with demonstrated() as left, visiting(left, browser) as visitor:
-        assert left.found.audit.violations == 0 and left.found.run.lost == 0
+        if left.found.audit.violations or left.found.run.lost:
+            raise Violation(
+                f"{left.found.run.lost} lost; {sentences(left.found.audit, left.found.audit.checks)}"
+            )
         await visitor.enter()
         for path, there in VIEWS.items():
             await visitor.open(path.format(**left.ids))

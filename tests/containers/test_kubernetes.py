@@ -10,6 +10,7 @@ from sandboxes.conformance import CHECKS, ConformanceCheck, run_check
 from sandboxes.kubernetes.provider import KubernetesProvider
 from tests.unit.sandboxes.clusters import gone
 from tests.unit.sandboxes.fake_kubernetes import Fake, place, serving
+from tests.violations import promise_kept
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("containers")]
@@ -45,4 +46,4 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesP
 @pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
 async def test_pods_keep_every_promise(provider: KubernetesProvider, check: ConformanceCheck) -> None:
     result = await run_check(provider, check)
-    assert result.passed, result.detail
+    promise_kept(result)

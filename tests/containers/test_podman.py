@@ -24,6 +24,7 @@ from sandboxes.effective import observe
 from sandboxes.owner import Owner
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
+from tests.violations import promise_kept
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("containers")]
@@ -52,7 +53,7 @@ async def test_podman_keeps_every_promise(
     here.mkdir()
     monkeypatch.chdir(here)
     result = await run_check(ContainerProvider(), check)
-    assert result.passed, result.detail
+    promise_kept(result)
     assert list(here.iterdir()) == [], "left in the working directory of this process"
 
 
@@ -146,7 +147,7 @@ OF_USERS = [each for each in checks_for(ContainerProvider()) if each.escape or e
 @pytest.mark.parametrize("check", OF_USERS, ids=[each.name for each in OF_USERS])
 async def test_a_named_user_of_podman_has_no_way_out(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(ContainerProvider(), "4321"), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 async def test_a_dockerfile_that_cannot_be_built_is_the_tasks_mistake() -> None:

@@ -19,6 +19,7 @@ from sandboxes.conformance.on_image import OnImage
 from sandboxes.images.mounted import Layering
 from tests.contract.image_rig import images as images
 from tests.contract.image_rig import root as root
+from tests.violations import promise_kept
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 
@@ -40,10 +41,10 @@ async def test_an_image_keeps_its_promises_where_overlayfs_cannot_be_had(
     if kind not in Layering.candidates(own_user=os.geteuid() == 0):
         pytest.skip("fuse-overlayfs is not installed, or /dev/fuse cannot be opened")
     result = await run_check(OnImage(BubblewrapProvider(layering=kind), "small"), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 @pytest.mark.parametrize("check", OF_LIMITS, ids=[each.name for each in OF_LIMITS])
 async def test_an_image_keeps_its_promises_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(OnImage(BubblewrapProvider(use_cgroups=False), "small"), check)
-    assert result.passed, result.detail
+    promise_kept(result)

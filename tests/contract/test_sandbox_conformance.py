@@ -22,6 +22,7 @@ from sandboxes.conformance import (
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
+from tests.violations import promise_kept
 
 pytestmark = pytest.mark.anyio
 
@@ -77,13 +78,13 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("check", CHECKS, ids=names(CHECKS))
 async def test_bubblewrap_keeps_every_promise(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 @pytest.mark.parametrize("check", WITH_LIMITS, ids=names(WITH_LIMITS))
 async def test_bubblewrap_keeps_every_promise_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(use_cgroups=False), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 def test_every_attempt_to_escape_succeeds_where_nothing_holds_it() -> None:

@@ -22,6 +22,7 @@ from sandboxes.conformance.on_image import OnImage
 from sandboxes.images.store import ImageStore
 from tests.contract.image_rig import images as images
 from tests.contract.image_rig import root as root
+from tests.violations import promise_kept
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes have several users")
@@ -53,13 +54,13 @@ WITH_LIMITS = [
 @pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
 async def test_every_promise_holds_for_a_user_with_a_range(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(BubblewrapProvider(), "1234"), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 @pytest.mark.parametrize("check", ESCAPES, ids=[each.name for each in ESCAPES])
 async def test_root_inside_has_no_way_out(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(BubblewrapProvider(), "root"), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 @as_root
@@ -68,7 +69,7 @@ async def test_every_promise_holds_for_a_user_with_a_range_on_an_image(
     check: ConformanceCheck, owned: str
 ) -> None:
     result = await run_check(AsUser(OnImage(BubblewrapProvider(), owned), "1234"), check)
-    assert result.passed, result.detail
+    promise_kept(result)
 
 
 @as_root
@@ -77,4 +78,4 @@ async def test_limits_and_endings_hold_for_a_user_with_a_range_without_control_g
     check: ConformanceCheck,
 ) -> None:
     result = await run_check(AsUser(BubblewrapProvider(use_cgroups=False), "1234"), check)
-    assert result.passed, result.detail
+    promise_kept(result)

@@ -25,6 +25,7 @@ from orchestrator.deploy.embedded.process_spec import ProcessState
 from tests.e2e.observer import PATIENCE_S, Observer, observing
 from tests.e2e.stack_rig import Stack, place, until
 from tests.services import upgrade_to_head
+from tests.violations import command_found_nothing
 from tests.waiting import stays_true_for
 
 OUTAGE_S = float(os.environ.get("PENSTOCK_OUTAGE_S", "20"))
@@ -178,7 +179,7 @@ class Run:
         )
         assert failed == []
         audited = self.stack.penstock("audit", timeout_s=PATIENCE_S)
-        assert audited.returncode == 0, audited.stdout + audited.stderr
+        command_found_nothing(audited)
         restarts = {process.name: process.restarts for process in self.stack.status().processes}
         assert {name for name, times in restarts.items() if times} == set(killed), restarts
         assert self.stack.signalled(signal.SIGTERM) == 0

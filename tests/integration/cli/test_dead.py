@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from orchestrator.audit import audit
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.nats import NatsBus
@@ -33,6 +32,7 @@ from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.intake import Intake
 from orchestrator.settings.config import Config, load
 from tests import builders
+from tests.integration.audit.audited import no_violations
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
@@ -175,7 +175,7 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         await eventually(taken)
         assert await listed(home) == []
         assert [trace.to_state for trace in await traces(engine)] == ["dropped", "retried", "retried"]
-        assert (await audit(engine, run.name)).violations == 0
+        await no_violations(engine, run.name)
         await eventually(partial(acknowledged, nats_server.url))
         group.cancel_scope.cancel()
 
@@ -222,7 +222,7 @@ async def test_a_rejected_task_is_judged_again_when_it_is_retried(
         async with engine.begin() as connection:
             await forget_rejection(connection, run.name, "early")  # it is accepted now, and stays accepted
         assert await count(engine, "SELECT count(*) FROM submissions WHERE status = 'accepted'") == 1
-        assert (await audit(engine, run.name)).violations == 0
+        await no_violations(engine, run.name)
 
 
 async def test_a_rejected_task_of_another_run_is_judged_again_there_and_an_invalid_id_is_only_published(

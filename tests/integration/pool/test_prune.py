@@ -31,6 +31,7 @@ from orchestrator.pool.trainer_logprobs import TrainedStep
 from orchestrator.runtime import failpoints
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
+from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import Tree, engine, record, running, small
 from tests.waiting import eventually
 
@@ -111,11 +112,9 @@ async def test_a_prune_drops_trajectories_and_keeps_what_became_of_them(engine: 
 
 async def test_the_audit_says_pruned_and_finds_nothing_wrong(engine: AsyncEngine) -> None:
     run = await ended_run(engine)
-    healthy = await audit(engine, run.name)
-    assert healthy.violations == 0
+    await no_violations(engine, run.name)
     await pruned(engine, run)
-    report = await audit(engine, run.name)
-    assert report.violations == 0, [v.what for check in report.checks for v in check.violations]
+    report = await no_violations(engine, run.name)
     skipped = {
         check.name: check.skipped for check in report.checks if (check.skipped or "").startswith("pruned on ")
     }
@@ -260,8 +259,7 @@ async def nothing_is_left(engine: AsyncEngine, run: StoredRun) -> None:
         names = [f"{table}_{run.run_id}" for table in prune.PARTITIONED]
         left = text("SELECT count(*) FROM pg_class WHERE relname = ANY(:names)")
         assert await connection.scalar(left, {"names": names}) == 0
-    report = await audit(engine, run.name)
-    assert report.violations == 0, [v.what for check in report.checks for v in check.violations]
+    await no_violations(engine, run.name)
 
 
 async def test_what_may_still_be_needed_is_refused_in_one_sentence(engine: AsyncEngine) -> None:

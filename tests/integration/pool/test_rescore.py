@@ -11,7 +11,6 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
-from orchestrator.audit import audit
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import VerdictReached
@@ -29,6 +28,7 @@ from orchestrator.roles.rescore import Rescored, rescore
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
 from tests import builders
+from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import counter, engine, flow_of, owed, rollout_row, rollouts_of, small, verify
 
 __all__ = ["engine"]
@@ -95,9 +95,8 @@ class Scene:
         )
         return [row[0] for row in rows]
 
-    async def violations(self) -> list[str]:
-        report = await audit(self.engine, self.run.name)
-        return [violation.what for check in report.checks for violation in check.violations]
+    async def audited(self) -> None:
+        await no_violations(self.engine, self.run.name)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ async def test_rollouts_of_no_batch_get_new_revisions_and_are_ready_again(scene:
     assert done == Rescored(groups=2, rollouts=4, left_alone={"trained": 2})
     assert await scene.states() == {"a": "trained", "b": "trained", "c": "dispatched", "d": "dispatched"}
     assert (await scene.take()).taken == 0, "a half rescored group is not taken"
-    assert await scene.violations() == []
+    await scene.audited()
     await scene.judged("c", (0.0, 1.0))
     assert (await scene.states())["c"] == "ready"
     assert await scene.revisions("verdicts", "c") == await scene.revisions("rewards", "c") == [[1, 0], [0, 1]]
@@ -132,7 +131,8 @@ async def test_rollouts_of_no_batch_get_new_revisions_and_are_ready_again(scene:
     assert [row.reward_revision for row in rows] == [2, 2] and rows[0].advantage < 0 < rows[1].advantage
     assert await counter(scene.engine, scene.run, "verdicts_rescored") == 4
     await scene.judged("d", (1.0, 0.5))
-    assert (await scene.states())["d"] == "ready" and await scene.violations() == []
+    assert (await scene.states())["d"] == "ready"
+    await scene.audited()
 
 
 async def test_the_chosen_groups_keep_their_position_and_a_repeat_supersedes_what_is_under_way(
@@ -158,7 +158,8 @@ async def test_the_chosen_groups_keep_their_position_and_a_repeat_supersedes_wha
     assert await scene.revisions("verdicts", "d") == [[1, 0], [0, 1]]
     after = await scene.do(lambda c: c.execute(places))
     assert before.all() == after.all()
-    assert (await scene.states())["c"] == "ready" and await scene.violations() == []
+    assert (await scene.states())["c"] == "ready"
+    await scene.audited()
 
 
 async def test_a_group_that_gives_no_training_signal_any_more_is_filtered(scene: Scene) -> None:
@@ -170,7 +171,7 @@ async def test_a_group_that_gives_no_training_signal_any_more_is_filtered(scene:
     ended = r"no open group has a task named 'c': group \d+ is filtered \(zero_signal\); only a group"
     with pytest.raises(ConfigurationError, match=ended):
         await scene.rescore(Chosen(tasks=("c",)))
-    assert await scene.violations() == []
+    await scene.audited()
 
 
 async def test_a_rollout_whose_verification_fails_now_is_in_no_batch_with_what_it_had(scene: Scene) -> None:
@@ -188,7 +189,7 @@ async def test_a_rollout_whose_verification_fails_now_is_in_no_batch_with_what_i
     assert (await scene.take()).taken == 1
     query = select(batch_rollouts.c.rollout_id).where(batch_rollouts.c.group_id == wide)
     assert len((await scene.do(lambda c: c.execute(query))).all()) == 3
-    assert await scene.violations() == []
+    await scene.audited()
 
 
 async def test_groups_that_a_rewind_freed_may_be_judged_again_and_trained_on_the_new_rewards(
@@ -198,7 +199,7 @@ async def test_groups_that_a_rewind_freed_may_be_judged_again_and_trained_on_the
     assert (await scene.rescore(Chosen(tasks=("a",)))).groups == 1
     await scene.judged("a", (None, 1.0))
     assert (await scene.states())["a"] == "filtered", "one of two is too few"
-    assert await scene.violations() == []
+    await scene.audited()
 
 
 def edition(tests: str = "echo 1 > /logs/verifier/reward.txt", instruction: str = "write hi") -> Task:

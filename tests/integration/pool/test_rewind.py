@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.audit import audit
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState, GroupState, Purpose
 from orchestrator.pool import batches
@@ -22,6 +21,7 @@ from orchestrator.pool.runs import StoredRun, begin_end
 from orchestrator.pool.tables import groups, policy_versions, queue
 from orchestrator.scheduling.queue_policies import Windowed
 from tests import builders
+from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import counter, engine, owed, small
 
 __all__ = ["engine"]
@@ -106,9 +106,8 @@ class Trained:
         )
         return {number: seqs for number, seqs in rows}
 
-    async def violations(self) -> list[str]:
-        report = await audit(self.engine, self.run.name)
-        return [violation.what for check in report.checks for violation in check.violations]
+    async def audited(self) -> None:
+        await no_violations(self.engine, self.run.name)
 
 
 @pytest.fixture
@@ -131,12 +130,12 @@ async def test_exactly_the_groups_of_later_batches_are_free_again_at_their_posit
     assert await trained.states() == {n: "trained" if n < 4 else "ready" for n in range(8)}
     assert await trained.in_batches() == {0: [0, 1], 1: [2, 3]}
     assert await trained.do(lambda c: c.scalar(select(queue.c.floor_seq))) == 4
-    assert await trained.violations() == []
+    await trained.audited()
     # The freed groups are the next to be taken, before the later ones.
     await trained.ready("i", "j")
     await trained.train(3)
     assert await trained.in_batches() == {n: [2 * n, 2 * n + 1] for n in range(5)}
-    assert await trained.violations() == []
+    await trained.audited()
 
 
 async def test_the_weights_of_the_batch_get_a_new_number_that_supersedes_the_later_ones(
@@ -157,7 +156,7 @@ async def test_the_weights_of_the_batch_get_a_new_number_that_supersedes_the_lat
     again = announced[5]
     assert (again["version"], again["revision"], again["batch_no"]) == (5, 5, 1)
     assert (again["path"], again["manifest_sha"]) == ("/p/version-000002", "02")
-    assert await trained.violations() == []
+    await trained.audited()
 
 
 async def test_rewinds_may_follow_one_another_to_any_batch_that_counts(trained: Trained) -> None:
@@ -171,7 +170,7 @@ async def test_rewinds_may_follow_one_another_to_any_batch_that_counts(trained: 
     assert await trained.states() == {n: "ready" for n in range(8)}
     assert await trained.do(lambda c: c.scalar(select(queue.c.floor_seq))) == 0
     await trained.train(4)
-    assert await trained.violations() == []
+    await trained.audited()
     assert await counter(trained.engine, trained.run, "rewinds") == 4
 
 
@@ -185,7 +184,7 @@ async def test_a_batch_that_has_no_weights_yet_is_undone_without_a_new_version(t
     commit = lambda c: batches.commit(c, 1, trained.run.name, closed, new, [{}], "policy.run")
     assert not await trained.do(commit), "a trainer that trained it in the meantime has lost"
     assert (await trained.claim()).batch_id != closed.batch_id
-    assert await trained.violations() == []
+    await trained.audited()
 
 
 async def test_open_groups_keep_their_positions_and_admission_counts_what_is_free_as_outstanding(
@@ -201,7 +200,7 @@ async def test_open_groups_keep_their_positions_and_admission_counts_what_is_fre
     counts = (await trained.do(lambda c: lock_queue(c, trained.run.run_id))).counts
     assert (counts.dispatched, counts.consumed, counts.resolved, counts.outstanding) == (10, 6, 0, 4)
     assert counts.committed_batches == 3
-    assert await trained.violations() == []
+    await trained.audited()
 
 
 async def test_it_is_refused_with_one_sentence_and_changes_nothing(trained: Trained) -> None:
@@ -258,7 +257,7 @@ async def test_quarantines_in_a_row_are_counted_from_the_rewind(trained: Trained
     assert await trained.do(lambda c: quarantined_in_a_row(c, trained.run.run_id)) == 0
     states = await trained.states()
     assert [states[n] for n in range(8, 16)] == ["filtered"] * 2 + ["ready"] * 2 + ["filtered"] * 4
-    assert await trained.violations() == []
+    await trained.audited()
 
 
 async def test_the_directory_of_weights_that_were_published_again_is_kept(trained: Trained) -> None:

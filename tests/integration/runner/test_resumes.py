@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.audit import audit
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.tasks.harbor import Task
+from tests.integration.audit.audited import no_violations
 from tests.integration.gateway.gateway_process import gateway_at
 from tests.integration.gateway.rig import Policies, Proxy, running_proxy
 from tests.integration.runner.rig import Rig, open_rig
@@ -62,8 +62,7 @@ def opens(
         ):
             await rig.publish(policies.versions[0])
             yield rig, proxy
-            report = await audit(rig.flow.engine, rig.flow.run)
-            assert not report.violations, report.violations
+            await no_violations(rig.flow.engine, rig.flow.run)
 
     return opened
 

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.audit import audit
 from orchestrator.bus import subjects
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import TaskSubmitted, encode
@@ -30,6 +29,7 @@ from orchestrator.roles.intake import Intake
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
+from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import OWNER, engine, flow_of, group_state, rollout_row, running, small
 from tests.integration.web.rig import Dashboard, configured, dashboard
 from tests.waiting import eventually
@@ -116,8 +116,7 @@ async def test_a_cancelled_group_is_filtered_and_its_rollouts_lose_their_leases(
             assert (row.state, row.failure_class) == (RolloutState.LOST, FailureClass.CANCELLED)
         status, answer = await web.post("/api/steer/cancel", {"group": group_id})
         assert status == 409 and answer["error"] == f"group {group_id} is over: it is filtered"
-    report = await audit(engine, run.name)
-    assert report.violations == 0
+    await no_violations(engine, run.name)
 
 
 async def test_groups_of_every_open_state_are_cancelled_but_not_those_in_a_batch(
