@@ -116,8 +116,18 @@ async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bo
     return True
 
 
+async def lock_intake(connection: AsyncConnection, run_id: int) -> None:
+    """Wait for acceptances that are not committed yet (`takes_steps` locks the same row), and let none begin until the end of the transaction. The
+    row of the run is locked before that of its queue, as acceptances do."""
+    await connection.execute(
+        select(runs.c.run_id).where(runs.c.run_id == run_id).with_for_update(key_share=True)
+    )
+
+
 async def finish_end(connection: AsyncConnection, run_id: int) -> bool:
-    """ending → ended once every group is terminal. Accepted groups for evaluation or recording are awaited without limit."""
+    """ending → ended once every group is terminal. Accepted groups for evaluation or recording are awaited without limit. A group whose
+    acceptance is not committed is awaited too. Before the queue row is locked, call `lock_intake`."""
+    await lock_intake(connection, run_id)
     open_groups = await connection.scalar(
         select(func.count()).where(groups.c.run_id == run_id, ~groups.c.done)
     )

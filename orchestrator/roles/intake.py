@@ -11,6 +11,7 @@ The same holds for a task that Postgres refuses.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from scaffolds.controls import CONTROLS
 from scaffolds.find import find
@@ -24,11 +25,11 @@ from orchestrator.contracts.errors import ConfigurationError, MessageError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, decode_written, encode
 from orchestrator.contracts.ids import is_name, sha256
 from orchestrator.contracts.quote import quoted
-from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.states import Purpose, RunState, SubmissionStatus
 from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.pool import blobs
 from orchestrator.pool.policy_versions import check_pinned
-from orchestrator.pool.runs import StoredRun, find_run, intake_open, takes_steps
+from orchestrator.pool.runs import StoredRun, find_run, intake_open, state_of, takes_steps
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
 from orchestrator.pool.transact import of_content, sentence
@@ -49,6 +50,11 @@ MOST_LABEL = 256
 BLOB_TRIES = 15
 """Deliveries of a task whose blobs have not all arrived, before it is refused: about 50 s."""
 BLOB_WAIT_S = 5.0
+_CLOSED_BY: Final = {
+    RunState.ACTIVE: "",
+    RunState.ENDING: ", because it is ending",
+    RunState.ENDED: ", because it has ended",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +138,9 @@ class Intake:
                     f"run {quoted(run.name)} accepts no more tasks: it has ended and is pruned"
                 )
             if group.purpose is Purpose.TRAIN and not await intake_open(connection, run.run_id):
+                state = await state_of(connection, run.run_id)  # of now: `run` may be older
                 raise MessageError(
-                    f"run {quoted(run.name)} accepts no more training tasks: its intake is closed"
+                    f"run {quoted(run.name)} accepts no more training tasks: its intake is closed{_CLOSED_BY[state]}"
                 )
             if group.pinned_version is not None:
                 keep = self._configs[run.run_id].trainer.keep_checkpoints

@@ -15,7 +15,7 @@ from orchestrator.pool.run_end import (
     filter_passed,
     nothing_left,
 )
-from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, state_of
+from orchestrator.pool.runs import begin_end, finish_end, first_dispatch_age, lock_intake, state_of
 from orchestrator.pool.transact import transact
 from orchestrator.roles.context import Flow
 from orchestrator.runtime.liveness import pause
@@ -55,6 +55,7 @@ async def look(connection: AsyncConnection, flow: Flow) -> int:
                 log.info("stage.filtered", groups=passed)
             return passed
     if state is RunState.ENDING:
+        await lock_intake(connection, flow.run_id)
         filtered = await filter_open(connection, flow.run_id)
         if filtered:
             log.info("run.filtered", groups=filtered)
