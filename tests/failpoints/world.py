@@ -79,6 +79,7 @@ restart_longest_s = 0.05
 restart_limit = 100000
 """
 OPEN_GROUPS = 6
+ANSWER_S = 600.0  # the orchestrator is killed again and again in the meantime
 AT_WORK = {
     "orchestrator": b'"orchestrator.ready"',
     "gateway": b'"server.leased"',
@@ -123,7 +124,7 @@ class World:
             events.append(("general", event))
             names.append(name)
         self.seen.ledger += names
-        answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=PATIENCE_S)
+        answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=ANSWER_S)
         assert answers == dict.fromkeys(names, (SubmissionStatus.ACCEPTED, None)), answers
 
     async def progress(self, patience_s: float) -> None:
