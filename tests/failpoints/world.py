@@ -114,7 +114,8 @@ class World:
                 await self.submit(2, purpose=purpose)
 
     async def submit(self, count: int, *, purpose: Purpose, scaffold: str = "Asking") -> None:
-        """Into the ledger, onto the bus, and wait until accepted."""
+        """Into the ledger, onto the bus, and wait until accepted. A case whose time is up cannot cancel it in between: nothing is in the ledger that
+        the bus did not get."""
         events, names = [], []
         for _ in range(count):
             self.numbers["task"] += 1
@@ -123,8 +124,9 @@ class World:
             event = TaskSubmitted(task=task, submission=name, purpose=purpose, scaffold=f"{AGENT}:{scaffold}")
             events.append(("general", event))
             names.append(name)
-        self.seen.ledger += names
-        answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=ANSWER_S)
+        with anyio.CancelScope(shield=True):
+            self.seen.ledger += names
+            answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=ANSWER_S)
         assert answers == dict.fromkeys(names, (SubmissionStatus.ACCEPTED, None)), answers
 
     async def progress(self, patience_s: float) -> None:
