@@ -8,6 +8,7 @@ import pytest
 
 from sandboxes.conformance import CHECKS, ConformanceCheck, run_check
 from sandboxes.kubernetes.provider import KubernetesProvider
+from tests.contract.of_checks import each_of
 from tests.unit.sandboxes.clusters import gone
 from tests.unit.sandboxes.fake_kubernetes import Fake, place, serving
 from tests.violations import promise_kept
@@ -43,7 +44,7 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesP
             await gone(fake)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
+@pytest.mark.parametrize("check", each_of(CHECKS))
 async def test_pods_keep_every_promise(provider: KubernetesProvider, check: ConformanceCheck) -> None:
     result = await run_check(provider, check)
     promise_kept(result)

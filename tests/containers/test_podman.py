@@ -24,6 +24,7 @@ from sandboxes.effective import observe
 from sandboxes.owner import Owner
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
+from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 from tests.waiting import eventually
 
@@ -43,9 +44,7 @@ os.execvp("podman", ["podman", *{options!r}, *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize(
-    "check", checks_for(ContainerProvider()), ids=[each.name for each in checks_for(ContainerProvider())]
-)
+@pytest.mark.parametrize("check", each_of(checks_for(ContainerProvider())))
 async def test_podman_keeps_every_promise(
     check: ConformanceCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +143,7 @@ OF_USERS = [each for each in checks_for(ContainerProvider()) if each.escape or e
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
-@pytest.mark.parametrize("check", OF_USERS, ids=[each.name for each in OF_USERS])
+@pytest.mark.parametrize("check", each_of(OF_USERS))
 async def test_a_named_user_of_podman_has_no_way_out(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(ContainerProvider(), "4321"), check)
     promise_kept(result)

@@ -9,12 +9,13 @@ from sandboxes.conformance.on_image import OnImage
 from sandboxes.from_environment import VARIABLE
 from tests.contract.image_rig import images as images
 from tests.contract.image_rig import root as root
+from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
+@pytest.mark.parametrize("check", each_of(CHECKS))
 async def test_an_image_keeps_every_promise(check: ConformanceCheck) -> None:
     result = await run_check(OnImage(BubblewrapProvider(), "small"), check)
     promise_kept(result)

@@ -22,6 +22,7 @@ from sandboxes.conformance import (
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
+from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 
 pytestmark = pytest.mark.anyio
@@ -58,10 +59,6 @@ OPTIONAL = {
 }
 
 
-def names(checks: list[ConformanceCheck]) -> list[str]:
-    return [each.name for each in checks]
-
-
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory for sandboxes of this process and of the owners it kills."""
@@ -75,13 +72,13 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=names(CHECKS))
+@pytest.mark.parametrize("check", each_of(CHECKS))
 async def test_bubblewrap_keeps_every_promise(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(), check)
     promise_kept(result)
 
 
-@pytest.mark.parametrize("check", WITH_LIMITS, ids=names(WITH_LIMITS))
+@pytest.mark.parametrize("check", each_of(WITH_LIMITS))
 async def test_bubblewrap_keeps_every_promise_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(use_cgroups=False), check)
     promise_kept(result)
@@ -104,7 +101,7 @@ async def test_an_attempt_to_escape_is_never_made_without_isolation() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
-@pytest.mark.parametrize("check", OF_LOCAL, ids=names(OF_LOCAL))
+@pytest.mark.parametrize("check", each_of(OF_LOCAL))
 async def test_local_keeps_every_promise_but_isolation(check: ConformanceCheck) -> None:
     result = await run_check(LocalProvider(), check)
     assert result.passed == (check.name not in LOCAL_DOES_NOT_ISOLATE), result.detail or "isolates after all"

@@ -22,6 +22,7 @@ from sandboxes.conformance.on_image import OnImage
 from sandboxes.images.store import ImageStore
 from tests.contract.image_rig import images as images
 from tests.contract.image_rig import root as root
+from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
@@ -51,20 +52,20 @@ WITH_LIMITS = [
 
 
 @as_root
-@pytest.mark.parametrize("check", CHECKS, ids=[each.name for each in CHECKS])
+@pytest.mark.parametrize("check", each_of(CHECKS))
 async def test_every_promise_holds_for_a_user_with_a_range(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(BubblewrapProvider(), "1234"), check)
     promise_kept(result)
 
 
-@pytest.mark.parametrize("check", ESCAPES, ids=[each.name for each in ESCAPES])
+@pytest.mark.parametrize("check", each_of(ESCAPES))
 async def test_root_inside_has_no_way_out(check: ConformanceCheck) -> None:
     result = await run_check(AsUser(BubblewrapProvider(), "root"), check)
     promise_kept(result)
 
 
 @as_root
-@pytest.mark.parametrize("check", ON_IMAGE, ids=[each.name for each in ON_IMAGE])
+@pytest.mark.parametrize("check", each_of(ON_IMAGE))
 async def test_every_promise_holds_for_a_user_with_a_range_on_an_image(
     check: ConformanceCheck, owned: str
 ) -> None:
@@ -73,7 +74,7 @@ async def test_every_promise_holds_for_a_user_with_a_range_on_an_image(
 
 
 @as_root
-@pytest.mark.parametrize("check", WITH_LIMITS, ids=[each.name for each in WITH_LIMITS])
+@pytest.mark.parametrize("check", each_of(WITH_LIMITS))
 async def test_limits_and_endings_hold_for_a_user_with_a_range_without_control_groups(
     check: ConformanceCheck,
 ) -> None:

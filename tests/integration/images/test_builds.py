@@ -164,6 +164,7 @@ async def test_a_failed_build_leaves_no_container_no_mount_and_no_layer(director
     assert os.listdir(directory / "store" / "unfinished") == []
 
 
+@pytest.mark.alone
 async def test_a_build_that_takes_too_much_disk_space_is_ended(directory: Path) -> None:
     before = layers(directory)
     message = await refusal(

@@ -60,6 +60,7 @@ async def ended(rig: Rig, rollout: int) -> tuple[str, str, int, float]:
     return row.state, str(attempts[-1].failure_class), len(attempts), reward
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 async def test_what_a_session_does_to_the_platform_is_the_policys_failure_and_no_other_sessions(
     database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path

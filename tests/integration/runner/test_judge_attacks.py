@@ -29,6 +29,7 @@ def task(program: str, judge: str, leaves: str = "") -> Task:
     return a_task(runs(writes), says("done"), files={"tests/test.sh": judge.encode()}, settings=settings)
 
 
+@pytest.mark.alone
 async def test_an_attack_on_the_judge_scores_0_at_once_and_an_honest_program_scores_1(
     database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
 ) -> None:

@@ -86,6 +86,7 @@ ORACLES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)  # some 90 attempts
 async def test_every_cheat_scores_0_and_the_oracle_scores_1(
     database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path

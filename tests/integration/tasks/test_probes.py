@@ -32,6 +32,7 @@ def one_per_domain() -> dict[str, SuiteTask]:
     return {item.family.domain: item for item in SUITE.values()}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.timeout(240)
 async def test_every_probe_that_applies_earns_nothing_on_a_task_of_each_domain_and_the_solution_earns_1(
@@ -111,6 +112,7 @@ async def test_a_program_takes_the_place_of_the_one_that_the_solution_leaves() -
     assert (found.oracle, found.earned) == (1.0, ())
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_what_attacks_a_judge_that_runs_it_earns_an_answer_of_0_and_never_no_verdict() -> None:
     judge = (
