@@ -277,6 +277,8 @@ def main() -> None:
         task.kill()
         say({"result": {**task.result(), "code": int(code)}})
         return
+    for order, _ in orders[1:]:  # it came together with the task
+        task.end(order["kill"], order.get("grace_s", 0.0))
     serve(task, reader, wakeup_read)  # the foreground
     if task.reason != "none" or not task.lasting:
         task.kill()
