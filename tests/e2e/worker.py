@@ -1,9 +1,11 @@
-"""A scaffold with one command in its sandbox between two completions: long enough to be killed in."""
+"""A scaffold with one command in its sandbox between two completions: it waits until the test releases or kills it."""
 
 from scaffolds.base import Context, Llm, Message, TaskView
 from scaffolds.declare import scaffold
 
 from sandboxes.base import Sandbox
+
+WAITS = "touch /tmp/waits; until [ -e /tmp/go ]; do sleep 0.05; done"
 
 
 @scaffold(name="worker", version="1")
@@ -13,6 +15,6 @@ class Worker:
     async def run(self, task: TaskView, llm: Llm, sandbox: Sandbox, ctx: Context) -> str:
         messages: list[Message] = [{"role": "user", "content": task.instruction}]
         reply = await llm.complete(messages)
-        await sandbox.exec(["sleep", "1.5"], timeout_s=30)
+        await sandbox.exec(["sh", "-c", WAITS], timeout_s=300)
         again: list[Message] = [*messages, reply.message(), {"role": "user", "content": "Go on."}]
         return (await llm.complete(again)).content
