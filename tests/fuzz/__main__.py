@@ -22,6 +22,9 @@ def main() -> None:
     )
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
+    parser.add_argument(
+        "--runs", type=int, help="how many inputs, instead of how long: the same on every machine"
+    )
     parser.add_argument("--seed", type=int, default=1, help="0: another one each time (default: 1)")
     parser.add_argument("--replay", type=Path, help="feed this file alone")
     parser.add_argument(
@@ -44,7 +47,7 @@ def main() -> None:
     atheris.Setup(
         [
             sys.argv[0],
-            f"-max_total_time={given.seconds}",
+            f"-max_total_time={given.seconds}" if given.runs is None else f"-runs={given.runs}",
             f"-seed={given.seed}",
             f"-artifact_prefix={place}/",
             "-max_len=4096",
