@@ -14,8 +14,14 @@ from tests.contract.rollout_server import KINDS
 
 pytest_plugins = ["tests.services"]
 
-# An example has no time limit of its own: a pause of the machine is not a fault of the code.
-hypothesis.settings.register_profile("penstock", deadline=None)
+# The same examples in each run and on each machine, whatever its speed: a pause of the machine is not a fault of the code.
+hypothesis.settings.register_profile(
+    "penstock",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("penstock")
 
 
