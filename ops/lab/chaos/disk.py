@@ -11,7 +11,7 @@ from pathlib import Path
 
 SIZE_MB = 96
 BALLAST = ".ballast"
-BUSY_S = 5.0
+BUSY_S = 60.0
 _BLOCK = bytes(1 << 20)
 
 

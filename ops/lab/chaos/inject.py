@@ -25,7 +25,7 @@ from ops.lab.chaos.prepare import length_s
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
 
-FIND_S = 30.0  # how long to wait for a victim that restarts, or for the first hit of a counted fault (plan.COUNTED)
+FIND_S = 90.0  # how long to wait for a victim that restarts, or for the first hit of a counted fault (plan.COUNTED)
 POLL_INTERVAL_S = 0.02
 TRIES = 5
 FAILED_WRITE = b'"event": "checkpoint.failed"'

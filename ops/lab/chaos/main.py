@@ -39,7 +39,7 @@ from orchestrator.settings.config import FILE
 from sandboxes.owner import records
 from sandboxes.reap import default_root
 
-HEIRS_S = 5.0
+HEIRS_S = 60.0
 VAR = Path("var")
 ROOT = VAR / "chaos"
 

@@ -32,6 +32,8 @@ from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
 from sandboxes.reap import default_root
 
+START_S = 300.0  # until a stack is up, on a busy machine
+
 
 @asynccontextmanager
 async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIterator[Client]:
@@ -40,7 +42,7 @@ async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIte
     If `stack` ends instead, raises PenstockError with its last output.
     """
     home = Home.at(directory)
-    deadline = anyio.current_time() + 60
+    deadline = anyio.current_time() + START_S
     while (status := read_status(home.layout)) is None or not any(
         process.name == "orchestrator" and process.state is ProcessState.READY for process in status.processes
     ):
@@ -48,7 +50,7 @@ async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIte
             output = (directory / "up.log").read_text(errors="replace").strip().splitlines() or ["no output"]
             raise PenstockError(output[-1].removeprefix("penstock: "))
         if anyio.current_time() > deadline:
-            raise PenstockError(f"the stack did not come up within 60 s; see {directory / 'up.log'}")
+            raise PenstockError(f"the stack did not come up within {START_S:g} s; see {directory / 'up.log'}")
         await anyio.sleep(0.1)
     config = home.connected()
     async with (
