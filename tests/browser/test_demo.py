@@ -62,6 +62,10 @@ VIEWS = {
     "/system": "tbody tr",
 }
 TRAINED = """select r.rollout_id, r.group_id from batch_rollouts b join rollouts r using (rollout_id) order by b.batch_id, b.rollout_id limit 1"""
+# By domain: groups with verdicts, and those of them whose rewards differ and which were filtered out all the same.
+TRIED = """select g.domain, count(*) as groups, count(*) filter (where g.state = 'filtered' and w.different) as wrong from groups g join (
+  select group_id, count(distinct performance) > 1 as different from latest_rewards join rollouts using (rollout_id) group by 1) w using (group_id)
+where g.purpose = 'train' group by 1"""
 TRAINED_DOMAINS = """select b.batch_no, array_agg(distinct g.domain) from batch_rollouts c join batches b using (batch_id)
 join groups g on g.group_id = c.group_id where b.state = 'committed' group by 1"""
 UNFIT = re.compile(r"\[object |undefined|NaN")
@@ -75,7 +79,10 @@ class Left:
     directory: Path
     found: Results
     ids: dict[str, int]
-    domains: dict[int, set[str]]  # by batch
+    domains: dict[int, set[str]]  # trained, by batch
+    tried: dict[
+        str, tuple[int, int]
+    ]  # by domain: groups with verdicts, and those that were filtered though they had a signal
 
     @property
     def address(self) -> str:
@@ -118,12 +125,14 @@ async def demonstrated() -> AsyncIterator[Left]:
                 domains = {
                     number: set(found) for number, found in await connection.execute(text(TRAINED_DOMAINS))
                 }
+                tried = {row.domain: (row.groups, row.wrong) for row in await connection.execute(text(TRIED))}
             yield Left(
                 url=url,
                 directory=directory,
                 found=found,
                 ids={"rollout": rollout, "group": group},
                 domains=domains,
+                tried=tried,
             )
         finally:
             with anyio.CancelScope(shield=True):
@@ -157,7 +166,10 @@ async def test_every_view_opens_on_what_a_demo_left_and_its_batches_are_verified
         assert figures["policy version"] == str(left.found.after.version)
         assert not UNFIT.findall(await visitor.main.inner_text())
         assert visitor.complaints == []
-        assert set.union(*left.domains.values()) == set(DOMAINS)
+        # Which groups have a signal is chance. Every domain was tried, and what had a signal was not left out.
+        assert left.tried.keys() == set(DOMAINS), left.tried
+        assert [wrong for _, wrong in left.tried.values()] == [0] * len(DOMAINS), left.tried
+        assert left.domains and all(found and found <= set(DOMAINS) for found in left.domains.values())
         for batch in left.domains:
             await verified(left.directory, batch)
         await accounted(left.directory)
@@ -183,8 +195,12 @@ async def accounted(directory: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     report = json.loads(done.stdout.splitlines()[-1])
     for bar in report["bars"]:
-        # In a run of seconds, a large part is time that no report can contain: the last batch's commit, and the attempts that its end cancels.
-        assert bar["holds"] or (bar["name"].endswith("time with a name") and bar["value"] > 0.5), bar
+        # How large they are depends on the machine: a run of seconds has its last commit and the attempts that its end cancels, which have no
+        # name, and the clocks of two processes differ by every pause.
+        least, most = (0.2, 1.0) if bar["name"].endswith("time with a name") else (0.0, 0.1)
+        assert least <= bar["value"] <= most, bar
+    # All of it is accounted for: what is at work and what is not are the whole, but for slots that were held twice.
     for one in report["figures"]["places"]:
-        whole = sum(one["parts"].values()) + sum(one["rests"].values())
-        assert whole == pytest.approx(one["slots"] * one["seconds"], rel=0.01), one
+        twice = report["figures"]["twice"] if one["name"] == "rollout slots" else 0.0
+        whole = sum(one["parts"].values()) + sum(one["rests"].values()) - twice
+        assert whole == pytest.approx(one["slots"] * one["seconds"], rel=0.001), one

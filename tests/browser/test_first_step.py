@@ -33,7 +33,7 @@ async def test_the_first_steps_are_requested_once_and_before_the_rollout_is_know
             came.set()
 
     async def held(route: Route) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await came.wait()
         await route.continue_()
 

@@ -37,6 +37,7 @@ TRAINED = "select t.metrics from train_steps t join batches b using (batch_id) w
 async def test_the_run_says_its_version_batches_train_steps_and_what_the_last_one_merged(
     world: World, visitor: Visitor
 ) -> None:
+    await world.until_at_rest()  # earlier tests leave work behind
     await visitor.open("/run")
     await expect(visitor.main.locator(".figure").first).to_be_visible()
     await expect(visitor.main.locator(".chart canvas").first).to_be_attached()
@@ -64,6 +65,7 @@ async def test_the_run_says_its_version_batches_train_steps_and_what_the_last_on
 async def test_the_queue_draws_every_position_in_its_colour_with_holes_and_the_mix(
     world: World, visitor: Visitor
 ) -> None:
+    await world.until_at_rest()  # earlier tests leave work behind
     await visitor.open("/queue")
     await expect(visitor.main.locator(".strip-cell").first).to_be_attached()
     rows = await world.seen.rows(

@@ -18,11 +18,6 @@ LISTEN = """() => {
   new MutationObserver(() => window.shown.push(banner.hidden ? "" : banner.textContent)).observe(banner, { attributes: true, childList: true });
   new MutationObserver(() => window.shown.push(light.textContent)).observe(light, { attributes: true, childList: true });
 }"""
-# Nothing runs, every finished group is in the open batch, and that waits for more: no number of the queue changes by itself.
-AT_REST = """
-select not exists (select from rollouts where run_id = :run and state in ('queued', 'running', 'reported', 'finished', 'verifying'))
-   and not exists (select from groups where run_id = :run and seq is not null and state in ('dispatched', 'ready'))
-   and (select array_agg(state) = '{open}' from batches where run_id = :run and state in ('open', 'closed'))"""
 AWAY = ("Failed to load resource", "net::ERR_")
 
 
@@ -59,7 +54,7 @@ async def test_while_postgres_is_away_the_page_says_so_and_goes_on_when_it_is_ba
     world: World, visitor: Visitor
 ) -> None:
     visitor.expected = AWAY
-    await world.until(AT_REST, "the queue is at rest")
+    await world.until_at_rest()
     await visitor.open("/queue")
     await expect(visitor.light).to_have_attribute("data-state", "live")
     await expect(visitor.main.locator(".figure dd").first).to_be_attached()

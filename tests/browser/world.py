@@ -61,6 +61,11 @@ STATE = "select state = any(:states) from groups where run_id = :run and group_i
 LONGEST = """\
 select r.rollout_id, s.idx from rollouts r join groups g using (run_id, group_id) join steps s using (run_id, rollout_id, attempt)
 where r.run_id = :run and g.state = 'trained' order by s.full_len - s.state_len desc limit 1"""
+# Nothing runs, every finished group is in the open batch, and that waits for more: no number of the queue changes by itself.
+AT_REST = """
+select not exists (select from rollouts where run_id = :run and state in ('queued', 'running', 'reported', 'finished', 'verifying'))
+   and not exists (select from groups where run_id = :run and seq is not null and state in ('dispatched', 'ready'))
+   and (select array_agg(state) = '{open}' from batches where run_id = :run and state in ('open', 'closed'))"""
 LUCK = "printf '0.%05d' $RANDOM"
 
 # Texts that could run, reach out, format, colour, move or reorder, if they were ever read as anything but text.
@@ -156,6 +161,10 @@ class World:
             return bool(await self.value(statement, **parameters))
 
         await until(holds, what, PATIENCE_S)
+
+    async def until_at_rest(self) -> None:
+        """Wait until no number of the queue changes by itself."""
+        await self.until(AT_REST, "the queue is at rest")
 
     async def until_group(self, group_id: int, *states: str) -> None:
         what = f"group {group_id} is {' or '.join(states)}"
