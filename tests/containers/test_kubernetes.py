@@ -40,7 +40,7 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesP
                 await provider.tidy()
                 return not fake.pods
 
-            await eventually(tidied, within_s=20, every_s=0.1)  # pods of killed owners
+            await eventually(tidied, every_s=0.1)  # pods of killed owners
             await gone(fake)
 
 

@@ -217,7 +217,6 @@ async def test_a_killed_owners_container_and_files_are_gone_at_once() -> None:
     await eventually(
         lambda: Engine(SETTINGS).left(default_root()),
         lambda seen: not list(default_root().glob("*.json")) and not seen,
-        within_s=20,
         every_s=0.1,
     )
 

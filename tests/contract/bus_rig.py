@@ -18,5 +18,5 @@ async def first_streams(bus: Bus) -> None:
 
     bus.on_stream_new(on_new)
     assert sorted(await bus.ensure_streams()) == sorted(stream.name for stream in subjects.STREAMS)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await all_notified.wait()

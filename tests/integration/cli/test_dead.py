@@ -312,7 +312,7 @@ async def test_a_message_that_a_runner_refused_is_listed_shown_published_again_a
         assert (shown["stream"], shown["body"]) == ("WORK", {"run": 7})
         assert (await dead(home, "retry", one["id"])).exit_code == 0
         async with bus.subscribe(subjects.consume_work_rollout(run.name)) as arriving:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 (again,) = await arriving.take(1)
             assert (again.body, again.schema) == (b'{"run": 7}', "RolloutAssigned/1")
             await again.ack()

@@ -35,7 +35,7 @@ async def monitored(place: Path, jetstream: str) -> AsyncIterator[str]:
     conf.write_text(
         f'listen: "127.0.0.1:{free_port()}"\nhttp: "{url.removeprefix("http://")}"\n{jetstream}\n'
     )
-    with serving(conf) as server, anyio.fail_after(30):
+    with serving(conf) as server, anyio.fail_after(60):
         async with aiohttp.ClientSession() as session:
 
             async def healthy() -> bool:

@@ -187,7 +187,7 @@ async def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         use(Timeouts(pool_connect_s=0.1)),
-        anyio.fail_after(10),
+        anyio.fail_after(60),
     ):
         with pytest.raises(TimeoutError):
             await reader_login(f"postgresql://a:b@127.0.0.1:{silent.getsockname()[1]}/c?sslmode=disable")

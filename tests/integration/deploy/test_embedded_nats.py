@@ -80,7 +80,7 @@ async def test_under_the_supervisor_it_is_back_after_kill_9_and_after_its_store_
         assert first is not None
         shutil.rmtree(tmp_path / "nats" / "jetstream")
         os.kill(first, signal.SIGKILL)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while (now := supervisor.status("nats")).state is not ProcessState.READY or now.pid == first:
                 await supervisor.change()
         assert await check_server(home.url) >= (2, 10)
@@ -105,7 +105,7 @@ async def test_a_server_that_cannot_carry_the_bus_is_refused(
     argv = [str(find_nats().path), "-c", str(tmp_path / "nats.conf")]
     child = spawn(argv, log=tmp_path / "nats.log", env={})
     try:
-        await eventually(lambda: "Server is ready" in (tmp_path / "nats.log").read_text(), within_s=10)
+        await eventually(lambda: "Server is ready" in (tmp_path / "nats.log").read_text())
         with pytest.raises(ValueError, match=sentence):
             await check_server(f"nats://127.0.0.1:{port}")
     finally:

@@ -22,7 +22,12 @@ from tests import builders
 from tests.integration.pool.test_migrations import NEXT, contracting
 from tests.services import upgrade_to_head
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.services,
+    pytest.mark.timeout(300),
+    pytest.mark.tier("processes"),
+]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SENTENCE = (

@@ -49,7 +49,7 @@ async def test_a_url_with_options_connects_wherever_one_is_taken(
 ) -> None:
     for name, url in forms(database_url, postgres_server.cluster.sockets, tmp_path / "pass").items():
         for role in (Role.OWNER, Role.TRAINER, Role.READER):
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 async with (
                     open_engine(url, role, size=1, name="mine") as engine,
                     engine.connect() as connection,

@@ -508,7 +508,7 @@ async def test_two_last_members_that_end_at_once_conclude_their_group_exactly_on
             await both_written.wait()  # neither sees the other's verdict yet
             await conclude_group(connection, flow, held[0].group_id)
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for event in verdicts_of:
                 tasks.start_soon(say, event)
@@ -590,7 +590,7 @@ async def test_a_deadlock_is_tried_again(engine: AsyncEngine) -> None:
 
         await transact(engine, work, at="tests")
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for names in ("ab", "ba"):
                 tasks.start_soon(cross, *names)

@@ -29,6 +29,7 @@ from orchestrator.queries.changes import (
 )
 from tests import builders
 from tests.integration.pool.rig import Tree, ended, engine, flow_of, record, report, running, small, verify
+from tests.processes import closing
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
@@ -149,7 +150,9 @@ async def test_the_command_goes_on_until_it_is_interrupted(
     penstock = [sys.executable, "-m", "orchestrator.cli", "tail", "-c", str(tmp_path), "--json"]
     command = ["sh", "-c", f'{prefix}exec "$@"', "sh", *penstock]
     with anyio.fail_after(60):
-        async with await anyio.open_process(command, env=environment, stderr=subprocess.PIPE) as process:
+        async with closing(
+            await anyio.open_process(command, env=environment, stderr=subprocess.PIPE)
+        ) as process:
             assert process.stdout is not None
             lines = lines_of(process.stdout)
             assert (await anext(lines))["after"] == "active"

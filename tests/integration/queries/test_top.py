@@ -31,6 +31,7 @@ from orchestrator.top.picture import picture
 from orchestrator.top.snapshot import Snapshot, snapshot
 from tests import builders
 from tests.integration.pool.rig import Tree, engine, record, running, small
+from tests.processes import closing
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
@@ -166,7 +167,7 @@ async def test_it_looks_again_by_itself_and_says_when_postgres_is_away(
     async with top.run_test(size=(60, 20)) as pilot:
 
         async def until(begins: str) -> None:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not text_of(top, "why").startswith(begins):
                     await pilot.pause(0.01)
 
@@ -199,7 +200,7 @@ async def test_a_look_that_takes_longer_than_a_second_is_waited_for(
             await pilot.pause(0.01)
         assert began == 1
         go_on.set()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while top.seen is None:
                 await pilot.pause(0.01)
 
@@ -236,9 +237,10 @@ async def test_in_a_real_terminal_q_ends_it_with_status_0(
     environment = {**os.environ, "TERM": "xterm-256color"}
     try:
         with anyio.fail_after(60):
-            async with await anyio.open_process(
+            started = await anyio.open_process(
                 command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-            ) as process:
+            )
+            async with closing(started) as process:
                 drawn = b""
                 while b"Quit" not in drawn or b"is active" not in drawn:
                     await anyio.wait_readable(ours)

@@ -480,7 +480,7 @@ async def test_a_false_announcement_is_counted_and_logged_and_the_versions_stay_
                 await until(partial(refused_so_far, n))  # the stream keeps only the newest message
         await stage.serves(4)
         await stage.send(subjects.policy(run), good)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while versions.newest is None or versions.newest.version != 4:
                 await versions.moved.wait()
     reasons = [line["reason"] for line in logs if line["event"] == "announcement.refused"]

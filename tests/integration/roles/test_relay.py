@@ -59,7 +59,7 @@ async def assigned(stage: Stage, wanted: int) -> list[RolloutAssigned]:
     """Take that many assignments from the stream, and check that no other exists."""
     received: list[RolloutAssigned] = []
     async with stage.bus.subscribe(subjects.consume_work_rollout(stage.run.name)) as arriving:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(received) < wanted:
                 for delivery in await arriving.take(64):
                     received.append(msgspec.json.decode(delivery.body, type=RolloutAssigned))
@@ -114,7 +114,7 @@ async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_
     waiting = replace(stage.flow, bus=cast(Bus, Away()))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(relay_page, waiting)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await requested.wait()
         async with engine.connect() as connection:
             others = (

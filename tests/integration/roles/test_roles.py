@@ -68,7 +68,7 @@ async def test_a_submission_is_accepted_once_and_answered_each_time(stage: Stage
     async with stage.bus.listen(subjects.every_answer(run)) as notices, playing([intake(stage).run]):
         await stage.submit("one", "one")
         await stage.reaches(1, "groups")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             answers = [
                 msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered) for _ in "12"
             ]
@@ -127,7 +127,7 @@ async def test_an_unusable_message_becomes_a_dead_letter_with_its_reason(stage: 
         assert part in reason
     letters: list[Delivery] = []
     async with stage.bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(letters) < 6:
                 letters += await arriving.take(6)
     assert {letter.headers[subjects.HEADER_DEAD_REASON] for letter in letters} == set(reasons)
@@ -215,7 +215,7 @@ async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_serve
             playing([intake(stage).run]),
         ):
             await stage.submit("x", domain="cooking")
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
     assert (
         answer.status is SubmissionStatus.REJECTED
@@ -248,7 +248,7 @@ async def test_a_run_cannot_end_between_the_look_at_its_intake_and_the_acceptanc
             tasks.start_soon(end)
             await until(lambda: _is_waiting(engine))
             assert not ended.is_set()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await ended.wait()
 
 

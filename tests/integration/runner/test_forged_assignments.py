@@ -56,7 +56,7 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         assert await rig.verdict(rollout) == 1.0
         refused: list[Delivery] = []
         async with rig.flow.bus.subscribe(subjects.consume_dead("WORK")) as arriving:
-            with anyio.fail_after(40):
+            with anyio.fail_after(60):
                 while len(refused) < 2 * len(forged):
                     found = await arriving.take(8)
                     refused += [

@@ -84,7 +84,7 @@ async def killed_after(rig: Rig, proxy: Proxy, rollout: int, steps: int, gateway
     before = held()
     async with rig.runner_process(gateway_url):
         await recorded(rig, rollout, steps)
-        await eventually(lambda: held() != before, within_s=30)
+        await eventually(lambda: held() != before)
     proxy.most = None
 
 

@@ -176,7 +176,7 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
     ):
         for name, each in sent.items():
             await stage.send(subjects.tasks(stage.run.name, "general"), each)
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
             answers[name] = answer
     assert {name: answer.status for name, answer in answers.items()} == {

@@ -26,6 +26,7 @@ from orchestrator.pool.tables import (
 from orchestrator.settings.config import Config
 from tests.builders import Author, accepted, dispatch, finish, ready_groups
 from tests.integration.trainer.rig import SUBJECT, Pool, model, pool, scored_by, start_trainer, until
+from tests.processes import closing
 from trainer.checkpoint import list_checkpoints, open_checkpoint
 from trainer.loop import Halted, TrainerSettings, run_trainer, train_batches
 from trainer.phases import NoBatch
@@ -276,7 +277,7 @@ async def test_the_last_batch_closes_short_and_the_process_ends_with_the_run(poo
     async with pool.engine.begin() as connection:
         assert await close_intake(connection, run.run_id)
     settings = TrainerSettings(run=run.name, database_url=pool.url, policies=pool.policies, subject=SUBJECT)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await run_trainer(settings)
     sizes = await pool.rows(select(batches.c.size).order_by(batches.c.batch_no))
     assert [row.size for row in sizes] == [2, 1]
@@ -290,7 +291,7 @@ async def test_a_batch_of_a_killed_process_is_repeated_with_the_same_result(pool
     assert not isinstance(batch, NoBatch)
     await reference.train(batch, await reference.read(batch))
     expected = (await reference.save(batch)).manifest_sha  # never committed: a left-over for later lives
-    async with await start_trainer(pool) as process:
+    async with closing(await start_trainer(pool)) as process:
         await until(process, "train_step.done")
         process.send_signal(signal.SIGKILL)
         assert await process.wait() == -signal.SIGKILL
@@ -300,12 +301,12 @@ async def test_a_batch_of_a_killed_process_is_repeated_with_the_same_result(pool
     assert len(await pool.rows(select(train_steps))) == 2
 
 
-async def test_sigterm_ends_the_process_at_once_with_status_0(pool: Pool) -> None:
+async def test_sigterm_ends_the_process_with_status_0(pool: Pool) -> None:
     run = await pool.run()
     await ready_groups(pool.engine, run, ["a", "b"], Author())
-    async with await start_trainer(pool) as process:
+    async with closing(await start_trainer(pool)) as process:
         await until(process, "batch.claimed")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
     if (await pool.newest(run)).version == 0:

@@ -25,6 +25,7 @@ from orchestrator.pool.tables import batches, groups, policy_versions, train_ste
 from tests.builders import Author, ready_groups
 from tests.integration.audit.audited import no_violations
 from tests.integration.trainer.rig import SUBJECT, Pool, model, pool, start_trainer, until
+from tests.processes import closing
 from trainer.checkpoint import discard, list_checkpoints
 from trainer.loop import train_batches
 from trainer.phases import NoBatch, Trainer
@@ -167,7 +168,7 @@ async def test_a_failed_rename_does_not_make_the_trainer_wait_for_postgres(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", read_only)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await trainer.prune()
     assert [path.name for path in refused] == [".discarded-version-000000"]
     await trainer.prune()
@@ -233,7 +234,7 @@ async def test_the_command_undoes_and_says_so_and_refuses_what_is_damaged(
 async def test_a_full_disk_is_waited_for_and_never_leaves_half_a_checkpoint(pool: Pool) -> None:
     run = await prepared(pool, "ab")
     whole = await checkpoint_size(pool, run)
-    async with await start_trainer(pool) as process:
+    async with closing(await start_trainer(pool)) as process:
         # A file may not grow beyond this: a file that is too large gives the same kind of error as a full disk.
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (whole // 2, resource.RLIM_INFINITY))
         seen = await until(process, "checkpoint.failed")

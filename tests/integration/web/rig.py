@@ -47,7 +47,7 @@ class Dashboard:
     async def until(self, path: str, status: int) -> Any:
         """The answer, as soon as it has this status."""
         read = partial(self.get, path)
-        _, body = await eventually(read, lambda found: found[0] == status, within_s=20, every_s=0.1)
+        _, body = await eventually(read, lambda found: found[0] == status, every_s=0.1)
         return body
 
 
@@ -67,7 +67,7 @@ async def dashboard(config: Config, directory: Path, **settings: Any) -> AsyncIt
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession(cookie_jar=jar) as session:
         tasks.start_soon(serve, given)
         # the file may be that of an earlier one
-        await eventually(lambda: _answers(given.url_file, session), within_s=20)
+        await eventually(lambda: _answers(given.url_file, session))
         address, _, token = given.url_file.read_text().strip().partition("/?token=")
         yield Dashboard(address=address, token=token, session=session, directory=directory)
         tasks.cancel_scope.cancel()

@@ -392,7 +392,7 @@ async def test_penstock_up_starts_it_and_tells_where_it_is(
             await stack.up(home, only=("web",), started=lambda config: started.set())
 
         tasks.start_soon(up)
-        with anyio.fail_after(40):
+        with anyio.fail_after(60):
             await started.wait()
         address = home.web_url_file.read_text().partition("/?token=")[0]
         headers = {"Authorization": f"Bearer {home.web_token.read_text().strip()}"}

@@ -239,7 +239,7 @@ async def test_dead_letters_are_shown_retried_and_dropped(
         assert (status, answer["done"]) == (200, f"{first} is published again to {subject}.")
         action = await last_action(web)
         assert (action["what"], action["target"]) == ("retry", f"message {first[1:]}")
-        found = await eventually(lambda: accepted_groups(engine, run), within_s=20, every_s=0.05)
+        found = await eventually(lambda: accepted_groups(engine, run), every_s=0.05)
 
         assert (await web.post("/api/steer/drop", {"letter": second, "reason": "junk"}))[0] == 200
         assert (await last_action(web))["what"] == "drop"

@@ -19,7 +19,7 @@ async def until_works(board: LoopRegistry, name: str) -> Loop:
     def at_work() -> list[Loop]:
         return [loop for loop in board.loops().values() if loop.name == name and not loop.resting]
 
-    return (await eventually(at_work, within_s=10, every_s=0.002))[0]
+    return (await eventually(at_work, every_s=0.002))[0]
 
 
 async def test_a_connection_that_does_not_come_back_is_work_that_waits_for_nats() -> None:

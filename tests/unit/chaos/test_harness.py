@@ -61,7 +61,7 @@ async def requests_of(directory: Path, token: str, away: int) -> list[tuple[str,
                     "PENSTOCK_TURNS": str(TURNS),
                 },
             )
-            await eventually(lambda: len(witnessed) >= TURNS, within_s=20)
+            await eventually(lambda: len(witnessed) >= TURNS)
     finally:
         await runner.cleanup()
     assert done.stdout == b"done\n" and refused == away

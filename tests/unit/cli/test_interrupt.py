@@ -21,7 +21,7 @@ def patient(tries: list[str]) -> None:
         if len(tries) == 1:
             signal.raise_signal(signal.SIGINT)
         try:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await anyio.sleep_forever()
         except anyio.get_cancelled_exc_class():
             if len(tries) == 1:

@@ -138,7 +138,6 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         try:
             eventually_blocking(
                 lambda: not subprocess.run(["sinfo"], env=environment, capture_output=True).returncode,
-                within_s=30,
                 every_s=0.1,
             )
         except TimeoutError:
@@ -290,7 +289,7 @@ def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_i
             assert job.poll() is None
             return False
 
-        eventually_blocking(up, within_s=20, every_s=0.05)
+        eventually_blocking(up, every_s=0.05)
         job.send_signal(signal.SIGTERM)
         _, printed = job.communicate(timeout=30)
     finally:
@@ -305,8 +304,8 @@ def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:
     found, environment = one_node(tmp_path)
     text = slurm.script(found)
     assert "SECONDS + 60" in text
-    file = tmp_path / "job.sbatch"
-    file.write_text(text.replace("SECONDS + 60", "SECONDS + 3"))
+    file, minute_s = tmp_path / "job.sbatch", 8
+    file.write_text(text.replace("SECONDS + 60", f"SECONDS + {minute_s}"))
     logs, ended = tmp_path / "shared/logs/7/attempt-0", tmp_path / "ended"
     gateway = f"until [ $(grep -lx up {logs}/*.log | wc -l) = 5 ]; do sleep 0.1; done; touch {ended}; exit 3"
     stubborn = re.sub(r"trap '.*' TERM", "trap '' TERM", PENSTOCK).replace(ENDING, gateway)
@@ -317,10 +316,10 @@ def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:
         ["bash", file],
         env={**environment, "ENDS": "gateway", "STATUS": "3"},
         capture_output=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 3
-    assert time.time() - ended.stat().st_mtime < 5 * 3 - 3
+    assert time.time() - ended.stat().st_mtime < 5 * minute_s - minute_s, "one after the other"
 
 
 def test_a_job_whose_nats_runs_in_it_takes_no_url_of_another(tmp_path: Path) -> None:

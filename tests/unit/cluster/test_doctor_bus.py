@@ -22,7 +22,7 @@ def port() -> Iterator[socket.socket]:
 
 
 async def detail_of(url: str, tmp_path: Path) -> str:
-    with anyio.fail_after(8):
+    with anyio.fail_after(60):
         (found,) = await bus.checks(url, Expected(directory=tmp_path, replicas=1), time.time)
     assert (found.name, found.ok, found.fix) == ("NATS", False, "start it, or correct NATS_URL")
     return found.detail

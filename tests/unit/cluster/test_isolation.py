@@ -56,14 +56,14 @@ def listener(backlog: int = 5) -> Iterator[int]:
 
 
 async def test_a_server_known_by_name_that_is_reached_is_found_though_the_sandbox_knows_no_names() -> None:
-    with listener() as port, anyio.fail_after(30):
+    with listener() as port, anyio.fail_after(60):
         [one] = await isolation.checks(Nameless(provider("local")), [("a rollout server", "localhost", port)])
     assert not one.ok and "is reached, at 127.0.0.1" in one.detail and "network policy" in one.fix
 
 
 @pytest.mark.parametrize("name", ["nowhere.invalid", f"{64 * 'a'}.invalid"])
 async def test_a_name_that_does_not_resolve_is_a_finding(name: str) -> None:
-    with listener() as port, anyio.fail_after(30):
+    with listener() as port, anyio.fail_after(60):
         found = await isolation.checks(
             provider("local"), [("a rollout server", name, 80), ("NATS", "127.0.0.1", port)]
         )
@@ -72,7 +72,7 @@ async def test_a_name_that_does_not_resolve_is_a_finding(name: str) -> None:
 
 
 async def test_thirty_silent_servers_are_tried_at_once() -> None:
-    with ExitStack() as stack, anyio.fail_after(15):
+    with ExitStack() as stack, anyio.fail_after(60):
         ports = [stack.enter_context(listener(0)) for _ in range(30)]
         for port in ports:  # one waits in each queue: the next connection gets no answer
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -86,12 +86,12 @@ async def test_thirty_silent_servers_are_tried_at_once() -> None:
 async def test_a_port_without_a_listener_is_not_reached_and_the_detail_says_why() -> None:
     with listener() as port:
         pass
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         [one] = await isolation.checks(provider("local"), [("NATS", "127.0.0.1", port)])
     assert one.ok and one.detail == "is not reached (Connection refused)"
 
 
 async def test_an_address_without_a_route_is_not_reached() -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         [one] = await isolation.checks(provider("bubblewrap"), [("NATS", "192.0.2.1", 4222)])
     assert one.ok and one.detail == "is not reached (Network is unreachable)"

@@ -54,7 +54,7 @@ async def ask(port: int, *raw: bytes) -> tuple[int, Any, dict[bytes, bytes]]:
         for piece in raw:
             await stream.send(piece)
             got = b""
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while not _whole(got):
                     got += await stream.receive()
     head, _, body = got.partition(b"\r\n\r\n")

@@ -213,7 +213,7 @@ async def test_another_request_in_the_place_of_a_recorded_one_parts_from_the_rec
     assert replay.take(again.request(), placed(again)) is nodes[0]
     again.messages = [*program.messages[:2], user("something else happened")]
     assert replay.take(again.request(), placed(again)) is None
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await replay.used_up("main", NOW)
     assert replay.parted == "another request came in the place of step 1"
 
@@ -227,7 +227,7 @@ async def test_a_new_request_waits_for_its_own_agents_record_and_for_no_other(re
         await replay.used_up("main/one", 60.0)
         waited.set()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()

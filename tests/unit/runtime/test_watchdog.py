@@ -102,7 +102,7 @@ async def test_a_stuck_loop_that_is_safe_to_restart_is_restarted() -> None:
             loop.busy("messages")
             loop.since -= 61
             watchdog.look()
-            await eventually(lambda: starts >= 2, within_s=10, every_s=0.001)
+            await eventually(lambda: starts >= 2, every_s=0.001)
             tasks.cancel_scope.cancel()
         assert value(watchdog, "penstock_loop_restarts_total", loop="steps") == 1
 
@@ -124,16 +124,16 @@ async def test_a_blocked_event_loop_is_shown_with_the_stack_that_blocks_it() -> 
             a_call_that_takes_all_the_time(
                 until=lambda: any(line["event"].endswith("blocked") for line in logs)
             )
-            await eventually(
-                lambda: any(line["event"].endswith("blocked.over") for line in logs), within_s=10
-            )
-    line = next(line for line in logs if line["event"] == "watchdog.event_loop_blocked")
-    assert "a_call_that_takes_all_the_time" in line["stack"] and line["seconds"] >= 0.2
-    assert value(watchdog, "penstock_event_loop_blocked_total") == 1
+            await eventually(lambda: any(line["event"].endswith("blocked.over") for line in logs))
+    # A pause of the machine is a block as well, so there may be more than this one.
+    blocks = [line for line in logs if line["event"] == "watchdog.event_loop_blocked"]
+    [line] = [line for line in blocks if "a_call_that_takes_all_the_time" in line["stack"]]
+    assert line["seconds"] >= 0.2
+    assert value(watchdog, "penstock_event_loop_blocked_total") == len(blocks)
 
 
 def a_call_that_takes_all_the_time(until: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not until() and time.monotonic() < deadline:
         sum(range(1000))
 
@@ -154,7 +154,7 @@ async def test_the_metrics_are_written_as_text_for_collectors_of_files(tmp_path:
     settings = WatchdogSettings(no_progress_s=0.2, lag_s=60.0, metrics_file=file)
     with watching("runner", settings), track_loop("rollouts default") as loop:
         loop.idle("assignments")
-        await eventually(file.exists, within_s=10)
+        await eventually(file.exists)
     line = 'penstock_loop_stuck{loop="rollouts default",process="runner",waits_for="assignments"} 0.0'
     assert line in file.read_text()
 
@@ -173,7 +173,7 @@ async def test_while_postgres_is_away_it_is_named_in_log_and_metrics() -> None:
     with dog() as (watchdog, _), capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
-            await eventually(lambda: any(line["event"] == "pool.retry" for line in logs), within_s=20)
+            await eventually(lambda: any(line["event"] == "pool.retry" for line in logs))
             (loop,) = watchdog.board.loops().values()
             loop.since -= 61
             watchdog.look()

@@ -37,7 +37,7 @@ async def supervisor(root: Path) -> AsyncIterator[Callable[[str], Awaitable[Line
         return lines[-1]
 
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await eventually(lambda: (root / GATEWAY.lstrip("/")).exists())
             yield to
     finally:
