@@ -13,6 +13,7 @@ import pytest
 from ops.gate import flaky, memory, new_tests, part, results, summary
 from ops.gate.part import Ended
 from ops.gate.results import Result
+from tests.violations import Violation
 
 HANGS = """
 import subprocess, sys
@@ -204,3 +205,7 @@ def test_the_summary_names_slow_tests_and_files_of_the_tier_fast_that_are_not() 
     assert [result.test for result in summary.slowest([fast, slow])] == [
         f"c.py::{n}" for n in range(11, 1, -1)
     ]
+
+
+def test_the_exception_for_a_broken_invariant_has_the_name_that_the_gate_looks_for() -> None:
+    assert f"{Violation.__module__}.{Violation.__name__}".endswith(results.NO_SECOND_CHANCE)
