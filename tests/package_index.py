@@ -10,6 +10,7 @@ from threading import Thread
 
 NO_SETTINGS = {
     "PIP_CONFIG_FILE": "/dev/null",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_EXTRA_INDEX_URL": "",
     "PIP_FIND_LINKS": "",
     "PIP_NO_CACHE_DIR": "1",

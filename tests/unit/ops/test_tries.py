@@ -41,7 +41,7 @@ def run(*argv: str | Path, waits: str = "0 0", **environment: str) -> subprocess
         env={**os.environ, "PENSTOCK_TRY_WAITS": waits, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -172,6 +172,7 @@ def test_a_signal_ends_the_wait_for_the_next_try(tmp_path: Path) -> None:
     assert process.returncode == 143 and calls(tmp_path) == 1
 
 
+@pytest.mark.timeout(300)  # pip takes long to start on a busy machine
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_a_registry_that_is_away_at_first_costs_one_more_try(tmp_path: Path, tool: str) -> None:
     write_wheel(tmp_path, "walker", "1.0", {"walker.py": "VERSION = '1.0'\n"})

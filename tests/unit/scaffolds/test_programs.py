@@ -130,7 +130,8 @@ def test_an_installation_that_is_ended_leaves_nothing(program: Program, tmp_path
     )
     eventually_blocking((tmp_path / "reached").exists)
     process.terminate()
-    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 143
+    _, printed = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (143, b"")
     place = Path((tmp_path / "reached").read_text().strip())
     assert ".new." in place.name and not place.exists()
 
