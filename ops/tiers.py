@@ -201,7 +201,7 @@ def arguments(tiers: Tiers, tier: Tier, among: Sequence[str], part: str = "") ->
 
 
 def alone(tier: Tier, among: Sequence[str], part: str = "") -> list[str]:
-    """The files of a tier with tests that run with no other beside them (marker `alone`)."""
+    """The files of a tier with tests that run with no other next to them (marker `alone`)."""
     mine = _part(files(tier, among), part)
     return [path for path in mine if "pytest.mark.alone" in (REPOSITORY / path).read_text(encoding="utf-8")]
 

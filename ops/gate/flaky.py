@@ -38,7 +38,7 @@ def read(root: Path) -> list[Flaky]:
         path, _, name = entry.test.partition("::")
         function = name.rpartition("::")[2].partition("[")[0]
         if not (root / path).is_file() or f"def {function}(" not in (root / path).read_text(encoding="utf-8"):
-            raise ValueError(f"{FILE}: there is no test {entry.test}: take the entry out")
+            raise ValueError(f"{FILE}: {entry.test} does not exist: take the entry out")
         if not isinstance(entry.since, date) or len(str(entry.cause).split()) < 3:
             raise ValueError(
                 f"{FILE}: {entry.test} needs a day (since = 2026-01-31) and a cause of at least three words"

@@ -84,17 +84,17 @@ def _trouble(code: int, limit_s: float | None, tests: dict[str, Result], log: Pa
     """What went wrong besides failed tests. `limit_s`: the limit that ended it, if one did."""
     free = psutil.disk_usage(str(log.parent)).free
     full = f"; the disk is full ({free >> 20} MB are free)" if free < LOW_BYTES else ""
-    said = "" if log.stat().st_size else "; it printed nothing"
+    remark = "" if log.stat().st_size else "; it printed nothing"
     if limit_s is not None:
-        return f"it was still running after {limit_s:.0f} s and was ended{said}{full}"
+        return f"it was still running after {limit_s:.0f} s and was ended{remark}{full}"
     if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}{said}{full}"
+        return f"it was killed by {signal.Signals(-code).name}{remark}{full}"
     if code > 128 and code - 128 in {*signal.Signals}:
-        return f"its shell was killed by {signal.Signals(code - 128).name}{said}{full}"
+        return f"its shell was killed by {signal.Signals(code - 128).name}{remark}{full}"
     if code == TESTS_FAILED and not any(result.failed for result in tests.values()):
-        return f"pytest failed without naming a test{said}{full}"
+        return f"pytest failed without naming a test{remark}{full}"
     if code not in (0, TESTS_FAILED):
-        return f"it ended with status {code}, see its output{said}{full}"
+        return f"it ended with status {code}, see its output{remark}{full}"
     return full.removeprefix("; ")
 
 

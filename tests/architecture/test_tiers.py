@@ -342,9 +342,9 @@ CHECKS = ["ruff check .", "ruff format --check .", "mypy ", "lint-imports ", "py
 
 @pytest.mark.parametrize("fails", CHECKS)
 def test_ops_test_fails_where_any_of_its_checks_fails_and_runs_the_others(tmp_path: Path, fails: str) -> None:
-    said = f'echo "ran $(basename "$0") $*"; case "$(basename "$0") $*" in "{fails}"*) exit 1 ;; *budget*) echo 720 ;; esac'
+    recorded = f'echo "ran $(basename "$0") $*"; case "$(basename "$0") $*" in "{fails}"*) exit 1 ;; *budget*) echo 720 ;; esac'
     names = ("python", "ruff", "mypy", "lint-imports")
-    _script_room(tmp_path, "ops/test", ops__setup="", **{f".venv__bin__{name}": said for name in names})
+    _script_room(tmp_path, "ops/test", ops__setup="", **{f".venv__bin__{name}": recorded for name in names})
     environment = {**os.environ, "PENSTOCK_VENV": str(tmp_path / ".venv")}
     done = subprocess.run(
         [tmp_path / "ops/test"], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL

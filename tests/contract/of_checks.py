@@ -1,4 +1,4 @@
-"""The checks of the sandbox suite as a test's parameters. Those that fill the machine are marked: they run with no test beside them."""
+"""The checks of the sandbox suite as a test's parameters. Those that fill the machine are marked: they run with no other test next to them."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -409,7 +409,7 @@ async def test_an_acknowledgement_from_before_a_wipe_settles_nothing_after_it(ri
 
 
 async def test_a_listener_receives_a_notice(bus: Bus) -> None:
-    await bus.notify(subjects.accepted("demo", "s1"), b"nobody listens yet")
+    await bus.notify(subjects.accepted("demo", "s1"), b"no one listens yet")
     async with bus.listen("accepted.demo.*") as notices, bus.listen("accepted.other.*") as elsewhere:
         await bus.notify(subjects.accepted("demo", "s1"), b"accepted")
         with anyio.fail_after(60):

@@ -12,26 +12,26 @@ from tests.waiting import eventually
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeder:
     """`feed` submits what is missing, and returns when everything that it wrote into the ledger is answered. A cancelled feeder would leave names in
-    the ledger that the bus never got, and they would count as lost. So it is never cancelled: it is asked to stop, and awaited.
+    the ledger that the bus never got, and they would count as lost. So it is never cancelled: it is stopped by an event, and awaited.
     """
 
     feed: Callable[[], Awaitable[None]]
     every_s: float
-    _asked: anyio.Event = field(default_factory=anyio.Event)
+    _stopping: anyio.Event = field(default_factory=anyio.Event)
     _stopped: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
-        """Feed until asked to stop."""
+        """Feed until it must stop."""
 
         async def fed() -> bool:
-            if not self._asked.is_set():
+            if not self._stopping.is_set():
                 await self.feed()
-            return self._asked.is_set()
+            return self._stopping.is_set()
 
         await eventually(fed, within_s=math.inf, every_s=self.every_s)
         self._stopped.set()
 
     async def stop(self) -> None:
         """Returns when the last submission is answered; nothing is submitted after that."""
-        self._asked.set()
+        self._stopping.set()
         await self._stopped.wait()

@@ -80,8 +80,8 @@ def main(command: Sequence[str], *, slow: float = 1.0, strict: bool = False, dry
                 print(f"over its target, reported only: {figures}", file=sys.stderr)
                 continue
             misses[bar["name"]] += 1
-            said = "MISSED" if misses[bar["name"]] >= needed else "missed in this draw"
-            print(f"{said}: {figures}", file=sys.stderr)
+            verdict = "MISSED" if misses[bar["name"]] >= needed else "missed in this draw"
+            print(f"{verdict}: {figures}", file=sys.stderr)
         if not misses:
             return 0
         if max(misses.values()) >= needed:

@@ -188,7 +188,7 @@ async def test_tasks_that_lay_on_the_stream_when_the_run_ended_and_later_ones_ar
     stage: Stage, client: Client
 ) -> None:
     async with anyio.create_task_group() as group:
-        await stage.submit("before")  # the bus has it, and nobody reads it
+        await stage.submit("before")  # the bus has it, and no one reads it
         group.start_soon(client.submit, "waits")
         await client.end()
         async with playing([intake(stage)]):

@@ -54,7 +54,7 @@ def probes_of(number: int) -> list[Probe]:
 
 
 def well_made() -> Iterator[ParameterSet]:
-    """The well-made tasks; one whose probes fill the machine runs with no test beside it."""
+    """The well-made tasks; one whose probes fill the machine runs with no other test next to it."""
     for number, name in enumerate(NAMES):
         fills = FILLS_THE_MACHINE & {each.name for each in probes_of(number)}
         yield pytest.param(name, id=name, marks=[pytest.mark.alone] if fills else [])

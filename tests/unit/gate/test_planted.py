@@ -41,13 +41,13 @@ pythonpath = ["."]
 addopts = "-p xdist -p pytest_timeout -p pytest_reportlog -p pytest_repeat -p no:cacheprovider"
 """
 LOOK = 'import pytest\npytestmark = pytest.mark.tier("look")\n'
-PASSES = "def test_passes():\n    pass\n"
-FAILS = "def test_fails():\n    assert 1 == 2, 'planted'\n"
+PASSES = "def test_this_one_passes():\n    pass\n"
+FAILS = "def test_this_one_fails():\n    assert 1 == 2, 'planted'\n"
 FLAKES = """\
 import os, pathlib
 
-def test_flakes():
-    print("a run of test_flakes")
+def test_this_one_flakes():
+    print("a run of this one")
     once = pathlib.Path(os.environ["ONCE"]) / "flaked"
     if not once.exists():
         once.touch()
@@ -143,9 +143,9 @@ def test_a_failing_test_is_red_after_every_part_has_run_and_both_outputs_are_sho
     found = summary(done)
     assert done.returncode == 1 and not found["green"] and found == json.loads(report.read_text())
     assert why(found) == {
-        "test_fails": "it failed again, alone",
-        "test_violates": "it found a broken invariant: no second run excuses that",
-        "test_flakes": "the change adds or changes this test: it must pass each time",
+        "test_this_one_fails": "it failed again, alone",
+        "test_this_one_violates": "it found a broken invariant: no second run excuses that",
+        "test_this_one_flakes": "the change adds or changes this test: it must pass each time",
     }
     assert [(part["part"], part["tests"], len(part["failed"])) for part in found["parts"]] == [
         ("fast", 4, 3),
@@ -154,7 +154,7 @@ def test_a_failing_test_is_red_after_every_part_has_run_and_both_outputs_are_sho
     ]
     assert done.stdout.count("AssertionError: planted") >= 2
     assert (
-        "FAILED tests/test_fails.py::test_fails (fast): it failed again, alone: AssertionError: planted"
+        "FAILED tests/test_fails.py::test_this_one_fails (fast): it failed again, alone: AssertionError: planted"
         in done.stdout
     )
     assert len(found["slowest"]) == 8
@@ -167,7 +167,7 @@ def test_a_flake_is_green_and_named_with_both_outputs_and_new_tests_run_five_tim
     done = plant({"tests/test_x.py": PASSES.replace("passes", "new")}, before=planted)
     found = summary(done)
     assert done.returncode == 0 and found["green"], done.stdout
-    assert why(found) == {"test_flakes": None}
+    assert why(found) == {"test_this_one_flakes": None}
     assert [(part["part"], part["tests"]) for part in found["parts"]] == [
         ("fast", 2),
         ("look", 2),
@@ -175,7 +175,7 @@ def test_a_flake_is_green_and_named_with_both_outputs_and_new_tests_run_five_tim
         ("look again", 1),
     ]
     assert (
-        "FLAKY tests/test_look.py::test_flakes (look; both logs above): AssertionError: once per machine"
+        "FLAKY tests/test_look.py::test_this_one_flakes (look; both logs above): AssertionError: once per machine"
         in done.stdout
     )
     assert json.loads((tmp_path / "memory.json").read_text())["passed"] == [found["commit"]]
@@ -197,7 +197,7 @@ def test_three_flakes_are_too_many(plant: Plant) -> None:
     assert set(why(found).values()) == {None}
 
 
-LISTED = '[[flaky]]\ntest = "tests/test_x{n}.py::test_flakes"\nsince = {since}\ncause = "a planted file of the machine"\n'
+LISTED = '[[flaky]]\ntest = "tests/test_x{n}.py::test_this_one_flakes"\nsince = {since}\ncause = "a planted file of the machine"\n'
 
 
 @pytest.mark.parametrize(("days", "green"), [(7, True), (8, False)])
@@ -208,8 +208,8 @@ def test_a_listed_flake_is_excused_for_seven_days(plant: Plant, days: int, green
     found = summary(plant({"ops/flaky.toml": listed}, before=three))
     assert found["green"] is green
     if not green:
-        said = f"tests/test_x0.py::test_flakes waits since {since}, longer than 7 days (a planted file of the machine)"
-        assert found["red"][0] == f"ops/flaky.toml: {said}: mend the test, or delete it"
+        sentence = f"tests/test_x0.py::test_this_one_flakes waits since {since}, longer than 7 days (a planted file of the machine)"
+        assert found["red"][0] == f"ops/flaky.toml: {sentence}: mend the test, or delete it"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,7 @@ def test_a_part_that_is_killed_or_fails_outside_its_tests_is_red(
 
 
 def test_tests_that_fill_the_machine_run_with_none_beside_them(plant: Plant) -> None:
-    look = "def test_other(worker_id):\n    assert worker_id != 'master'\n"
-    lonely = (
-        "import pytest\n@pytest.mark.alone\ndef test_lonely(worker_id):\n    assert worker_id == 'master'\n"
-    )
+    look = "def test_with_some_company(worker_id):\n    assert worker_id != 'master'\n"
+    lonely = "import pytest\n@pytest.mark.alone\ndef test_with_no_company(worker_id):\n    assert worker_id == 'master'\n"
     found = summary(plant({}, before={"tests/test_other.py": look, "tests/test_lonely.py": lonely}))
     assert found["green"] and found["parts"][0]["tests"] == 3, found
