@@ -21,7 +21,7 @@ _HELPLESS: Final = re.compile(
 
 
 def run(argv: Sequence[str], place: Path, env: Mapping[str, str], say: Say) -> tuple[int, str]:
-    """(exit status, output) of the last try. None follows after a success, a signal, or where waiting does not help."""
+    """(exit status, output) of the last try. None follows a success, a signal, or where waiting does not help."""
     waits = _waits()
     outputs: list[str] = []
     while True:

@@ -1,4 +1,4 @@
-"""`ops/tries`, and the tries of programs: a registry may be away for a while, all output is shown, and none follows where waiting does not help."""
+"""`ops/tries`, and the tries of programs: a registry may be away for a while, all output is shown, and none follows where waiting cannot help."""
 
 import os
 import signal
