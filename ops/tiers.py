@@ -5,8 +5,8 @@
     python ops/tiers.py budget NAME        # seconds on this machine: those of the reference machine (REFERENCE_S) times its `slowness`
     python ops/tiers.py choose             # what `.ci/run` would run for HEAD, and why
 
-A commit's change is the difference from the last commit that passed here (ops/gate/memory.py) or that PENSTOCK_BASE names, or else the changes of the
-last twelve hours' commits. Without git, or if a shallow clone does not contain them, it is unknown, and everything that fits runs.
+A commit's change is the difference from the last commit that passed here (ops/gate/memory.py) or that PENSTOCK_BASE names, or else from the newest
+one that is four hours older. Without git, or if a shallow clone does not reach back that far, it is unknown, and everything that fits runs.
 """
 
 import os
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-HOURS = 12
+HOURS = 4
 REFERENCE_S = 0.115
 """CPU seconds of `_work` on the machine where the planned times were measured (2 cores, CPython 3.11)."""
 
@@ -335,25 +335,33 @@ def every(tiers: Tiers) -> Plan:
     return Plan(runs, [Choice(Part(t), "optional") for t in tiers.tiers.values() if t.when is When.OPTIONAL])
 
 
-def changes(root: Path, base: str | None) -> tuple[str, list[str] | None]:
-    """HEAD's hash and the paths of its change; "" and None without git. The paths are None if the history does not reach far enough."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """HEAD's hash ("" without git), the commit that it is compared with, and the paths that differ; None where they are unknown."""
+
+    commit: str
+    base: str | None = None
+    paths: Sequence[str] | None = None
+
+
+def changes(root: Path, base: str | None) -> Change:
+    """The change of HEAD against `base`, a commit, or else against the newest one that is `HOURS` older than HEAD. It is unknown without git, if the
+    base does not exist, and if a shallow clone does not reach back that far."""
     try:
         commit = _git(root, "rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
-        return "", None
+        return Change("")
     try:
         if base:
-            merge_base = _git(root, "merge-base", base, "HEAD").strip()
-            return commit, _git(root, "diff", "--name-only", merge_base, "HEAD").splitlines()
-        since = int(_git(root, "show", "-s", "--format=%ct", "HEAD")) - 3600 * HOURS
-        shallow = _git(root, "rev-parse", "--is-shallow-repository").strip() == "true"
-        # For a shallow clone's oldest commits git shows the whole tree as changed, which would look like one large change.
-        if shallow and int(_git(root, "log", "--format=%ct", "HEAD").split()[-1]) >= since:
-            return commit, None
-        listed = _git(root, "log", "-m", "--name-only", "--format=", f"--since={since}", "HEAD")
-        return commit, sorted(set(listed.split("\n")) - {""})
-    except (subprocess.CalledProcessError, ValueError, IndexError):
-        return commit, None
+            found = _git(root, "merge-base", base, "HEAD").strip()
+        else:
+            before = int(_git(root, "show", "-s", "--format=%ct", "HEAD")) - 3600 * HOURS
+            found = _git(root, "rev-list", "-1", f"--before={before}", "HEAD").strip()
+        if not found:
+            return Change(commit)
+        return Change(commit, found, _git(root, "diff", "--name-only", found, "HEAD").splitlines())
+    except (subprocess.CalledProcessError, ValueError):
+        return Change(commit)
 
 
 def _git(root: Path, *words: str) -> str:
@@ -372,8 +380,8 @@ def main(words: Sequence[str]) -> int:
         case ["budget", name]:
             print(round(tiers.named(name).budget * slowness()))
         case ["choose"]:
-            commit, changed = changes(REPOSITORY, os.environ.get("PENSTOCK_BASE"))
-            plan = choose(tiers, changed, int(commit[:8] or "0", 16))
+            change = changes(REPOSITORY, os.environ.get("PENSTOCK_BASE"))
+            plan = choose(tiers, change.paths, int(change.commit[:8] or "0", 16))
             for choice in plan.runs:
                 print(f"{choice.part.name:<14} runs: {choice.why}")
             for choice in plan.left_out:

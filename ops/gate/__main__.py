@@ -131,16 +131,15 @@ def main(words: Sequence[str]) -> int:
     complaints = list(flaky.complaints(root, datetime.now(UTC).date()))
     listed = {entry.test for entry in flaky.read(root)} if not complaints else set()
     # Memory first: a base that passed here makes the change as small as it is.
-    base = os.environ.get("PENSTOCK_BASE") or memory.base(root)
-    commit, changed = tiers.changes(root, base)
+    change = tiers.changes(root, os.environ.get("PENSTOCK_BASE") or memory.base(root))
     if given.what == "change":
         turn = memory.next_turn()
         if turn is None:
-            turn = int(commit[:8] or "0", 16)
+            turn = int(change.commit[:8] or "0", 16)
             remarks.append(f"{memory.place()} cannot be written: the slice follows the commit's hash")
-        plan = tiers.choose(mapped, changed, turn)
+        plan = tiers.choose(mapped, change.paths, turn)
         gate = Gate(mapped, started + mapped.limit_s, for_change=True)
-        if changed is None:
+        if change.paths is None:
             remarks.append(
                 "what the change is could not be found out (no git, or a clone without enough history)"
             )
@@ -148,13 +147,13 @@ def main(words: Sequence[str]) -> int:
         plan = tiers.every(mapped)
         gate = Gate(mapped, float("inf"), for_change=False)
     gate.left_out += [(choice.part.name, choice.why) for choice in plan.left_out]
-    new = new_tests.changed_tests(root, base, changed or ())
+    new = new_tests.changed_tests(root, change.base, change.paths or ())
     parts = [ended for choice in plan.runs if (ended := gate.run_part(choice))]
     judged = [*gate.new_runs(parts, new), *gate.second_runs(parts, new)]
     if flood := verdict.too_many(judged, listed):
         complaints.append(flood)
     found = summary.Summary(
-        commit=commit,
+        commit=change.commit,
         seconds=time.monotonic() - started,
         parts=gate.parts,
         judged=judged,
@@ -162,8 +161,8 @@ def main(words: Sequence[str]) -> int:
         remarks=remarks,
         left_out=gate.left_out,
     )
-    if found.green and given.what == "change" and commit:
-        memory.passed(commit)
+    if found.green and given.what == "change" and change.commit:
+        memory.passed(change.commit)
     line = json.dumps(summary.as_json(found))
     print(summary.text(found), line, sep="\n", flush=True)
     if given.json is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops import tiers
-from ops.tiers import Rule, Tier, Tiers, When
+from ops.tiers import Change, Rule, Tier, Tiers, When
 
 REPOSITORY = tiers.REPOSITORY
 MAP = tiers.read()
@@ -273,18 +273,21 @@ def _commit(where: Path, name: str, *, at: int) -> None:
     _git(where, "commit", "-q", "-m", name, at=at)
 
 
-def test_the_change_is_what_differs_from_the_base_or_the_commits_of_the_hours_before(tmp_path: Path) -> None:
+def test_the_change_is_what_differs_from_the_base_or_from_the_commit_of_some_hours_before(
+    tmp_path: Path,
+) -> None:
     origin = tmp_path / "origin"
     origin.mkdir()
     _git(origin, "init", "-q")
     hour = 3600
     for name, at in (("old", 0), ("lately", 30 * hour), ("now", 31 * hour)):
         _commit(origin, name, at=at)
-    commit, changed = tiers.changes(origin, None)
-    assert commit == _git(origin, "rev-parse", "HEAD").strip() and changed == ["lately", "now"]
-    assert tiers.changes(origin, "HEAD~1")[1] == ["now"]
-    assert tiers.changes(origin, "HEAD~2")[1] == ["lately", "now"]
-    assert tiers.changes(origin, "not-there") == (commit, None)
+    change = tiers.changes(origin, None)
+    assert change.commit == _git(origin, "rev-parse", "HEAD").strip()
+    assert change.base == _git(origin, "rev-parse", "HEAD~2").strip() and change.paths == ["lately", "now"]
+    assert tiers.changes(origin, "HEAD~1").paths == ["now"]
+    assert tiers.changes(origin, "HEAD~2").paths == ["lately", "now"]
+    assert tiers.changes(origin, "not-there") == Change(change.commit)
 
 
 def test_a_shallow_clone_that_does_not_reach_far_enough_and_a_directory_without_git_know_no_change(
@@ -298,10 +301,10 @@ def test_a_shallow_clone_that_does_not_reach_far_enough_and_a_directory_without_
     for depth, known in (("1", None), ("2", ["file2"])):
         clone = tmp_path / f"clone{depth}"
         _git(tmp_path, "clone", "-q", "--depth", depth, f"file://{origin}", str(clone))
-        assert tiers.changes(clone, None)[1] == known
+        assert tiers.changes(clone, None).paths == known
     bare = tmp_path / "bare"
     bare.mkdir()
-    assert tiers.changes(bare, None) == ("", None)
+    assert tiers.changes(bare, None) == Change("")
 
 
 def _script_room(room: Path, *scripts: str, **stubs: str) -> None:

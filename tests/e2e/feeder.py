@@ -12,7 +12,7 @@ from tests.waiting import eventually
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeder:
     """`feed` submits what is missing, and returns when everything that it wrote into the ledger is answered. A cancelled feeder would leave names in
-    the ledger that the bus never got, and they would count as lost. So it is never cancelled: it is stopped by an event, and awaited.
+    the ledger that the bus never got, and they would count as lost. It is never cancelled: it is stopped by an event, and awaited.
     """
 
     feed: Callable[[], Awaitable[None]]

@@ -230,7 +230,7 @@ def test_a_part_that_is_killed_or_fails_outside_its_tests_is_red(
     assert f"FAILED fast: {trouble}" in done.stdout
 
 
-def test_tests_that_fill_the_machine_run_with_none_beside_them(plant: Plant) -> None:
+def test_tests_that_fill_the_machine_run_alone(plant: Plant) -> None:
     look = "def test_with_some_company(worker_id):\n    assert worker_id != 'master'\n"
     lonely = "import pytest\n@pytest.mark.alone\ndef test_with_no_company(worker_id):\n    assert worker_id == 'master'\n"
     found = summary(plant({}, before={"tests/test_other.py": look, "tests/test_lonely.py": lonely}))
