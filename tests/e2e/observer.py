@@ -24,7 +24,8 @@ PATIENCE_S = 150.0  # a machine may be busy with other things
 
 
 def a_task(number: int, seconds: float = 0.0) -> Task:
-    """A task whose reward is luck, so that every group has something to learn from under any policy."""
+    """A task whose reward is luck, so that every group has something to learn from under any policy. The run must compare performance alone
+    (`reward.zero_signal`): what speed and process pay may make up for a small difference of it."""
     test = f"sleep {seconds}; mkdir -p /logs/verifier; printf '0.%05d' $RANDOM > /logs/verifier/reward.txt\n"
     return Task.from_files(
         {

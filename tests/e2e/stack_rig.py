@@ -44,6 +44,9 @@ end_batches = {batches}
 [sampling]
 max_new_tokens = 12
 
+[reward]
+zero_signal = "performance"
+
 [sandbox]
 memory_mb = 512
 processes = 64

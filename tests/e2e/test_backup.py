@@ -4,11 +4,13 @@ checkpoints are copied later. Then the database is lost, NATS is empty and the f
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -18,7 +20,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
 from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
 from tests.e2e.observer import observing
-from tests.e2e.stack_rig import REPOSITORY, Stack, place
+from tests.e2e.stack_rig import REPOSITORY, START_S, Stack, place, until
 from tests.guides import blocks
 from tests.violations import command_found_nothing
 
@@ -27,7 +29,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400),
 BATCHES, GROUPS = 3, 2  # of a batch
 OPERATE = "ops/guides/operate.md"
 COMMITTED = "select max(batch_no) as newest, count(*) as n from batches where state = 'committed'"
-OPEN = "select count(*) as n from rollouts where state in ('queued', 'running', 'reported', 'verifying')"
+OPEN = """select count(*) as n from rollouts join groups using (group_id)
+ where purpose = 'train' and rollouts.state in ('queued', 'running', 'reported', 'finished', 'verifying')"""
 VERSIONS = "select count(*) as n, max(version) as newest from policy_versions"
 
 
@@ -88,6 +91,18 @@ def stopped(stack: Stack) -> None:
     assert stack.process is not None and stack.process.wait(60) == 0, stack.last_output()
 
 
+@contextmanager
+def standing_still(stack: Stack, name: str) -> Iterator[None]:
+    """One process does nothing meanwhile."""
+    pid = stack.of(name).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def says(stack: Stack, query: str) -> dict[str, int]:
     """The single row of a query."""
     row: dict[str, int] = json.loads(stack.penstock("sql", query, "--json").stdout)
@@ -105,16 +120,16 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
     shell(stack, own, "alembic upgrade head")
     await stack.up()
     async with observing(stack.home) as seen:
-        # Each must train, or the run does not end; their tests take long enough to be in flight when the dump is made.
+        # Each must train, or the run does not end; their tests take so long that many remain after the first batch.
         await seen.publish(BATCHES * GROUPS, seconds=1.0)
         ledger = seen.ledger
         await seen.until_batches(1)
-        await seen.until_at_work(
-            "verifier"
-        )  # the work that this commit makes room for may not be dispatched yet
         database, checkpoints = dump.splitlines()
-        shell(stack, own, database)
-        await seen.until_batches(await seen.batches() + 1)
+        with standing_still(stack, "verifier"):  # so that work is in flight, and the last batch waits for it
+            await until(partial(seen.value, OPEN), "work is in flight", START_S)
+            shell(stack, own, database)
+            done = await seen.batches()
+        await seen.until_batches(done + 1)
         shell(stack, own, checkpoints)
         later = await seen.batches()
     stopped(stack)

@@ -1,10 +1,14 @@
-"""A rollout server process that a test kills, stops, and starts again at the same address."""
+"""A rollout server process that a test kills, stops, and starts again at the same address.
+
+Its port is outside the range from which the kernel takes ports of connections: while it is dead, a gateway dials it again and again.
+"""
 
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from orchestrator.deploy.embedded.ports import free_port
 from tests.contract.rollout_server import ServerProcess, running_server
 
 
@@ -15,11 +19,11 @@ class KillableServer:
         self._model = model
         self._options = options
         self._life = ExitStack()
-        self._process = self._begin()
+        self._process = self._begin(free_port())
         self.url = self._process.url
 
-    def _begin(self, port: str = "0") -> ServerProcess:
-        return self._life.enter_context(running_server(self._model, *self._options, "--port", port))
+    def _begin(self, port: int) -> ServerProcess:
+        return self._life.enter_context(running_server(self._model, *self._options, "--port", str(port)))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
@@ -34,7 +38,7 @@ class KillableServer:
         """Start another life, with the weights of the first, unless this one continues."""
         if self._process.process.poll() is not None:
             self._life.close()
-            self._process = self._begin(self.url.rpartition(":")[2])
+            self._process = self._begin(int(self.url.rpartition(":")[2]))
 
     def end(self) -> None:
         """End without another start."""

@@ -1,5 +1,6 @@
 """Shared by the tests of the gateway: a real rollout server behind a proxy that records every id, and a gateway on real services."""
 
+import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import PolicyPublished, encode
 from orchestrator.contracts.states import Purpose
 from orchestrator.gateway.server import Gateway, GatewaySettings
+from orchestrator.gateway.servers.client import PauseMode
 from orchestrator.gateway_client import GatewayAdmin, OpenSession, Seal, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run
@@ -34,7 +36,7 @@ from trainer.checkpoint import Checkpoint, TrainerState, save_checkpoint
 from trainer.model import load_model
 from trainer.policy.init import make_policy
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ class Proxy:
     cuts: list[int] = field(
         default_factory=list
     )  # tokens after which the next completions are broken off, as a pause does
+    # Tokens after which the next completions stand still. A pause or an abort breaks them off, as it does on the server; so does `go_on`.
+    stops: list[int] = field(default_factory=list)
+    _standing: dict[str, anyio.Event] = field(default_factory=dict)  # by request id
     _under_way: list[web.Request] = field(default_factory=list)
 
     def drop(self) -> None:
@@ -92,24 +97,29 @@ class Proxy:
             assert request.transport is not None
             request.transport.abort()
 
-    async def sampling(self, tokens: int = 10) -> None:
-        """Wait until the only running call has this many tokens."""
-        async with aiohttp.ClientSession() as http:
+    @property
+    def standing(self) -> int:
+        """Completions of `stops` that have their tokens and stand still."""
+        return len(self._standing)
 
-            async def samples() -> bool:
-                async with http.get(f"{self.target}/v1/loads") as answer:
-                    (load,) = (await answer.json())["loads"]
-                if not self._under_way:
-                    return False
-                return bool(load["num_total_tokens"] >= len(self.requests[-1]["input_ids"]) + tokens)
+    def go_on(self, rid: str | None = None) -> None:
+        """Break off the completion of a request that stands still; None: of all."""
+        for standing, event in self._standing.items():
+            if rid in (None, standing):
+                event.set()
 
-            await eventually(samples, within_s=PATIENCE_S, every_s=0.005)
+    async def _stand_still(self, rid: str) -> None:
+        event = self._standing[rid] = anyio.Event()
+        try:
+            await event.wait()
+        finally:
+            del self._standing[rid]
 
     async def forward(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = await request.json() if raw and request.path == "/generate" else {}
         sampled = bool(body) and "logprob_start_len" not in body
-        broken_off = False
+        broken_off = stops = False
         self.seen.append("canary" if body and not sampled else request.path)
         if request.path in self.swallowed:
             return web.Response()
@@ -125,6 +135,14 @@ class Proxy:
                 body["sampling_params"]["max_new_tokens"] = self.cuts.pop(0)
                 raw = msgspec.json.encode(body)
                 broken_off = True
+            elif self.stops:
+                until = {**body["sampling_params"], "max_new_tokens": self.stops.pop(0)}
+                raw = msgspec.json.encode({**body, "sampling_params": until})
+                broken_off = stops = True
+        if request.path == "/pause_generation" and json.loads(raw)["mode"] == PauseMode.ABORT:
+            self.go_on()
+        elif request.path == "/abort_request":
+            self.go_on(json.loads(raw).get("rid"))
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
                 async with http.request(
@@ -134,6 +152,8 @@ class Proxy:
                     headers={"Content-Type": "application/json"},
                 ) as answer:
                     reply = await answer.read()
+                    if stops:
+                        await self._stand_still(body["rid"])
                     if broken_off:
                         reply = reply.replace(b'"type":"length"', b'"type":"abort"')
                     if sampled:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import anyio
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.completions.service import CompletionService
+from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from tests.contract.rollout_server import running_server
 from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
@@ -41,7 +43,7 @@ async def rig(
 
 
 async def until_row(rig: Rig, query: str) -> None:
-    await eventually(lambda: rig.rows(query), within_s=15)
+    await eventually(lambda: rig.rows(query))
 
 
 def body(text: str, stream: bool, **more: Any) -> dict[str, Any]:
@@ -70,12 +72,13 @@ def joined(events: str) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def leave_in_the_middle(rig: Rig, session: OpenSession, request: Any) -> None:
-    """Send a request, and leave during the generation."""
+async def leave_once(rig: Rig, session: OpenSession, request: Any, ready: Callable[[], object]) -> None:
+    """Send a request, leave once it is `ready`, and wait until the gateway has noticed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(post, rig, session, request)
-        await rig.proxy.sampling()
+        await eventually(ready)
         tasks.cancel_scope.cancel()
+    await eventually(lambda: "/abort_request" in rig.proxy.seen)
 
 
 @both_ways
@@ -83,9 +86,11 @@ async def test_an_undelivered_reply_is_served_to_the_next_equal_body_with_or_wit
     rig: Rig, stream: bool
 ) -> None:
     rig.proxy.swallowed.add("/abort_request")  # the policy is faster than the abort
+    released = rig.proxy.held["/generate"] = anyio.Event()
     rollout, session = await rig.open()
     request = body("oak", stream, max_tokens=60)
-    await leave_in_the_middle(rig, session, request)
+    await leave_once(rig, session, request, lambda: "/generate" in rig.proxy.seen)
+    released.set()
     await until_row(rig, "SELECT 1 FROM sessions WHERE seal -> 'marks' -> '0' = '[\"undelivered\"]'")
     status, answer = await post(rig, session, request)
     assert status == 200 and answer and len(rig.proxy.requests) == 1
@@ -102,13 +107,14 @@ async def test_a_client_that_leaves_ends_the_call_upstream_and_requests_it_again
     rig.start_ingest()
     rollout, session = await rig.open()
     request = body("oak", stream, max_tokens=300)
-    await leave_in_the_middle(rig, session, request)
+    rig.proxy.stops = [10]
+    await leave_once(rig, session, request, lambda: rig.proxy.standing)
     assert (await post(rig, session, request))[0] == 200
     seal = await rig.seal(rollout)
     steps = await rig.stored(rollout, seal.steps)
-    assert len(rig.proxy.requests) == 2 and "/abort_request" in rig.proxy.seen
-    cut = [step.idx for step in steps if len(step.action) < 300]
-    assert len(steps) == 2 and len(cut) == 1
+    assert len(rig.proxy.requests) == 2
+    assert sorted(len(step.action) for step in steps) == [10, 300]
+    cut = [step.idx for step in steps if len(step.action) == 10]
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(cut[0], "undelivered")]
 
 
@@ -124,7 +130,17 @@ async def test_a_delivered_reply_is_repeated_for_a_retry_header_only(rig: Rig, s
 
 
 @both_ways
-async def test_a_call_continues_while_one_of_its_callers_still_waits(rig: Rig, stream: bool) -> None:
+async def test_a_call_continues_while_one_of_its_callers_still_waits(
+    rig: Rig, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, calls = CompletionService.begin, list[CompletionCall]()
+
+    def watched(*of: Any) -> CompletionCall:
+        calls.append(begin(*of))
+        return calls[-1]
+
+    monkeypatch.setattr(CompletionService, "begin", watched)
+    released = rig.proxy.held["/generate"] = anyio.Event()
     rollout, session = await rig.open()
     request = body("oak", stream, max_tokens=200)
     got: list[tuple[int, str]] = []
@@ -134,9 +150,14 @@ async def test_a_call_continues_while_one_of_its_callers_still_waits(rig: Rig, s
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stay)
-        await eventually(lambda: rig.proxy.requests)
-        with anyio.move_on_after(0.05):
-            await post(rig, session, request)
+        await eventually(lambda: "/generate" in rig.proxy.seen)
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(post, rig, session, request)
+            await eventually(lambda: calls[0].waiting == 2)
+            leaving.cancel_scope.cancel()
+        await eventually(lambda: calls[0].waiting == 1)
+        released.set()
+    assert calls[0] is calls[1]
     assert got[0][0] == 200 and len(rig.proxy.requests) == 1 and "/abort_request" not in rig.proxy.seen
     seal = await rig.seal(rollout)
     assert (seal.steps, seal.marks) == (1, ())
@@ -159,7 +180,6 @@ async def test_requests_are_held_through_a_weight_sync_not_refused(rig: Rig, str
         await eventually(
             lambda: rig.admin.activity(rollout=rollout, attempt=1, epoch=1),
             lambda seen: seen.in_flight,
-            within_s=15,
         )
         assert not rig.proxy.requests and not got
         released.set()
@@ -172,15 +192,16 @@ async def test_a_call_given_up_while_it_waits_for_new_weights_keeps_what_was_sam
     rig.start_ingest()
     rollout, session = await rig.open()
     released = rig.proxy.held["/update_weights_from_disk"] = anyio.Event()
+    rig.proxy.stops = [10]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(post, rig, session, body("oak", False))
-        await rig.proxy.sampling()
+        await eventually(lambda: rig.proxy.standing)
         del rig.proxy.seen[:]
         await rig.publish(1)
         await eventually(lambda: "/update_weights_from_disk" in rig.proxy.seen)
         tasks.cancel_scope.cancel()
     ((_, partial),) = rig.proxy.sent
-    assert 0 < len(partial) < 400
+    assert len(partial) == 10
     (step,) = await rig.stored(rollout, 1)
     assert step.action.tolist() == partial
     released.set()

@@ -26,20 +26,21 @@ async def test_a_server_that_drains_ends_its_call_gets_no_other_and_follows_the_
     open_pair: OpenRig,
 ) -> None:
     with watching("gateway", WATCHDOG):
-        # So many that the call still runs when the gateway learns its order, with its next heartbeat.
-        async with open_pair(max_new_tokens=1_600) as rig:
+        async with open_pair() as rig:
             (mine, other), (here, there) = rig.gateway.pool.servers, rig.proxies
             _, running = await session_at(rig, mine)
             _, later = await session_at(rig, mine)
+            arrives = here.held["/generate"] = anyio.Event()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask, rig, running)
-                await until(lambda: here.busy)
+                await until(lambda: "/generate" in here.seen)
                 await order(rig.engine, rig.run_id, DrainKind.SERVER, mine.url)
                 await until(lambda: mine.draining)
-                assert here.busy  # its running call continues
                 await ask(rig, later, max_tokens=8)
-                assert len(here.requests) == 1 and len(there.requests) == 1
-            assert len(here.sent) == 1 and len(here.sent[0][1]) == 1_600
+                assert here.seen.count("/generate") == len(there.requests) == 1
+                assert rig.gateway.pool.calls_at(mine.url) == 1  # its running call continues
+                arrives.set()
+            assert len(here.sent) == 1 and len(here.sent[0][1]) == 400
             drained = await until_state(rig.engine, rig.run_id, DrainKind.SERVER, "drained")
             assert drained.id == mine.url and not other.draining
             await rig.publish(1)
@@ -64,11 +65,12 @@ async def test_without_any_other_server_calls_are_held_and_one_that_was_broken_o
         pool.drain([other.url])
         _, running = await session_at(rig, mine)
         here, there = rig.proxies
-        here.cuts.append(50)
+        here.stops = [50]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, rig, running)
-            await until(lambda: here.busy)
+            await until(lambda: here.standing)
             pool.drain([mine.url, other.url])
+            here.go_on()
             _, later = await rig.open()
             tasks.start_soon(lambda: ask(rig, later, max_tokens=8))
             await until(lambda: len(here.sent) == 2)
