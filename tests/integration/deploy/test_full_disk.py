@@ -31,6 +31,7 @@ from trainer.policy.init import make_policy
 __all__ = ["directory", "model", "pool", "small_disk"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
 
+TTL_S = 9.0
 PATIENCE_S = 100.0  # torch is loaded, on a busy machine
 # The results of this many rollouts exceed the free part of the journal's last page, which a full disk still accepts.
 ROLLOUTS = 4
@@ -82,7 +83,7 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
 ) -> None:
     policy = make_policy(tmp_path_factory.mktemp("policy"), seed=0)
     journal, log = small_disk / "journal", small_disk / "runner.log"
-    async with open_rig(database_url, nats_server.url, directory, policy, lease_ttl_s=3.0) as opened:
+    async with open_rig(database_url, nats_server.url, directory, policy, lease_ttl_s=TTL_S) as opened:
         worker = replace(opened.settings.worker, journal=journal)
         rig = replace(opened, settings=replace(opened.settings, worker=worker))
         with a_log(log) as descriptor:
@@ -106,7 +107,7 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
 
                 async def renewed() -> bool:
                     query = "SELECT 1 FROM rollouts WHERE state = 'running' AND lease_until > :then"
-                    return bool(await rig.rows(query, then=row.now + timedelta(seconds=7)))
+                    return bool(await rig.rows(query, then=row.now + timedelta(seconds=2 * TTL_S)))
 
                 await until(
                     renewed, alive, log

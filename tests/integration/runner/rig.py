@@ -161,6 +161,14 @@ class Rig:
             "SELECT * FROM rollouts WHERE rollout_id = :id", lambda row: row.state in states, id=rollout
         )
 
+    async def lease_runs_out(self, rollout: int) -> None:
+        """As if its holder had been silent for the lease's time to live."""
+        async with self.flow.engine.begin() as connection:
+            await connection.execute(
+                text("UPDATE rollouts SET lease_until = now() - interval '1 second' WHERE rollout_id = :id"),
+                {"id": rollout},
+            )
+
     async def counted(self, *names: str) -> None:
         """Wait until something was counted under one of the names."""
         await self.until(
@@ -240,6 +248,7 @@ async def open_rig(
     """An orchestrator and a gateway on real services, and the settings of a runner. `reward`, `rollout`, `stage` and `sandbox` go to their sections;
     `provider` is that of the sandboxes.
 
+    A lease does not run out while its holder lives, on a busy machine either; `Rig.lease_runs_out` ends it.
     No rollout server runs, and nothing listens at the default URL: the policy plays scripts. Groups are accepted without the bus.
     With `gateway_apart` the test starts the gateway itself, with the settings `rig.gateway`.
     """
@@ -251,7 +260,7 @@ async def open_rig(
             **builders.SHORT,
             "stage": builders.SHORT["stage"] if stage is None else stage,
             "rollout": {
-                **builders.SHORT["rollout"], "slots": 4, "lease_ttl_s": 3.0, "retry_delay_s": 0.05, **rollout,
+                **builders.SHORT["rollout"], "slots": 4, "lease_ttl_s": 15.0, "retry_delay_s": 0.05, **rollout,
             },
             "reward": reward or {},
             "sandbox": {**builders.SHORT.get("sandbox", {}), "provider": provider, **(sandbox or {})},

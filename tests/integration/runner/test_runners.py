@@ -371,15 +371,19 @@ async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> 
 async def test_a_lost_lease_stops_the_work_and_reports_nothing(
     opens: Opens,
 ) -> None:
-    async with opens(lease_ttl_s=0.6) as rig:
+    async with opens() as rig:
         rig.start_runner()
         rollout = await rig.submit(a_task(runs("sleep 60"), says("done")))
         await rig.state(rollout, "running")
         await program_running()
         async with rig.flow.engine.begin() as connection:
             await connection.execute(
-                text("UPDATE rollouts SET lease_epoch = 9, lease_owner = 'another' WHERE rollout_id = :id"), {"id": rollout}
-            )  # fmt: skip
+                text(
+                    "UPDATE rollouts SET lease_epoch = 9, lease_owner = 'another', lease_until = now() + interval '1 hour'"
+                    " WHERE rollout_id = :id"
+                ),
+                {"id": rollout},
+            )
         await rig.counted("leases_lost")
         await no_program_running()
         (session,) = await rig.rows("SELECT state FROM sessions")
@@ -389,13 +393,14 @@ async def test_a_lost_lease_stops_the_work_and_reports_nothing(
 
 
 async def test_a_finished_rollout_keeps_its_lease_until_its_result_is_in_the_data_pool(opens: Opens) -> None:
-    async with opens(lease_ttl_s=1.0, ingest=False) as rig:
+    async with opens(lease_ttl_s=9.0, ingest=False) as rig:
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(PASSES)
         await rig.until("SELECT state FROM sessions", lambda row: row.state == "sealed")
-        renewed = "SELECT lease_until > changed + interval '2 seconds' AS long FROM rollouts WHERE state = 'running'"
-        await rig.until(renewed, lambda row: row.long)
+        ((sealed,),) = await rig.rows("SELECT now()")
+        renewed = "SELECT lease_until > CAST(:sealed AS timestamptz) + interval '9 seconds' AS again FROM rollouts WHERE state = 'running'"
+        await rig.until(renewed, lambda row: row.again, sealed=sealed)
         rig.start_ingest()
         assert await rig.verdict(rollout) == 1.0
         assert len(await rig.attempts(rollout)) == 1
@@ -452,12 +457,13 @@ async def test_a_verifier_that_reaches_no_verdict_is_a_verifier_failure_and_neve
 async def test_a_runner_that_was_killed_before_any_step_starts_again_and_its_rollout_is_done_once_more(
     opens: Opens,
 ) -> None:
-    async with opens(lease_ttl_s=1.0) as rig:
+    async with opens() as rig:
         rollout = await rig.submit(PASSES, scaffold="tests.integration.runner.scaffolds_at_work:Sleeper")
         async with rig.runner_process() as process:
             await rig.state(rollout, "running")
             (sandbox,) = await sandboxes_of(process.pid)
             assert sandbox.exists()
+        await rig.lease_runs_out(rollout)
         rig.start_runner()
         rig.start_verifier()
         assert await rig.verdict(rollout) == 1.0

@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("faults")]
 
-TTL_S = 1.5
+TTL_S = 9.0  # the holder renews it every third of this time, and learns then that it is lost
 PATIENCE_S = 150.0
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 PASSES = a_task(runs("echo done > out"), says("done"))
@@ -111,6 +111,7 @@ async def test_a_runner_that_was_stopped_ends_its_work_when_it_comes_back_and_it
             await held_by(rig, rollout, "runner")
             left = await sandbox_of(process.pid)
             process.send_signal(signal.SIGSTOP)
+            await rig.lease_runs_out(rollout)
             start_another(rig, directory)
             await held_by(rig, rollout, "another")
             (await sandbox_of(os.getpid()) / "files" / "app" / "go").touch()
@@ -139,6 +140,7 @@ async def test_a_result_that_comes_after_its_lease_went_to_another_is_counted_an
             await rig.until(sealed, lambda row: row.n == 1)
             await until_in_journal(directory / "runner", "result")
             process.send_signal(signal.SIGSTOP)  # its result is durable, and on its way or there
+            await rig.lease_runs_out(rollout)
             start_another(rig, directory)
             await held_by(rig, rollout, "another")
             await rig.until(sealed, lambda row: row.n == 2)
