@@ -12,7 +12,7 @@ import nats
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import StepRecorded, encode
-from orchestrator.contracts.states import Purpose
+from orchestrator.contracts.states import Purpose, RolloutState
 from orchestrator.pool.leases import Lease
 from orchestrator.runtime.failpoints import BOUNDARIES, BoundaryKind
 from tests.builders import Author
@@ -27,6 +27,10 @@ DELAY_S = 0.3
 LONG_S = 240.0  # for one more rollout, while other cases disturb other processes
 LARGE_BYTES = 5_000_000  # six blobs, which differ in each task
 AT_WORK_WITH = "select count(*) from groups where run_id = :run and not done and scaffold like :scaffold"
+SLOW = """select count(*) from rollouts r join groups g using (group_id)
+ where g.run_id = :run and g.submission like 'slow:%' and r.state = any(:states)"""
+SLOW_S = 5.0
+ENDS = {RolloutState.VERIFIED, RolloutState.LOST}
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
     "instruction.md": "Say something.\n",
@@ -133,9 +137,16 @@ async def _restart(world: World, *, process: str, how: signal.Signals = signal.S
     await world.end(process, how)
 
 
-async def _restart_at_work(world: World, *, process: str, how: signal.Signals = signal.SIGKILL) -> None:
-    await world.progress(LONG_S)
-    await world.end(process, how)
+async def _stop_a_verifier_that_holds_a_lease(world: World) -> None:
+    """Its tests take seconds: it holds the lease when the signal comes."""
+
+    async def at_work() -> bool:
+        return bool(await world.seen.value(SLOW, states=[RolloutState.VERIFYING]))
+
+    if not await world.seen.value(SLOW, states=[state for state in RolloutState if state not in ENDS]):
+        await world.submit(1, purpose=Purpose.RECORD, test_s=SLOW_S)
+    await until(at_work, "a slow task is verified", LONG_S)
+    await world.end("verifier", signal.SIGTERM)
 
 
 async def _freeze_the_runner(world: World) -> None:
@@ -257,7 +268,7 @@ PROVOKED: dict[str, Provoke] = {
     "blobs.commit": _a_large_task_by_command,
     "blobs.read": _a_large_task_by_command,
     "ack.blobs": _a_large_task_by_command,
-    "lease.ended": partial(_restart_at_work, process="verifier", how=signal.SIGTERM),
+    "lease.ended": _stop_a_verifier_that_holds_a_lease,
     "server.lease.taken": RESTARTED["gateway"],
     "server.lease.ended": partial(_restart, process="gateway", how=signal.SIGTERM),
     "gateway.url": RESTARTED["gateway"],

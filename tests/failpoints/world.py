@@ -113,14 +113,16 @@ class World:
             if await self.seen.value(WAITING, purpose=purpose) < OPEN_GROUPS:
                 await self.submit(2, purpose=purpose)
 
-    async def submit(self, count: int, *, purpose: Purpose, scaffold: str = "Asking") -> None:
+    async def submit(
+        self, count: int, *, purpose: Purpose, scaffold: str = "Asking", test_s: float = 0.0
+    ) -> None:
         """Into the ledger, onto the bus, and wait until accepted. A case whose time is up cannot cancel it in between: nothing is in the ledger that
-        the bus did not get."""
+        the bus did not get. The name of a task whose tests take `test_s` seconds begins with `slow:`."""
         events, names = [], []
         for _ in range(count):
             self.numbers["task"] += 1
-            name = f"task:{self.numbers['task']:05d}"
-            task = a_task(self.numbers["task"]).to_message()
+            name = f"{'slow' if test_s else 'task'}:{self.numbers['task']:05d}"
+            task = a_task(self.numbers["task"], test_s).to_message()
             event = TaskSubmitted(task=task, submission=name, purpose=purpose, scaffold=f"{AGENT}:{scaffold}")
             events.append(("general", event))
             names.append(name)
