@@ -51,7 +51,7 @@ def test_reports_of_an_earlier_run_are_not_read(tmp_path: Path) -> None:
 
 def test_processes_of_a_gate_that_was_killed_are_ended_by_the_next_one() -> None:
     dead = subprocess.Popen(command("pass"))
-    mark = f"{dead.pid}-{psutil.Process(dead.pid).create_time():.2f}"
+    mark = part.mark_of(dead.pid)
     dead.wait()
     code = "import time; print('up', flush=True); time.sleep(1000)"
     left = subprocess.Popen(command(code), env={**os.environ, part.MARK: mark}, stdout=subprocess.PIPE)
