@@ -115,9 +115,10 @@ def mark_of(pid: int) -> str:
 
 
 def _alive(mark: str) -> bool:
-    pid, _, _ = mark.partition("-")
+    """Whether the gate of a mark runs; one in another form is not ours to judge."""
+    pid, _, ticks = mark.partition("-")
     try:
-        return pid.isdigit() and mark_of(int(pid)) == mark
+        return not (pid.isdigit() and ticks.isdigit()) or mark_of(int(pid)) == mark
     except OSError:
         return False
 

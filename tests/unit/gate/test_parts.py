@@ -55,7 +55,8 @@ def test_processes_of_a_gate_that_was_killed_are_ended_by_the_next_one() -> None
     dead.wait()
     code = "import time; print('up', flush=True); time.sleep(1000)"
     left = subprocess.Popen(command(code), env={**os.environ, part.MARK: mark}, stdout=subprocess.PIPE)
-    other = subprocess.Popen(command("import time; time.sleep(1000)"))
+    elsewhere = {**os.environ, part.MARK: "of-another-form"}
+    other = subprocess.Popen(command("import time; time.sleep(1000)"), env=elsewhere)
     try:
         assert left.stdout is not None and left.stdout.readline() == b"up\n"
         assert any(name.endswith(f"({left.pid})") for name in part.end_leftovers())
