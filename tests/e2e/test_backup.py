@@ -93,7 +93,7 @@ def stopped(stack: Stack) -> None:
 
 @contextmanager
 def standing_still(stack: Stack, name: str) -> Iterator[None]:
-    """One process does nothing meanwhile."""
+    """One process stands still for that time."""
     pid = stack.of(name).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
