@@ -82,12 +82,15 @@ class Gate:
                 self.left_out.append((test, f"{NEW_TIMES} runs of this new or changed test take too long"))
             else:
                 chosen.setdefault(owner[test], []).append(test)
-        more = ("--count", str(NEW_TIMES), "-n", str(NEW_WORKERS), "--dist", "load")
+        more = ("-n", str(NEW_WORKERS), "--dist", "loadfile")
         judged = []
         for tier, tests in chosen.items():
-            why = f"{len(tests)} new or changed tests, {NEW_TIMES} times"
-            ended = self._run_tests(f"{tier} new", why, self.tiers.named(tier), tests, *more)
-            judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
+            for number in range(
+                1, NEW_TIMES + 1
+            ):  # each in a session of its own: tests of a file may share what they made
+                why = f"{len(tests)} new or changed tests, run {number} of {NEW_TIMES}"
+                ended = self._run_tests(f"{tier} new {number}", why, self.tiers.named(tier), tests, *more)
+                judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
         return judged
 
     def second_runs(self, parts: Sequence[Ended], new: Sequence[str]) -> list[Judged]:
@@ -133,7 +136,7 @@ def main(words: Sequence[str]) -> int:
     # Memory first: a base that passed here makes the change as small as it is.
     change = tiers.changes(root, os.environ.get("PENSTOCK_BASE") or memory.base(root))
     if given.what == "change":
-        turn = memory.next_turn()
+        turn = memory.turn()
         if turn is None:
             turn = int(change.commit[:8] or "0", 16)
             remarks.append(f"{memory.place()} cannot be written: the slice follows the commit's hash")

@@ -21,15 +21,15 @@ def place() -> Path:
     return Path(state) / "penstock" / "gate.json"
 
 
-def next_turn() -> int | None:
-    """How many runs there were before this one, which is counted; None if the machine keeps no file."""
-    content = _update(lambda content: content | {"runs": content["runs"] + 1})
-    return None if content is None else int(content["runs"]) - 1
+def turn() -> int | None:
+    """How many commits passed here, which is the turn of the rotation: a slice that failed runs again. None if the machine keeps no file."""
+    content = _update(lambda content: content)
+    return None if content is None else int(content["runs"])
 
 
 def passed(commit: str) -> None:
     """Remember that a commit passed."""
-    _update(lambda content: content | {"passed": [*content["passed"], commit][-KEPT:]})
+    _update(lambda content: {"runs": content["runs"] + 1, "passed": [*content["passed"], commit][-KEPT:]})
 
 
 def base(root: Path) -> str | None:

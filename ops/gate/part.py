@@ -46,7 +46,7 @@ def run(name: str, why: str, command: Sequence[str], directory: Path, limit_s: f
     shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
     directory.mkdir(parents=True)
     started = time.monotonic()
-    print(f"\n===== {name} ({why}): {' '.join(command)}", flush=True)
+    print(f"\n===== {name} ({why}): {' '.join(command):.300}", flush=True)
     mine = mark_of(os.getpid())
     environment = {**os.environ, MARK: mine, "PENSTOCK_REPORTS": str(directory)}
     log = directory / "output.log"
