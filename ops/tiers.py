@@ -3,13 +3,11 @@
     python ops/tiers.py pytest NAME [K/N]  # the test files that a tier runs, as arguments, one per line; K/N: every N-th from the K-th
     python ops/tiers.py alone NAME [K/N]   # those of them with tests that the marker `alone` keeps from company
     python ops/tiers.py budget NAME        # seconds on this machine: those of the reference machine (REFERENCE_S) times its `slowness`
-    python ops/tiers.py choose             # what `.ci/run` would run for HEAD, and why
 
 A commit's change is the difference from the last commit that passed here (ops/gate/memory.py) or that PENSTOCK_BASE names, or else from the newest
 one that is four hours older. Without git, or if a shallow clone does not reach back that far, it is unknown, and everything that fits runs.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -379,15 +377,8 @@ def main(words: Sequence[str]) -> int:
             print("\n".join(alone(tiers.named(name), test_files(), *part)))
         case ["budget", name]:
             print(round(tiers.named(name).budget * slowness()))
-        case ["choose"]:
-            change = changes(REPOSITORY, os.environ.get("PENSTOCK_BASE"))
-            plan = choose(tiers, change.paths, int(change.commit[:8] or "0", 16))
-            for choice in plan.runs:
-                print(f"{choice.part.name:<14} runs: {choice.why}")
-            for choice in plan.left_out:
-                print(f"{choice.part.name:<14} rests: {choice.why}")
         case _:
-            raise ValueError("known: pytest NAME [K/N], alone NAME [K/N], budget NAME, choose")
+            raise ValueError("known: pytest NAME [K/N], alone NAME [K/N], budget NAME")
     return 0
 
 

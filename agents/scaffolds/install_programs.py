@@ -23,9 +23,8 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # ends the program that installs, and removes its directory
+    # ends the program that installs, and removes its directory
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:]))
     except ValueError as problem:

@@ -1,5 +1,7 @@
 """The gate: `.ci/run` and `./ops/test --tier everything`. Parts that do not stop one another, second runs of failing tests, one summary.
 
+It imports nothing of the product: a product that does not start must not take the gate with it.
+
 | module | what it does |
 |---|---|
 | `__main__` | the order of things |

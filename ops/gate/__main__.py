@@ -1,4 +1,4 @@
-"""`.ci/run` after the set-up (`python -m ops.gate change`) and `./ops/test --tier everything` (`python -m ops.gate everything`).
+"""`.ci/run` after the set-up (`python -m ops.gate change`), what it would run (`plan`), and `./ops/test --tier everything` (`everything`).
 
 Exit status: 0 if the gate is green, 1 if it is red, 2 for a wrong command line.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ops import tiers
 from ops.gate import flaky, memory, new_tests, summary, verdict
-from ops.gate.part import Ended, end_leftovers, run
+from ops.gate.part import Ended, end_leftovers, run, set_up
 from ops.gate.results import Result
 from ops.gate.verdict import Judged
-from ops.tiers import Choice, Tier, Tiers
+from ops.tiers import Change, Choice, Tier, Tiers
 
 ROOM = Path("var/gate")
 PATIENCE = 4.0  # times its budget: then a part hangs
@@ -85,9 +85,8 @@ class Gate:
         more = ("-n", str(NEW_WORKERS), "--dist", "loadfile")
         judged = []
         for tier, tests in chosen.items():
-            for number in range(
-                1, NEW_TIMES + 1
-            ):  # each in a session of its own: tests of a file may share what they made
+            # Each in a session of its own: tests of a file may share what they made.
+            for number in range(1, NEW_TIMES + 1):
                 why = f"{len(tests)} new or changed tests, run {number} of {NEW_TIMES}"
                 ended = self._run_tests(f"{tier} new {number}", why, self.tiers.named(tier), tests, *more)
                 judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
@@ -110,12 +109,23 @@ class Gate:
         ]
 
 
+def _turn(change: Change) -> tuple[int, list[str]]:
+    """Which slice of the rotation is next, and what should be known about that and about the change."""
+    turn, remarks = memory.turn(), []
+    if turn is None:
+        turn = int(change.commit[:8] or "0", 16)
+        remarks.append(f"{memory.place()} cannot be written: the slice follows the commit's hash")
+    if change.paths is None:
+        remarks.append("the change is unknown: no git, or a clone without enough history")
+    return turn, remarks
+
+
 def main(words: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="ops/gate", description="Runs parts of ./ops/test and says what failed."
     )
-    parser.add_argument("what", choices=["change", "everything"])
+    parser.add_argument("what", choices=["change", "everything", "plan"])
     parser.add_argument(
         "--started", type=float, help="when .ci/run began, in seconds since 1970: its set-up counts"
     )
@@ -128,27 +138,23 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic() - (time.time() - given.started if given.started else 0.0)
     root, mapped = Path.cwd(), tiers.read()
+    # A base that passed here makes the change as small as it is.
+    change = tiers.changes(root, os.environ.get("PENSTOCK_BASE") or memory.base(root))
+    turn, remarks = _turn(change)
+    plan = tiers.every(mapped) if given.what == "everything" else tiers.choose(mapped, change.paths, turn)
+    if given.what == "plan":
+        print("\n".join(f"{choice.part.name:<14} runs: {choice.why}" for choice in plan.runs))
+        print("\n".join(f"{choice.part.name:<14} rests: {choice.why}" for choice in plan.left_out))
+        return 0
+    for_change = given.what == "change"
+    gate = Gate(mapped, started + mapped.limit_s if for_change else float("inf"), for_change=for_change)
+    if given.started:
+        gate.parts.append(set_up(time.monotonic() - started))
     free_mb = shutil.disk_usage(root).free >> 20
-    remarks = [f"only {free_mb} MB of disk are free"] if free_mb < LOW_MB else []
+    remarks += [f"only {free_mb} MB of disk are free"] if free_mb < LOW_MB else []
     remarks += [f"ended {one}, which a killed run had left" for one in end_leftovers()]
     complaints = list(flaky.complaints(root, datetime.now(UTC).date()))
     listed = {entry.test for entry in flaky.read(root)} if not complaints else set()
-    # Memory first: a base that passed here makes the change as small as it is.
-    change = tiers.changes(root, os.environ.get("PENSTOCK_BASE") or memory.base(root))
-    if given.what == "change":
-        turn = memory.turn()
-        if turn is None:
-            turn = int(change.commit[:8] or "0", 16)
-            remarks.append(f"{memory.place()} cannot be written: the slice follows the commit's hash")
-        plan = tiers.choose(mapped, change.paths, turn)
-        gate = Gate(mapped, started + mapped.limit_s, for_change=True)
-        if change.paths is None:
-            remarks.append(
-                "what the change is could not be found out (no git, or a clone without enough history)"
-            )
-    else:
-        plan = tiers.every(mapped)
-        gate = Gate(mapped, float("inf"), for_change=False)
     gate.left_out += [(choice.part.name, choice.why) for choice in plan.left_out]
     new = new_tests.changed_tests(root, change.base, change.paths or ())
     parts = [ended for choice in plan.runs if (ended := gate.run_part(choice))]
@@ -164,7 +170,7 @@ def main(words: Sequence[str]) -> int:
         remarks=remarks,
         left_out=gate.left_out,
     )
-    if found.green and given.what == "change" and change.commit:
+    if found.green and for_change and change.commit:
         memory.passed(change.commit)
     line = json.dumps(summary.as_json(found))
     print(summary.text(found), line, sep="\n", flush=True)

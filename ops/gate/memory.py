@@ -4,10 +4,19 @@ import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 KEPT = 50  # passed commits
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """`runs`: how many commits passed; `passed`: the newest of them, the last one last."""
+
+    runs: int
+    passed: list[str]
 
 
 def place() -> Path:
@@ -24,19 +33,19 @@ def place() -> Path:
 def turn() -> int | None:
     """How many commits passed here, which is the turn of the rotation: a slice that failed runs again. None if the machine keeps no file."""
     content = _update(lambda content: content)
-    return None if content is None else int(content["runs"])
+    return None if content is None else content.runs
 
 
 def passed(commit: str) -> None:
     """Remember that a commit passed."""
-    _update(lambda content: {"runs": content["runs"] + 1, "passed": [*content["passed"], commit][-KEPT:]})
+    _update(lambda content: Content(content.runs + 1, [*content.passed, commit][-KEPT:]))
 
 
 def base(root: Path) -> str | None:
     """The newest ancestor of HEAD, HEAD itself apart, that passed here; None if there is none."""
     content = _update(lambda content: content)
     distances = []
-    for commit in set(content["passed"] if content else ()):
+    for commit in set(content.passed if content else ()):
         words = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
         ancestor = subprocess.run(
             [*words[:3], "merge-base", "--is-ancestor", commit, "HEAD"], capture_output=True
@@ -48,7 +57,7 @@ def base(root: Path) -> str | None:
     return min(distances)[1] if distances else None
 
 
-def _update(change: Any) -> dict[str, Any] | None:
+def _update(change: Callable[[Content], Content]) -> Content | None:
     """Change the content under a lock; None if the file cannot be kept. Content that is not ours is replaced."""
     file = place()
     try:
@@ -58,13 +67,13 @@ def _update(change: Any) -> dict[str, Any] | None:
             kept.seek(0)
             try:
                 read = json.loads(kept.read())
-                content = {"runs": int(read["runs"]), "passed": [str(commit) for commit in read["passed"]]}
+                content = Content(int(read["runs"]), [str(commit) for commit in read["passed"]])
             except (ValueError, KeyError, TypeError):
-                content = {"runs": 0, "passed": []}
+                content = Content(0, [])
             content = change(content)
             kept.seek(0)
             kept.truncate()
-            kept.write(json.dumps(content))
-            return dict(content)
+            json.dump({"runs": content.runs, "passed": content.passed}, kept)
+            return content
     except OSError:
         return None

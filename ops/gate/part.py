@@ -38,6 +38,11 @@ class Ended:
         return [result for result in self.tests.values() if result.failed]
 
 
+def set_up(seconds: float) -> Ended:
+    """The set-up of the environment, which `.ci/run` has made before."""
+    return Ended(name="set-up", why="always", seconds=seconds, trouble="", tests={}, left=())
+
+
 def run(name: str, why: str, command: Sequence[str], directory: Path, limit_s: float) -> Ended:
     """Run a command from the current directory until it ends or `limit_s` seconds have passed.
 

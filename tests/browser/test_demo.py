@@ -80,9 +80,8 @@ class Left:
     found: Results
     ids: dict[str, int]
     domains: dict[int, set[str]]  # trained, by batch
-    tried: dict[
-        str, tuple[int, int]
-    ]  # by domain: groups with verdicts, and those that were filtered though they had a signal
+    # by domain: groups with verdicts, and those that were filtered though they had a signal
+    tried: dict[str, tuple[int, int]]
 
     @property
     def address(self) -> str:

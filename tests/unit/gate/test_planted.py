@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -235,3 +236,18 @@ def test_tests_that_fill_the_machine_run_alone(plant: Plant) -> None:
     lonely = "import pytest\n@pytest.mark.alone\ndef test_with_no_company(worker_id):\n    assert worker_id == 'master'\n"
     found = summary(plant({}, before={"tests/test_other.py": look, "tests/test_lonely.py": lonely}))
     assert found["green"] and found["parts"][0]["tests"] == 3, found
+
+
+def test_a_plan_says_what_would_run_and_runs_nothing(plant: Plant, tmp_path: Path) -> None:
+    done = plant({"tests/test_fails.py": FAILS}, "plan")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line] == [
+        ["fast", "runs:"],
+        ["look", "runs:"],
+    ]
+    assert not (tmp_path / "repository/var").exists()
+
+
+def test_the_set_up_is_a_part_of_the_summary_and_of_the_time(plant: Plant) -> None:
+    found = summary(plant({"ops/test": "#!/bin/sh\n"}, "change", "--started", str(time.time() - 1000)))
+    assert found["parts"][0]["part"] == "set-up" and 1000 <= found["parts"][0]["seconds"] <= found["seconds"]
