@@ -24,7 +24,7 @@ from ops.tiers import Change, Choice, Tier, Tiers
 ROOM = Path("var/gate")
 PATIENCE = 4.0  # times its budget: then a part hangs
 LEAST_S = 600.0  # before a part hangs
-NEW_S = 180.0  # for the runs of new and changed tests
+NEW_S = 300.0  # for the runs of new and changed tests: no further run begins after it
 NEW_TIMES, NEW_WORKERS = 5, 3
 LOW_MB = 5000
 RESERVE_S = 60.0  # of the whole limit, for the summary
@@ -65,7 +65,7 @@ class Gate:
         return self._run(name, why, words, tier)
 
     def new_runs(self, parts: Sequence[Ended], new: Sequence[str]) -> list[Judged]:
-        """New and changed tests of these parts, five times and under load, the short ones first, as far as time reaches. Each failure is red."""
+        """New and changed tests of these parts, under load: all once, then again, five times or as far as time reaches. Each failure is red."""
         owner: dict[str, str] = {}
         seconds: dict[str, float] = {}
         for part in parts:
@@ -84,10 +84,14 @@ class Gate:
                 chosen.setdefault(owner[test], []).append(test)
         more = ("-n", str(NEW_WORKERS), "--dist", "loadfile")
         judged = []
-        for tier, tests in chosen.items():
-            # Each in a session of its own: tests of a file may share what they made.
-            for number in range(1, NEW_TIMES + 1):
+        began = time.monotonic()
+        for number in range(1, NEW_TIMES + 1):
+            # Each run is a session of its own: tests of a file may share what they made.
+            for tier, tests in chosen.items():
                 why = f"{len(tests)} new or changed tests, run {number} of {NEW_TIMES}"
+                if number > 1 and time.monotonic() - began > NEW_S:
+                    self.left_out.append((f"{tier} new {number}", f"{why}: {NEW_S:.0f} s are over"))
+                    continue
                 ended = self._run_tests(f"{tier} new {number}", why, self.tiers.named(tier), tests, *more)
                 judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
         return judged

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import anyio
 
@@ -21,6 +22,7 @@ from orchestrator.contracts.errors import PenstockError
 POLL_INTERVAL_S = 0.1
 END_S = 3.0
 NAMED_S = 1.0
+_last_word = threading.Lock()
 
 
 class RankLost(PenstockError):
@@ -136,10 +138,16 @@ def fork(size: int) -> tuple[Place, Followers | None]:
     return Place(0, size, listener.detach()), followers
 
 
+def end_now(status: int, why: str = "") -> NoReturn:
+    """End this process, with one sentence on stderr if `why` is one. Of several threads that notice the end, only the first one speaks."""
+    _last_word.acquire()  # kept: the others wait here until the process has ended
+    if why:
+        with contextlib.suppress(OSError):
+            os.write(2, f"trainer: {why}\n".encode())
+    os._exit(status)
+
+
 def _end_with(pipe: int, rank: int) -> None:
     """End this process when rank 0 orders it, or is gone without an order."""
     message = os.read(pipe, 1)
-    if not message:
-        with contextlib.suppress(OSError):
-            os.write(2, f"trainer: rank {rank}: {sentence('rank 0 is gone')}\n".encode())
-    os._exit(0 if message else 1)
+    end_now(0 if message else 1, "" if message else f"rank {rank}: {sentence('rank 0 is gone')}")

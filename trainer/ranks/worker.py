@@ -1,15 +1,13 @@
 """The process of every rank but 0: no data pool, no event loop. It carries out the orders of rank 0 until the end."""
 
-import contextlib
 import os
 import signal
-import sys
 
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.runtime.log import bind, get
 from orchestrator.settings.timeouts import use
 from trainer.ranks.learner import serve
-from trainer.ranks.rank_env import Place
+from trainer.ranks.rank_env import Place, end_now
 from trainer.ranks.rendezvous import following
 
 log = get(__name__)
@@ -25,7 +23,5 @@ def follow(place: Place, arguments: dict[str, str]) -> int:
                 log.info("rank.joined", ranks=ranks.size, device=str(ranks.device), pid=os.getpid())
                 serve(ranks, orders, config.trainer)
         except (PenstockError, ValueError) as error:
-            with contextlib.suppress(OSError):
-                print(f"trainer: rank {place.rank}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
+            end_now(1, f"rank {place.rank}: {error}")
     return 0
