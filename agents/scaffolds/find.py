@@ -112,7 +112,9 @@ def scaffold_of(declared: Any) -> Scaffold:
     return found
 
 
+@cache
 def _entries() -> list[EntryPoint]:
-    """Entry points, ours first: another package cannot replace a built-in by taking its name."""
+    """Entry points, ours first: another package cannot replace a built-in by taking its name. Read once: that takes milliseconds, and every attempt
+    finds a scaffold."""
     entries = entry_points(group=GROUP)
     return sorted(entries, key=lambda entry: entry.dist is None or entry.dist.name != "penstock")

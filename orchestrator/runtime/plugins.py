@@ -5,7 +5,8 @@ policies and sandboxes register the same way.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -14,12 +15,12 @@ from orchestrator.contracts.quote import quoted
 
 def names(group: str) -> list[str]:
     """The registered names of `penstock.<group>`, sorted."""
-    return sorted({entry.name for entry in entry_points(group=f"penstock.{group}")})
+    return sorted({entry.name for entry in _entries(group)})
 
 
 def load(group: str, name: str) -> Any:
     """The object registered as `name`; ConfigurationError lists the known names."""
-    for entry in entry_points(group=f"penstock.{group}"):
+    for entry in _entries(group):
         if entry.name == name:
             return entry.load()
     kinds = {
@@ -29,6 +30,12 @@ def load(group: str, name: str) -> Any:
     }
     kind = kinds.get(group, group.removesuffix("s"))
     raise ConfigurationError(f"unknown {kind} {quoted(name)}; known: {', '.join(names(group)) or 'none'}")
+
+
+@cache
+def _entries(group: str) -> EntryPoints:
+    """Read once per process: that takes milliseconds, and each task needs them."""
+    return entry_points(group=f"penstock.{group}")
 
 
 def provider(name: str, tables: Mapping[str, Mapping[str, Any]] | None = None) -> Any:

@@ -3,7 +3,7 @@
 A radix tree: every node owns the keys and values of its edge, a run of tokens. A lookup walks down as far as the ids
 agree and returns views. The engine copies them into the row of a new sequence, so nothing here is pinned and
 eviction (least recently used leaf first) is always safe. Keys and values depend on the weights: the engine clears the
-tree when the weights change.
+tree when the weights change. No node knows its parent, so what is cleared is freed at once, without a garbage collection.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ Ids = NDArray[np.int32]
 class _Node:
     ids: Ids
     piece: Piece
-    parent: "_Node | None"
     used: int
     children: dict[int, "_Node"] = field(default_factory=dict)
 
@@ -63,13 +62,12 @@ class PrefixCache:
         """Own the prefix `ids`; `read(start, end)` copies keys and values and is called for the new part only."""
         self._clock += 1
         children = self._roots.setdefault(namespace, {})
-        parent: _Node | None = None
         at = 0
         while at < len(ids):
             node = children.get(int(ids[at]))
             if node is None:
                 children[int(ids[at])] = _Node(
-                    ids=ids[at:].copy(), piece=read(at, len(ids)), parent=parent, used=self._clock
+                    ids=ids[at:].copy(), piece=read(at, len(ids)), used=self._clock
                 )
                 self.tokens += len(ids) - at
                 return
@@ -80,14 +78,14 @@ class PrefixCache:
                 if at == len(ids):
                     return
                 node = self._split(node, shared, children)
-            parent, children = node, node.children
+            children = node.children
 
     def _split(self, node: _Node, at: int, siblings: dict[int, _Node]) -> _Node:
         """Cut `node` after `at` tokens; returns the upper half, whose only child is the lower one."""
         head = tuple(part[:, :, :at].clone() for part in node.piece)
-        upper = _Node(ids=node.ids[:at].copy(), piece=head, parent=node.parent, used=node.used)
+        upper = _Node(ids=node.ids[:at].copy(), piece=head, used=node.used)
         siblings[int(upper.ids[0])] = upper
-        node.ids, node.parent = node.ids[at:].copy(), upper
+        node.ids = node.ids[at:].copy()
         node.piece = tuple(part[:, :, at:].clone() for part in node.piece)
         upper.children[int(node.ids[0])] = node
         return upper
@@ -95,10 +93,9 @@ class PrefixCache:
     def evict(self, keep: int) -> None:
         """Drop least recently used leaves until at most `keep` tokens are owned."""
         while self.tokens > max(keep, 0):
-            leaves = sorted(self._leaves(), key=lambda node: node.used)
-            for node in leaves:
+            leaves = sorted(self._leaves(), key=lambda leaf: leaf[0].used)
+            for node, siblings in leaves:
                 self.tokens -= len(node.ids)
-                siblings = node.parent.children if node.parent else self._root_of(node)
                 del siblings[int(node.ids[0])]
                 if self.tokens <= keep:
                     return
@@ -107,17 +104,15 @@ class PrefixCache:
         self._roots.clear()
         self.tokens = 0
 
-    def _root_of(self, node: _Node) -> dict[int, _Node]:
-        first_token = int(node.ids[0])
-        return next(root for root in self._roots.values() if root.get(first_token) is node)
-
-    def _leaves(self) -> list[_Node]:
-        stack = [node for root in self._roots.values() for node in root.values()]
+    def _leaves(self) -> list[tuple[_Node, dict[int, _Node]]]:
+        """Every leaf, with the children of its parent."""
+        stack = list(self._roots.values())
         leaves = []
         while stack:
-            node = stack.pop()
-            if node.children:
-                stack.extend(node.children.values())
-            else:
-                leaves.append(node)
+            siblings = stack.pop()
+            for node in siblings.values():
+                if node.children:
+                    stack.append(node.children)
+                else:
+                    leaves.append((node, siblings))
         return leaves

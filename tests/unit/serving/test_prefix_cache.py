@@ -1,5 +1,7 @@
 """The prefix cache returns the stored keys and values for exactly the longest known prefix."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -93,3 +95,22 @@ def test_namespaces_share_nothing_and_clear_empties_all() -> None:
     assert cache.match(ids([1, 2]), "a")[0] == 2
     cache.clear()
     assert (cache.match(ids([1, 2]), "a")[0], cache.tokens) == (0, 0)
+
+
+def test_what_is_cleared_is_freed_at_once_without_a_garbage_collection() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def read(start: int, end: int) -> Piece:
+        piece = torch.zeros(1, 1, end - start, 1), torch.zeros(1, 1, end - start, 1)
+        held.extend(map(weakref.ref, piece))
+        return piece
+
+    cache = PrefixCache()
+    gc.disable()
+    try:
+        for tokens in ([1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 4, 6], [7]):
+            cache.insert(ids(tokens), "", read)
+        cache.clear()
+        assert held and not [piece for piece in held if piece() is not None]
+    finally:
+        gc.enable()
