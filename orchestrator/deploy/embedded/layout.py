@@ -2,6 +2,7 @@
 
     <root>/data/postgres, data/nats      the data that must survive
     <root>/logs/<name>.log               output of the supervised processes
+    <root>/policies, journal/<name>      weights by version; messages that are not in Postgres yet
     <root>/run/<name>.pid, status.json, supervisor.lock
 
 Unix socket addresses hold 107 bytes on Linux. A run directory may be deeper than that. So sockets are in `sockets`, which is
@@ -49,6 +50,14 @@ class RunLayout:
         return self.root / "run"
 
     @property
+    def policies(self) -> Path:
+        return self.root / "policies"
+
+    @property
+    def journals(self) -> Path:
+        return self.root / "journal"
+
+    @property
     def lock(self) -> Path:
         return self.run / "supervisor.lock"
 
@@ -63,8 +72,14 @@ class RunLayout:
         return self.run / f"{name}.pid"
 
     def create(self) -> None:
-        for path in (self.data, self.logs, self.run):
-            path.mkdir(parents=True, exist_ok=True)
+        """Make the directories. Other users of the machine may only pass through those in which PostgreSQL, which may run as its own user, has files;
+        they read neither logs nor weights nor journals."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        passed, private = (self.root, self.data, self.run), (self.logs, self.policies, self.journals)
+        for path in (*passed, *private):
+            path.mkdir(exist_ok=True)
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(0o711 if path in passed else 0o700)
 
     def socket(self, name: str) -> Path:
         """The path of the Unix socket `<name>.sock`, shorter than 100 bytes. Its directory exists, and is private if a short

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,21 @@ def open_log(path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> int:
     if path.exists() and path.stat().st_size > max_bytes:
         with contextlib.suppress(OSError):  # logging continues in the long file
             boundary_sync("log.rename", lambda: path.replace(path.with_name(path.name + ".1")))
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def shorten_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
+    """Copy a log that has grown past `max_bytes` to `<path>.1`, replacing the previous one, and empty it. Its writers append, so they continue at its
+    beginning; what they write between the end of the copy and the cut is lost. Returns whether it did so: not on a full disk."""
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+        with path.open("r+b") as grown, path.with_name(path.name + ".1").open("wb") as earlier:
+            shutil.copyfileobj(grown, earlier, 1 << 20)
+            grown.truncate(0)
+    except OSError:
+        return False
+    return True
 
 
 def last_lines(path: Path, count: int = 12) -> list[str]:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
@@ -36,6 +37,7 @@ from orchestrator.deploy.embedded.process_spec import (
     SupervisorStatus,
 )
 from orchestrator.deploy.embedded.room import ENOUGH_BYTES, NEEDED_BYTES, short
+from orchestrator.deploy.embedded.spawn import MAX_LOG_BYTES, shorten_log
 from orchestrator.deploy.embedded.supervised import SupervisedProcess
 from orchestrator.runtime.log import get
 from orchestrator.runtime.streams import ending_signals
@@ -47,7 +49,8 @@ POLL_INTERVAL_S = 1.0
 
 class Supervisor:
     """`on_event` is called in the event loop after every change of state and must not block. With `obey_signals` (main thread only) SIGINT
-    and SIGTERM request a clean stop, from the first moment on. A second one cuts it short: SIGKILL to all that still live."""
+    and SIGTERM request a clean stop, from the first moment on. A second one cuts it short: SIGKILL to all that still live. No log grows far beyond
+    `log_bytes`; one earlier file of each is kept."""
 
     def __init__(
         self,
@@ -56,11 +59,13 @@ class Supervisor:
         on_event: Callable[[ProcessEvent], None] | None = None,
         obey_signals: bool = False,
         leftover_grace_s: float = 5.0,
+        log_bytes: int = MAX_LOG_BYTES,
     ) -> None:
         self._layout = layout
         self._on_event = on_event
         self._signals = obey_signals
         self._leftover_grace_s = leftover_grace_s
+        self._log_bytes = log_bytes
         self._processes: dict[str, SupervisedProcess] = {}
         self._reported: dict[str, ProcessStatus] = {}
         self._change = anyio.Event()
@@ -242,9 +247,11 @@ class Supervisor:
             self._unwritten = None
 
     async def _look_after_disk(self) -> None:
-        """Write the status as soon as the disk has space again, and restart processes that do not recover from a full disk."""
+        """Keep the logs bounded, write the status as soon as the disk has space again, and restart processes that do not recover from a full disk."""
         while True:
             await anyio.sleep(POLL_INTERVAL_S)
+            for name in list(self._processes):
+                await anyio.to_thread.run_sync(shorten_log, self._layout.log(name), self._log_bytes)
             if self._unwritten is not None:
                 self._write_status()
             found = short([self._layout.root], ENOUGH_BYTES if self._full else NEEDED_BYTES)

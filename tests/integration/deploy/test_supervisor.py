@@ -404,6 +404,46 @@ async def test_it_works_under_uvloop(layout: RunLayout, anyio_backend: object) -
         await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
 
 
+async def test_the_log_of_a_running_process_stays_bounded_and_goes_on(layout: RunLayout) -> None:
+    async with Supervisor(layout, log_bytes=20_000) as supervisor:
+        supervisor.add(
+            ProcessSpec(
+                name="talker",
+                argv=shell("n=0; while :; do n=$((n + 1)); echo line $n of many; sleep 0.001; done"),
+            )
+        )
+        await supervisor.ready()
+        log, earlier = layout.log("talker"), layout.log("talker").with_name("talker.log.1")
+        await eventually(earlier.exists, within_s=60)
+        first = int(earlier.read_text().split()[-3])
+        await eventually(
+            lambda: log.read_text().endswith("of many\n") and int(log.read_text().split()[-3]) > first,
+            within_s=60,
+        )
+        assert (
+            earlier.read_text().startswith("line 1 of many\nline 2 of many\n")
+            and earlier.stat().st_size > 20_000
+        )
+
+
+def test_other_users_of_the_machine_read_neither_logs_nor_weights_nor_journals(layout: RunLayout) -> None:
+    layout.create()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (layout.root, *layout.root.iterdir())}
+    assert modes == {
+        "run-directory": 0o711,
+        "data": 0o711,
+        "run": 0o711,
+        "logs": 0o700,
+        "policies": 0o700,
+        "journal": 0o700,
+    }
+    layout.logs.chmod(0o755)  # as an earlier version made it
+    layout.create()
+    assert layout.logs.stat().st_mode & 0o777 == 0o700
+    os.close(open_log(layout.log("worker")))
+    assert layout.log("worker").stat().st_mode & 0o777 == 0o600
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
