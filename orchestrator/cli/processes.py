@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from orchestrator.runner.worker import WorkerSettings
 
 
+LONGEST_NAME = 64  # characters of a process's name: a row and its files have it
+
+
 def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> None:
     """Run under a watchdog until SIGTERM, SIGINT or SIGHUP, then end cleanly."""
     configure(process)
@@ -59,10 +62,20 @@ def _by_clock(home: Home, work: Callable[[], Awaitable[None]]) -> Callable[[], A
     return timed
 
 
+def _short(name: str) -> str:
+    """Parser of `--name`."""
+    if not name or len(name) > LONGEST_NAME:
+        raise typer.BadParameter(
+            f"{quoted(name)} is not a name for a process: write 1 to {LONGEST_NAME} characters"
+        )
+    return name
+
+
 def _of_kind(kind: str) -> Callable[[str], str]:
     """Parser of `--name`: the prefix of a name gives the kind of the process."""
 
     def read(name: str) -> str:
+        _short(name)
         if name.partition("-")[0] != kind:
             raise typer.BadParameter(
                 f"{quoted(name)} is not a name for a process of this kind: use {kind}, or {kind}-2"
@@ -114,6 +127,7 @@ def gateway(
         socket_path=home.gateway_socket,
         journal_dir=home.journal("gateway"),
         admin_secret_file=home.gateway_secret,
+        server_key_file=home.server_key,
         url_file=home.gateway_url_file,
         config=resolved,
     )
@@ -135,7 +149,9 @@ def runner(
             help="The Unix socket of a gateway on this host, as sandboxes see it (default: that of the running one)."
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="This runner's name, unique per host and run.")] = "runner",
+    name: Annotated[
+        str, typer.Option(help="This runner's name, unique per host and run.", parser=_short)
+    ] = "runner",
 ) -> None:
     """Run a runner: it leases rollouts and runs scaffolds in sandboxes."""
     from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
@@ -163,7 +179,7 @@ def verifier(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
     name: Annotated[
-        str, typer.Option(help="This verifier runner's name, unique per host and run.")
+        str, typer.Option(help="This verifier runner's name, unique per host and run.", parser=_short)
     ] = "verifier",
 ) -> None:
     """Run a verifier runner: it grades finished rollouts in fresh sandboxes."""

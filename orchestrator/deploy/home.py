@@ -52,7 +52,7 @@ class Home:
     def policies(self) -> Path:
         """The directory with the weights of all versions."""
         configured = load(self.file, self.overrides).policy.directory
-        return Path(configured) if configured else self.layout.root / "policies"
+        return Path(configured) if configured else self.layout.policies
 
     @property
     def run_model_file(self) -> Path:
@@ -70,6 +70,14 @@ class Home:
         return Path(secret_file) if secret_file else self.layout.run / "gateway.secret"
 
     @property
+    def server_key(self) -> Path | None:
+        """The file with the key of the run's rollout servers: `servers.key_file`; else that of the embedded ones, made here. None: they have none."""
+        servers = load(self.file, self.overrides).servers
+        if servers.key_file:
+            return Path(servers.key_file)
+        return None if servers.urls or servers.command else self.layout.run / "server.key"
+
+    @property
     def web_url_file(self) -> Path:
         """The dashboard's URL with its token; for its owner's eyes."""
         return self.layout.run / "web.url"
@@ -80,7 +88,7 @@ class Home:
 
     def journal(self, process: str) -> Path:
         """The journal directory of one process."""
-        return self.layout.root / "journal" / process
+        return self.layout.journals / process
 
     @property
     def workers(self) -> str:
@@ -195,6 +203,7 @@ def write_template(directory: Path, name: str, model: str) -> Path:
         raise ConfigurationError(f"{file} exists already; edit it, or choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
     quoted = {key: json.dumps(text, ensure_ascii=False) for key, text in (("name", name), ("model", model))}
+    file.touch(mode=0o600)  # it may get passwords
     file.write_text(TEMPLATE.format(**quoted), encoding="utf-8")
     load(file)
     return file

@@ -50,6 +50,7 @@ from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import passing, transact
 from orchestrator.runtime.plugins import names
+from orchestrator.runtime.secret_file import shared_secret
 from orchestrator.settings.config import (
     Config,
     effective,
@@ -117,7 +118,7 @@ async def up(
             check_port(config.web.host, config.web.port, "web")
         if "runner" in only or "verifier" in only:
             await check_sandbox(config.sandbox.provider, tables(config.sandbox))
-        own_servers = _rollout_servers(config, model) if "rollout-server" in only else []
+        own_servers = _rollout_servers(home, config, model) if "rollout-server" in only else []
         embedded = _embedded(services)
         if embedded:  # they load while the services are created; configured services are checked first
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
@@ -267,10 +268,13 @@ def upgrade(url: str) -> None:
     command.upgrade(alembic, "head")
 
 
-def _rollout_servers(config: Config, model: str) -> list[tuple[ProcessSpec, str]]:
+def _rollout_servers(home: Home, config: Config, model: str) -> list[tuple[ProcessSpec, str]]:
     """Our own rollout servers, with their URLs; none if the configuration names others."""
     if config.servers.urls:
         return []
+    key = () if (file := home.server_key) is None else ("--key-file", str(file))
+    if file is not None:
+        shared_secret(file)  # made before any process reads it
     found = []
     for index in range(config.servers.embedded):
         port = free_port()
@@ -279,7 +283,7 @@ def _rollout_servers(config: Config, model: str) -> list[tuple[ProcessSpec, str]
         argv = config.servers.starts(model, port, seed) or (
             sys.executable, "-m", "trainer.serving", "--model-path", model, "--host", "127.0.0.1",
             "--port", str(port), "--max-running-requests", str(config.servers.max_running),
-            "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed),
+            "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed), *key,
         )  # fmt: skip
         spec = ProcessSpec(
             name="rollout-server" if index == 0 else f"rollout-server-{index + 1}",

@@ -31,7 +31,7 @@ from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import Purpose
 from orchestrator.gateway.completions.record import Recorder, routes_limit
 from orchestrator.gateway.completions.service import CompletionService
-from orchestrator.gateway.http.admin import AdminRoutes, admin_secret
+from orchestrator.gateway.http.admin import AdminRoutes
 from orchestrator.gateway.http.app import SandboxRoutes, guard
 from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.http.protocol import WireRunner
@@ -60,6 +60,7 @@ from orchestrator.runtime.gc_tuning import keep_loaded
 from orchestrator.runtime.liveness import restartable, track_loop
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import joined
+from orchestrator.runtime.secret_file import shared_secret
 from orchestrator.settings.config import Config, effective, ignored
 from orchestrator.settings.timeouts import timeouts
 
@@ -69,7 +70,8 @@ log = get(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """The settings of a gateway. Missing directories are created. `url_file` gets the actual URL, written atomically, once the gateway accepts
-    calls. With port 0 a restarted gateway takes the port in this file again, if it is free."""
+    calls. With port 0 a restarted gateway takes the port in this file again, if it is free. `server_key_file`: the key that its rollout servers
+    require; None: they require none."""
 
     run: str
     config: Config
@@ -78,6 +80,7 @@ class GatewaySettings:
     socket_path: Path
     journal_dir: Path
     admin_secret_file: Path
+    server_key_file: Path | None = None
     database_url: str = ""
     nats_url: str = ""
     host: str = "127.0.0.1"
@@ -124,8 +127,8 @@ class Gateway:
         renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
         routed = experts(settings.model_dir) if config.trainer.routing_replay else None
         routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)
-        settings.admin_secret_file.parent.mkdir(parents=True, exist_ok=True)
-        secret = admin_secret(settings.admin_secret_file)
+        secret = shared_secret(settings.admin_secret_file)
+        key = shared_secret(settings.server_key_file) if settings.server_key_file else None
         metrics = GatewayMetrics()
         async with AsyncExitStack() as stack:
             stack.enter_context(bind(run=settings.run))
@@ -136,7 +139,9 @@ class Gateway:
             metrics.spool.set_function(lambda: journal.held_bytes)
             known = vocabulary(settings.model_dir)
             clients = [
-                await stack.enter_async_context(RolloutServerClient(url, vocabulary=known, experts=routed))
+                await stack.enter_async_context(
+                    RolloutServerClient(url, vocabulary=known, experts=routed, key=key)
+                )
                 for url in settings.server_urls
             ]
             servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]

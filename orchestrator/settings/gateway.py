@@ -64,6 +64,9 @@ class ServersSection(Section):
     """How many of the rollout servers are kept for evaluations; with 0 evaluations run on the newest policy version alone."""
     command: list[str] = Field(default=[])
     """The program and arguments that start a rollout server, with {model}, {port} and {seed} filled in; empty: the embedded CPU server."""
+    key_file: str = ""
+    """A file with the key that rollout servers require as a bearer token (SGLang: --api-key and --admin-api-key); empty: the embedded servers get
+    one of their own, others none."""
     max_running: Positive = 64
     """Requests that an embedded server runs at a time; a server of `command` has options of its own."""
     max_total_tokens: Positive = 262144
@@ -95,7 +98,12 @@ class ServersSection(Section):
         for url in urls:
             try:
                 parts = urlsplit(url)
-                fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+                fits = (
+                    parts.scheme in ("http", "https")
+                    and bool(parts.hostname)
+                    and parts.port != 0
+                    and len(url) <= 2_000
+                )
             except ValueError:  # an invalid port, an unclosed bracket
                 fits = False
             if not fits:

@@ -23,6 +23,7 @@ from orchestrator.gateway.servers.client import (
     Generation,
     PauseMode,
     RequestRefused,
+    RolloutServerBroken,
     RolloutServerClient,
     SamplingParams,
     WeightUpdateRefused,
@@ -31,6 +32,7 @@ from tests.contract.answers import CONTEXT, PROMPT, VOCABULARY, assert_close, lo
 from tests.contract.rollout_server import ServerProcess, golden, running_server
 from tests.waiting import eventually
 from trainer.benchmarks.random_model import write_random_model
+from trainer.serving.settings import parse_arguments
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +43,53 @@ def repeatable(server_kind: str) -> dict[str, Any]:
     which its attention for CPUs does not have."""
     parameters: dict[str, dict[str, Any]] = {"embedded": {"seed": 9}, "sglang": {"temperature": 0.0}}
     return parameters[server_kind]
+
+
+async def test_a_server_with_a_key_answers_no_other_user_and_no_web_page(tmp_path: Path) -> None:
+    """Whoever may open a connection on the machine, by a program or by a form in a local browser, could otherwise replace the policy."""
+    write_random_model(tmp_path / "model")
+    file = tmp_path / "key"
+    file.write_text("the key of the run\n")
+    with running_server(tmp_path / "model", "--key-file", str(file)) as server:
+        forged = {"model_path": str(tmp_path / "model"), "weight_version": "666"}
+        async with aiohttp.ClientSession() as http:
+            for path in (
+                "/update_weights_from_disk",
+                "/update_weight_version",
+                "/generate",
+                "/pause_generation",
+                "/flush_cache",
+            ):
+                for headers in (
+                    {},
+                    {"Authorization": "Bearer the key of another"},
+                    {"Authorization": "the key of the run"},
+                ):
+                    async with http.post(server.url + path, json=forged, headers=headers) as answer:
+                        assert answer.status == 401, (path, headers)
+                page = {
+                    "Origin": "http://127.0.0.1:8000",
+                    "Content-Type": "text/plain",
+                    "Authorization": "Bearer the key of the run",
+                }
+                async with http.post(server.url + path, data=b"{}", headers=page) as answer:
+                    assert answer.status == 403, path
+            async with http.get(f"{server.url}/model_info") as answer:
+                assert answer.status == 200 and (await answer.json())["weight_version"] == "default"
+        async with RolloutServerClient(server.url, key="another") as stranger:
+            with pytest.raises(
+                RolloutServerBroken, match=r"refuses this gateway's key \(servers\.key_file\)"
+            ):
+                await stranger.generate(PROMPT, SamplingParams(max_new_tokens=1))
+        async with RolloutServerClient(server.url, key="the key of the run") as client:
+            assert (await client.generate(PROMPT, SamplingParams(max_new_tokens=2))).output_ids
+
+
+async def test_a_key_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name, why in (("missing", "cannot be read"), ("empty", "is empty")):
+        with pytest.raises(ValueError, match=f"--key-file .*{name} {why}"):
+            parse_arguments(["--model-path", "model", "--key-file", str(tmp_path / name)])
 
 
 async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:

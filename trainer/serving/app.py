@@ -3,6 +3,7 @@
 A client that disconnects ends its request (aiohttp cancels the handler). Bodies up to 64 MiB.
 """
 
+import hmac
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -233,7 +234,23 @@ class Routes:
         return web.Response(body=self._service.metrics.text(), headers=headers)
 
 
+def _refused(request: web.Request, key: str | None) -> web.Response | None:
+    """An answer to those who may not use the server. Reading what it says of itself (GET) needs no key. No client of a rollout server is a page in a
+    browser, which names its origin with every POST."""
+    if request.method != "POST":
+        return None
+    if "Origin" in request.headers:
+        return _json({"error": {"message": "requests of web pages are refused"}}, status=403)
+    if key is not None and not hmac.compare_digest(
+        request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()
+    ):
+        return _json({"error": {"message": "the bearer token is not the key of this server"}}, status=401)
+    return None
+
+
 def build_app(service: Service, described: Described) -> web.Application:
+    key = described.settings.key
+
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = 500
@@ -241,7 +258,7 @@ def build_app(service: Service, described: Described) -> web.Application:
         endpoint = resource.canonical if resource is not None else "unknown"
         service.metrics.count_request(endpoint, request.method)
         try:
-            response = await handler(request)
+            response = _refused(request, key) or await handler(request)
             status = response.status
             return response
         except Refusal as refusal:

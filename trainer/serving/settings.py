@@ -19,6 +19,7 @@ class ServerSettings:
     context_length: int | None
     seed: int
     health_timeout: float
+    key: str | None = None
 
 
 def parse_arguments(argv: Sequence[str]) -> ServerSettings:
@@ -38,6 +39,9 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
     parser.add_argument("--context-length", type=int, default=None, help="default: the model's own")
     parser.add_argument("--seed", type=int, default=0, help="seeds requests that bring no sampling_seed")
     parser.add_argument("--health-timeout", type=float, default=20.0, help="seconds until /health says 503")
+    parser.add_argument(
+        "--key-file", type=Path, help="a file with the bearer token that every POST must have"
+    )
     arguments = parser.parse_args(argv)
     for option in ("max_running_requests", "max_total_tokens", "context_length", "health_timeout"):
         value = getattr(arguments, option)
@@ -55,4 +59,15 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
         context_length=arguments.context_length,
         seed=arguments.seed,
         health_timeout=arguments.health_timeout,
+        key=_key(arguments.key_file) if arguments.key_file else None,
     )
+
+
+def _key(file: Path) -> str:
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--key-file {file} cannot be read: {error}") from None
+    if not key:
+        raise ValueError(f"--key-file {file} is empty")
+    return key

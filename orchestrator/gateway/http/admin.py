@@ -1,8 +1,6 @@
 """The admin API, for runners: opening and ending sessions. TCP only, behind a bearer secret; a sandbox's socket never has these routes."""
 
 import hmac
-import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +11,6 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import SessionState
 from orchestrator.gateway.http.base import json_response, read_json
@@ -57,23 +54,6 @@ class _Lease(msgspec.Struct, frozen=True):
     rollout: int
     attempt: int
     epoch: int
-
-
-def admin_secret(path: Path) -> str:
-    """The secret in `path`, created (mode 0600) when the file is absent. Raises ConfigurationError when it is empty."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        secret = path.read_text(encoding="ascii").strip()
-        if not secret:
-            raise ConfigurationError(
-                f"the admin secret file {path} is empty: remove it, and a new one is made"
-            ) from None
-        return secret
-    with os.fdopen(descriptor, "w") as file:
-        secret = secrets.token_urlsafe(32)
-        file.write(secret + "\n")
-    return secret
 
 
 class AdminRoutes:

@@ -55,7 +55,8 @@ class RolloutServerClient:
     """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000.
 
     `vocabulary`: size of the served model's vocabulary. Other ids raise RequestRefused here, because they crash a real SGLang server.
-    `experts`: of a mixture whose routes are recorded; every completion then requests its routes."""
+    `experts`: of a mixture whose routes are recorded; every completion then requests its routes. `key`: what the server requires as a bearer token
+    (SGLang: `--api-key`); None: nothing."""
 
     def __init__(
         self,
@@ -63,16 +64,19 @@ class RolloutServerClient:
         *,
         vocabulary: int | None = None,
         experts: Experts | None = None,
+        key: str | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._vocabulary = vocabulary
         self._experts = experts
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts().server_connect_s),
+            headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # rollout servers set no cookies, and every request would query the jar
         )
         return self
@@ -291,6 +295,8 @@ class RolloutServerClient:
         if status < 300:
             return url, raw
         message = error_message(raw)
+        if status in (401, 403):  # this gateway's fault, not the request's
+            raise RolloutServerBroken(url, f"it refuses this gateway's key (servers.key_file): {message}")
         if 400 <= status < 500:
             raise RequestRefused(url, message, status)
         raise RolloutServerBroken(url, f"status {status}: {message}")
