@@ -105,6 +105,7 @@ class RefusedReason(enum.Enum):
     TOTAL = "comes after the largest total size"
     NAME = "has a name that is not UTF-8"
     DEPTH = "lies too deep"
+    LONG = "has a path of more than 4,000 bytes"
     UNREADABLE = "cannot be read"
 
 

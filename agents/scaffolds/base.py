@@ -31,6 +31,10 @@ Conversations = Literal["one", "many"]
 Wire = Literal["native", "chat", "responses", "anthropic"]
 
 
+LONGEST_VERSION = 128
+"""Characters of a scaffold's version, which every attempt records."""
+
+
 class PolicyFault(Exception):
     """Signals that the policy itself caused the episode's end. The message is the recorded reason, a few words."""
 
@@ -105,6 +109,12 @@ class Manifest:
     trains: bool = True
     mcp: bool = False
     skills: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.version) > LONGEST_VERSION:
+            raise ValueError(
+                f"the version of scaffold {self.name} has {len(self.version)} characters: write at most {LONGEST_VERSION}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.bus.subjects import Consumer
 
 _REASON_LIMIT = 1000  # characters
+MOST_HEADERS_BYTES = 48 * 1024  # NATS refuses more than 64 KiB
 _HEADER_RESERVE_BYTES = 8 * 1024  # for our headers, so that the letter itself is not refused as too large
 
 
@@ -18,7 +19,7 @@ def dead_letter(
 ) -> Outgoing:
     """The letter for ``message``. A body that would not fit is cut; a header carries its true length.
 
-    The original headers are kept (a sender's headers are at most as large as the server accepts). The reason is made
+    The original headers are kept, unless ours would no longer fit next to them. The reason is made
     printable, because a header is one line.
     """
     if isinstance(message, Outgoing):
@@ -38,7 +39,7 @@ def dead_letter(
         subjects.HEADER_DEAD_KEPT: "yes" if kept else "no",
     }
     headers_bytes = sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())
-    if headers_bytes > max_payload // 2:  # absurdly large foreign headers: keep only ours
+    if headers_bytes > min(MOST_HEADERS_BYTES, max_payload // 2):  # large foreign headers: keep only ours
         headers = {key: value for key, value in headers.items() if key.startswith("Penstock-Dead-")}
         headers_bytes = 0
     free_bytes = max_payload - _HEADER_RESERVE_BYTES - headers_bytes

@@ -10,7 +10,7 @@ A missing text is None and is not written. Older senders write "" for it: `__pos
 
 import json
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,16 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, Purpose, Replay, StepKind, SubmissionStatus
 from orchestrator.contracts.vetting import Vetting
+
+# Every text has a limit, which its reader checks; whoever sends it cuts before. Counted in characters.
+Name = Annotated[str, msgspec.Meta(max_length=128)]
+"""A name or word that Penstock or its operator chose: a run, a reason of a mark, an agent's path, hex of a sha256."""
+Label = Annotated[str, msgspec.Meta(max_length=256)]
+Sentence = Annotated[str, msgspec.Meta(max_length=4_000)]
+Path = Annotated[str, msgspec.Meta(max_length=4_096)]
+Log = Annotated[str, msgspec.Meta(max_length=16_384)]
+Payload = Annotated[str, msgspec.Meta(max_length=1 << 26)]
+"""Content, or a text whose own check has a better sentence. A server's largest message is 64 MiB."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,20 +50,20 @@ class TaskSubmitted(Event, frozen=True, kw_only=True):
     """
 
     task: dict[str, Any]
-    submission: str | None = None
+    submission: Payload | None = None
     purpose: Purpose = Purpose.TRAIN
-    scaffold: str | None = None
+    scaffold: Payload | None = None
     group_size: int | None = None
-    label: str | None = None  # the evaluation or recording to which this belongs
+    label: Payload | None = None  # the evaluation or recording to which this belongs
     version: int | None = None  # pinned policy version (eval)
-    sampling: dict[str, float] | None = None  # overrides of the run's sampling parameters (eval, record)
+    sampling: dict[Name, float] | None = None  # overrides of the run's sampling parameters (eval, record)
     vetting: Vetting | None = None  # the level that `penstock tasks vet` gave exactly this task
 
 
 class RolloutAssigned(Event, frozen=True, kw_only=True):
     """Signals that a rollout may be leased at this epoch. orchestrator (outbox) → runner."""
 
-    run: str
+    run: Name
     rollout: int
     attempt: int
     epoch: int
@@ -62,7 +72,7 @@ class RolloutAssigned(Event, frozen=True, kw_only=True):
 class VerifyAssigned(Event, frozen=True, kw_only=True):
     """Signals that a finished rollout may be verified at this epoch. orchestrator (outbox) → verifier runner."""
 
-    run: str
+    run: Name
     rollout: int
     attempt: int
     epoch: int
@@ -90,8 +100,8 @@ class StepRoutes(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     top_k: int
     width: int
-    ids: str
-    sha: str
+    ids: Payload
+    sha: Name
 
 
 class StepRecorded(Event, frozen=True, kw_only=True):
@@ -101,7 +111,7 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     len(action) == len(logprobs) == sum of the spans. Every array is base64 little-endian.
     """
 
-    run: str
+    run: Name
     rollout: int
     attempt: int
     epoch: int
@@ -112,27 +122,27 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     keep_len: int
     state_len: int
     full_len: int
-    delta: str
-    action: str
-    logprobs: str
+    delta: Payload
+    action: Payload
+    logprobs: Payload
     spans: list[VersionSpan]
-    chain_sha: str  # hex
-    row_sha: str  # hex
-    sampling: dict[str, Any]
+    chain_sha: Name  # hex
+    row_sha: Name  # hex
+    sampling: dict[Name, Any]
     finish: Finish
     parse: ParseStatus
-    agent: str = "main"
-    prompt: str | None = None
-    prompt_sha: str | None = None  # hex
+    agent: Name = "main"
+    prompt: Payload | None = None
+    prompt_sha: Name | None = None  # hex
     timings: StepTimings = StepTimings()
     appended: list[dict[str, Any]] = []  # the messages that this request added
     reply: dict[str, Any] = {}  # the parsed action: content, reasoning, tool_calls
-    request_digest: str | None = None  # hex
-    branch_reason: str | None = None  # why this is not a plain continuation
+    request_digest: Name | None = None  # hex
+    branch_reason: Name | None = None  # why this is not a plain continuation
     branch: dict[str, Any] | None = (
         None  # near, turn, field, recorded, sent: the first difference to the nearest step
     )
-    marks: list[str] = []  # why the step must not train, as known when it was recorded (StepMark)
+    marks: list[Name] = []  # why the step must not train, as known when it was recorded (StepMark)
     routes: StepRoutes | None = None  # with routing replay only
 
     def __post_init__(self) -> None:
@@ -144,7 +154,7 @@ class StepMark(msgspec.Struct, frozen=True):
     not train."""
 
     idx: int
-    reason: str
+    reason: Name
 
 
 class ToolCallTimed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -152,7 +162,7 @@ class ToolCallTimed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
     step: int
     call: int
-    name: str
+    name: Name
     start: float
     end: float
     exit: int | None = None
@@ -168,13 +178,13 @@ class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     (`collected`), with its absolute path. `step`: after which step of a task with several; from 0.
     """
 
-    path: str
-    body: str | None
+    path: Path
+    body: Payload | None
     mode: int = 0o644
     kind: Left = Left.FILE
-    why: str | None = None
+    why: Sentence | None = None
     step: int = 0
-    parts: list[str] = []
+    parts: list[Name] = []
     size: int = 0
 
     @property
@@ -202,34 +212,34 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     (trajectory.waiting). None: not known. `system`: the image or the base system of its sandbox (sandboxes.system).
     """
 
-    run: str
+    run: Name
     rollout: int
     attempt: int
     epoch: int
     failure_class: FailureClass
-    reason: str | None = None
+    reason: Sentence | None = None
     steps: int = 0
     last_idx: int = -1
-    digest: str | None = None
+    digest: Name | None = None
     marks: list[StepMark] = []
-    answer: str | None = None
+    answer: Payload | None = None
     artifacts: list[ArtifactFile] = []
-    listing: list[str] = []
+    listing: list[Name] = []
     tool_calls: list[ToolCallTimed] = []
-    log: str = ""
+    log: Log = ""
     agent_s: float = 0.0  # wall time of the attempt without platform queueing
     queued_s: float = 0.0  # waiting for gateway, rollout server or sandbox start
-    scaffold: str | None = None
-    scaffold_version: str | None = None
-    scaffold_sha: str | None = None
+    scaffold: Name | None = None
+    scaffold_version: Name | None = None
+    scaffold_sha: Name | None = None
     resumable: bool = False
     replay: Replay | None = None
     replayed: int = 0
-    spent: dict[str, float] = {}
-    ungradable: str | None = None
+    spent: dict[Name, float] = {}
+    ungradable: Sentence | None = None
     generation_s: float | None = None
     waiting_s: float | None = None
-    system: str | None = None
+    system: Sentence | None = None
 
     def __post_init__(self) -> None:
         without_empty(
@@ -242,9 +252,9 @@ class TestResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     __test__ = False
 
-    name: str
+    name: Payload
     passed: bool
-    message: str = ""
+    message: Payload = ""
 
 
 class VerdictReached(Event, frozen=True, kw_only=True):
@@ -253,23 +263,23 @@ class VerdictReached(Event, frozen=True, kw_only=True):
     `reward` is in [0, 1] when `failure_class` is completed, else None: an infrastructure failure is never reward 0.
     """
 
-    run: str
+    run: Name
     rollout: int
     attempt: int
     epoch: int
     failure_class: FailureClass
     reward: float | None
-    reason: str | None = None
+    reason: Sentence | None = None
     tests: list[TestResult] = []
     exit_code: int | None = None
-    log: str = ""
+    log: Log = ""
     verify_s: float = 0.0
     programs: int = 0  # the agent's programs that ran under the wrapper of untrusted programs
     left: bool = False  # no verdict, although the tests reach a verdict when the agent has left nothing
-    process: dict[str, float | list[float]] | None = (
+    process: dict[Name, float | list[float]] | None = (
         None  # scores of the task's process.json: a number, or one per step, in [-1, 1]
     )
-    components: dict[str, float] | None = None  # the named numbers of the task's reward.json
+    components: dict[Name, float] | None = None  # the named numbers of the task's reward.json
 
     def __post_init__(self) -> None:
         without_empty(self, "reason")
@@ -278,10 +288,10 @@ class VerdictReached(Event, frozen=True, kw_only=True):
 class PolicyPublished(Event, frozen=True, kw_only=True):
     """Signals a new policy version. trainer (outbox) → gateway, orchestrator. `revision` grows; an older one is a no-op."""
 
-    run: str
+    run: Name
     version: int
-    path: str
-    manifest_sha: str
+    path: Path
+    manifest_sha: Name
     batch_no: int | None
     revision: int
 
@@ -289,9 +299,9 @@ class PolicyPublished(Event, frozen=True, kw_only=True):
 class SubmissionAnswered(Event, frozen=True, kw_only=True):
     """Signals the fate of one submission, once its row is committed. orchestrator → users (core NATS notice)."""
 
-    submission: str
+    submission: Label
     status: SubmissionStatus
-    reason: str | None = None
+    reason: Sentence | None = None
     earlier: bool = False  # it was answered before, and that answer remains valid
 
     def __post_init__(self) -> None:
@@ -301,12 +311,12 @@ class SubmissionAnswered(Event, frozen=True, kw_only=True):
 class DeadLettered(Event, frozen=True, kw_only=True):
     """Signals that a message could not be used. anyone → operators. `body` is base64 of the original."""
 
-    stream: str
-    subject: str
-    schema_: str | None = msgspec.field(name="schema", default=None)
-    reason: str | None = None
+    stream: Name
+    subject: Payload
+    schema_: Payload | None = msgspec.field(name="schema", default=None)
+    reason: Sentence | None = None
     deliveries: int = 1
-    body: str = ""
+    body: Payload = ""
 
     def __post_init__(self) -> None:
         without_empty(self, "schema_", "reason")

@@ -12,17 +12,25 @@ from orchestrator.contracts.quote import cut
 S = TypeVar("S", bound=msgspec.Struct)
 
 _NO_MEMBER = re.compile(r"Invalid enum value (?P<value>.*) - at `\$\.(?P<path>[^`]+)`", re.DOTALL)
+_TOO_LONG = re.compile(
+    r"Expected `str` of length <= (?P<most>[0-9]+) - at `(?P<key>key in )?\$\.(?P<path>[^`]+)`"
+)
 _INDEX = re.compile(r"\[[0-9.]+\]")
 
 
 def read(body: bytes, expected: type[S]) -> S:
     """Decode JSON. A text of an optional enum that is "" is read as None. Raises msgspec.MsgspecError; for a text that is not a member of its enum,
-    one that lists the members."""
+    one that lists the members; for a text that is too long, one with its limit."""
     try:
         return msgspec.json.decode(body, type=expected)
     except msgspec.ValidationError as error:
         found = _NO_MEMBER.fullmatch(str(error))
         if found is None:
+            if (longer := _TOO_LONG.fullmatch(str(error))) is not None:
+                text = f"a name in {longer['path']}" if longer["key"] else longer["path"]
+                raise msgspec.ValidationError(
+                    f"{text} has more than {int(longer['most']):,} characters"
+                ) from None
             raise
         value, path = found["value"], found["path"]
         enum, optional = _enum_at(expected, path)

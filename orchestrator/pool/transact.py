@@ -28,7 +28,11 @@ FIRST_WAIT_S = 0.05
 # connections), operator intervention (shutdown, starting up), system (input or output error).
 PASSING = ("08", "40", "53", "57", "58")
 IDLE_ENDED = "25P03"  # the server ended a transaction of a process that was silent: stopped or starved
-CONTENT = ("22", "23")  # data exception, constraint violation
+CONTENT = (
+    "22",
+    "23",
+    "54",
+)  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
 
 
 def _state(error: BaseException) -> str:
@@ -45,7 +49,7 @@ def passing(error: BaseException) -> bool:
     return isinstance(error, (OSError, PoolTimeout)) or state[:2] in PASSING or state == IDLE_ENDED
 
 
-def of_content(error: DBAPIError) -> bool:
+def of_content(error: BaseException) -> bool:
     """Whether the written values are at fault, so that the same transaction always fails."""
     return _state(error)[:2] in CONTENT
 

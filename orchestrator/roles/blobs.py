@@ -59,7 +59,7 @@ async def answer_missing(flow: Flow) -> None:
             try:
                 names = json.loads(question.body)
                 wanted = {bytes.fromhex(name).hex() for name in names} if len(names) <= MOST_NAMES else None
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 wanted = None
             if wanted is None:
                 loop.idle("questions")

@@ -218,7 +218,14 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
     state, reason = decided.state, decided.reason
     if state in (GroupState.READY, GroupState.SCORED):
         noise = await speed_noise.newest(connection, flow.run_id, group.scaffold)
-        rewarded = reward_group(group, decided.members, reward_settings(flow.config), noise=noise)
+        try:
+            rewarded = reward_group(group, decided.members, reward_settings(flow.config), noise=noise)
+        except Exception as error:  # noqa: BLE001  # counted and logged: what a policy wrote can end only its own group
+            await transitions.count(connection, flow.run_id, "groups_unrewarded")
+            when_committed(partial(log.error, "group.unrewarded", group=group_id, exc_info=error))
+            reason = f"its rewards could not be computed: {type(error).__name__}: {error}"
+            await _concluded(connection, group, GroupState.DEAD, reason)
+            return
         for sentence in rewarded.failed:
             await transitions.count(connection, flow.run_id, "process_signals_failed")
             when_committed(partial(log.warning, "process_signal.failed", group=group_id, reason=sentence))
@@ -228,6 +235,19 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
         await measure(connection, flow.run_id, flow.config, group)
         await conclude_measurement(connection, group)
     await _concluded(connection, group, state, reason, silent)
+
+
+async def give_up(
+    connection: AsyncConnection, flow: Flow, rollout_id: int, before: RolloutState, epoch: int, reason: str
+) -> None:
+    """End a rollout that cannot be continued because our own code fails for it. Its group becomes dead without rewards, and its other rollouts are
+    cancelled."""
+    await transitions.count(connection, flow.run_id, "rollouts_given_up")
+    if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, reason):
+        group_id = await leases.group_of(connection, rollout_id)
+        await leases.cancel_members(connection, [group_id], reason)
+        await pool_groups.conclude(connection, group_id, GroupState.DEAD, reason)
+        flow.signals.work.set()
 
 
 async def _concluded(

@@ -5,24 +5,29 @@
 | rows that `handle` commits, then acks | the stream | the sender |
 | nothing while Postgres is away: unacked messages stay on the stream, which fills and pushes back | Postgres | its return |
 
-A message with unusable content is stored as a dead letter with the reason. If Postgres itself refuses one (a number out of range, a broken
-constraint), its batch is handled again one by one, so the other messages of the batch lose nothing.
+One message can end only itself. A message with unusable content is stored as a dead letter with the reason. If anything fails for a batch, it is
+handled again one by one, so the other messages lose nothing. A message that Postgres refuses because of its content (a number out of range, a
+broken constraint, a value too long for an index) is a dead letter at once. Any other failure makes it a suspect (`Suspects`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.bus.base import Delivery
+from orchestrator.bus.base import BusError, Delivery
 from orchestrator.bus.subjects import Consumer, run_of
 from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
 from orchestrator.pool.transact import of_content, sentence, transact
 from orchestrator.roles.context import Flow
-from orchestrator.runtime.liveness import current
+from orchestrator.roles.suspects import Suspects
+from orchestrator.runtime.liveness import Loop, current, reporting
 from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured
 
 log = get(__name__)
 
@@ -40,6 +45,16 @@ Outcome = str | Later
 Handle = Callable[[AsyncConnection, Sequence[Delivery]], Awaitable[Mapping[int, Outcome]]]
 
 
+class ConsumerMetrics:
+    """Failures that are not plainly the fault of a message."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.failed = Counter(
+            "penstock_messages_failed", "Tries to handle a message that failed for a reason that is not plainly its content, by stream.",
+            ["stream"], registry=registry,
+        )  # fmt: skip
+
+
 async def consume(
     flow: Flow,
     consumer: Consumer,
@@ -47,64 +62,105 @@ async def consume(
     *,
     batch: int = 64,
     after: Callable[[], Awaitable[None]] | None = None,
+    refused: Callable[[Delivery, str], Awaitable[None]] | None = None,
     at: str,
 ) -> None:
-    """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked.
-    `at` names their commit."""
-    async with flow.bus.subscribe(consumer, batch=batch) as arriving:
-        while True:
-            loop = current()
-            loop.idle(consumer.stream)
-            deliveries = await arriving.take(batch)
-            loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
-            await process(flow, handle, deliveries, after, at=at)
-
-
-async def process(
-    flow: Flow,
-    handle: Handle,
-    deliveries: Sequence[Delivery],
-    after: Callable[[], Awaitable[None]] | None = None,
-    *,
-    at: str,
-) -> None:
-    """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one when the content of one is at fault."""
-
-    async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
-        outcomes = await handle(connection, deliveries)
-        for i, outcome in outcomes.items():
-            if isinstance(outcome, str):
-                await _store_dead_letter(connection, flow, deliveries[i], outcome)
-        return outcomes
-
-    try:
-        outcomes = await transact(flow.engine, work, at=at)
-    except (DBAPIError, MessageError, ValueError, RecursionError) as error:
-        if isinstance(error, DBAPIError) and not of_content(error):
-            raise
-        if len(deliveries) > 1:
-            for delivery in deliveries:
-                await process(flow, handle, [delivery], after, at=at)
-            return
-        reason = _why(error)
-        await transact(
-            flow.engine, lambda c: _store_dead_letter(c, flow, deliveries[0], reason), at="refused.commit"
+    """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked. `refused`
+    answers the sender of a message that `handle` could not handle. `at` names their commit."""
+    with reporting(f"{at.partition('.')[0]}.failing") as failing:
+        work = _Consuming(
+            flow=flow, consumer=consumer, handle=handle, after=after, refused=refused, at=at, failing=failing
         )
-        outcomes = {0: reason}
-    else:
-        if after is not None:
-            await after()
-    for i, delivery in enumerate(deliveries):
-        match outcomes.get(i):
-            case None:
-                await delivery.ack()
-            case Later(after_s):
-                await delivery.nak(after_s)
-            case str() as reason:
-                log.warning(
-                    "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=reason
-                )
-                await flow.bus.dead_letter(delivery, reason, kept=True)
+        async with flow.bus.subscribe(consumer, batch=batch) as arriving:
+            while True:
+                loop = current()
+                loop.idle(consumer.stream)
+                deliveries = await arriving.take(batch)
+                loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
+                await work.process(deliveries)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Consuming:
+    flow: Flow
+    consumer: Consumer
+    handle: Handle
+    after: Callable[[], Awaitable[None]] | None
+    refused: Callable[[Delivery, str], Awaitable[None]] | None
+    at: str
+    failing: Loop
+    suspects: Suspects = field(default_factory=Suspects)
+
+    async def process(self, deliveries: Sequence[Delivery]) -> None:
+        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails."""
+
+        async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
+            outcomes = await self.handle(connection, deliveries)
+            for i, outcome in outcomes.items():
+                if isinstance(outcome, str):
+                    await _store_dead_letter(connection, self.flow, deliveries[i], outcome)
+            return outcomes
+
+        try:
+            outcomes = await transact(self.flow.engine, work, at=self.at)
+            if self.after is not None:
+                await self.after()
+        except Exception as error:  # noqa: BLE001  # counted and logged: one message can end only itself
+            if len(deliveries) > 1:
+                for delivery in deliveries:
+                    await self.process([delivery])
+            else:
+                await self._failed(deliveries[0], error)
+            return
+        for i, delivery in enumerate(deliveries):
+            self.suspects.settled(delivery)
+            match outcomes.get(i):
+                case None:
+                    self.suspects.passed += 1
+                    await delivery.ack()
+                case Later(after_s):
+                    await delivery.nak(after_s)
+                case str() as reason:
+                    await self._bury(delivery, reason)
+        if not self.suspects.failing:
+            self.failing.idle("messages")
+
+    async def _failed(self, delivery: Delivery, error: Exception) -> None:
+        """Refuse a message, or have it delivered again."""
+        if isinstance(error, MessageError | ValueError | RecursionError) or of_content(error):
+            reason = _why(error)
+        else:
+            measured(ConsumerMetrics).failed.labels(delivery.stream).inc()
+            wait_s = self.suspects.failed(delivery, self.consumer.max_deliver)
+            log.error(
+                "message.failed", subject=delivery.subject, msg_id=delivery.msg_id, deliveries=delivery.deliveries, again_s=wait_s,
+                exc_info=error,
+            )  # fmt: skip
+            if wait_s is not None:
+                if self.failing.resting:
+                    self.failing.busy(f"message {quoted(delivery.msg_id)}")
+                await delivery.nak(wait_s)
+                return
+            reason = f"its handling failed {delivery.deliveries} times, the last time with {type(error).__name__}: {_why(error)}"
+        await transact(
+            self.flow.engine,
+            lambda c: _store_dead_letter(c, self.flow, delivery, reason),
+            at="refused.commit",
+        )
+        self.suspects.settled(delivery)
+        if self.refused is not None:
+            await self.refused(delivery, reason)
+        await self._bury(delivery, reason)
+
+    async def _bury(self, delivery: Delivery, reason: str) -> None:
+        log.warning("bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=reason)
+        try:
+            await self.flow.bus.dead_letter(delivery, reason, kept=True)
+        except BusError as error:  # its row is stored; only the copy on the bus is refused
+            log.error(
+                "dead_letter.refused", subject=delivery.subject, msg_id=delivery.msg_id, error=str(error)
+            )
+            await delivery.term()
 
 
 def _why(error: Exception) -> str:

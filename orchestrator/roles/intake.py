@@ -76,7 +76,13 @@ class Intake:
     async def run(self) -> None:
         """Consume until cancelled."""
         await consume(
-            self._flow, subjects.consume_tasks(), self._handle, batch=32, after=self._tell, at="intake.commit"
+            self._flow,
+            subjects.consume_tasks(),
+            self._handle,
+            batch=32,
+            after=self._tell,
+            refused=self._tell_refused,
+            at="intake.commit",
         )
 
     async def _handle(
@@ -240,24 +246,29 @@ class Intake:
 
     async def _tell(self) -> None:
         for notice in self._notices:
-            answer = notice.answer
-            body = encode(
-                SubmissionAnswered(
-                    submission=answer.submission,
-                    status=answer.status,
-                    reason=answer.reason,
-                    earlier=not answer.new,
-                )
-            )
-            await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), body)
+            await self._notify(notice)
         if self._notices:
             self._flow.signals.work.set()
+
+    async def _tell_refused(self, delivery: Delivery, reason: str) -> None:
+        run = delivery.subject.split(".")[1]
+        if is_name(run):
+            await self._notify(_Notice(run, _refused(delivery, reason)))
+
+    async def _notify(self, notice: _Notice) -> None:
+        answer = notice.answer
+        answered = SubmissionAnswered(
+            submission=answer.submission, status=answer.status, reason=answer.reason, earlier=not answer.new
+        )
+        await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), encode(answered))
 
 
 def _refused(delivery: Delivery, reason: str) -> Answer:
     """The answer for a submission that is not recorded."""
     submission = subjects.submission_named(delivery.body) or sha256(delivery.body).hex()
-    return Answer(submission=submission, status=SubmissionStatus.REJECTED, reason=reason, new=True)
+    return Answer(
+        submission=submission, status=SubmissionStatus.REJECTED, reason=reason[:LONGEST_REASON], new=True
+    )
 
 
 def check_stage(stages: StageSection, domain: str, difficulty: str) -> None:

@@ -6,22 +6,33 @@ once until its owner renews it. So dead holders are found even on a machine wher
 | resumes, new attempts, new verifications, lost rollouts | expired leases (the database's clock) | time |
 | the same for reported rollouts, whose steps the bus may carry | the bus as well | its return, and a full time to arrive |
 | repeated assignments that no worker took | `rollout.reassign_after_s` | time |
+
+One rollout can end only itself: if our own code fails for it, the others are taken back, and after `TRIES` passes its group is dead.
 """
 
+from collections import Counter
 from collections.abc import Collection
 
 import anyio
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases, transitions
 from orchestrator.pool.leases import LEASED, Expired
-from orchestrator.pool.transact import transact
-from orchestrator.roles.complete import complete_reported, run_again
+from orchestrator.pool.transact import of_content, transact, when_committed
+from orchestrator.roles.complete import complete_reported, give_up, run_again
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.rebuild import remind
+from orchestrator.roles.suspects import TRIES
 from orchestrator.runtime.liveness import pause
+from orchestrator.runtime.log import get
+
+log = get(__name__)
+
+Failures = Counter[tuple[int, int]]
+"""Failed tries to take back a lease, by rollout and epoch."""
 
 # Holders renew their leases without the bus. Only the steps of reported rollouts come over it.
 WITHOUT_BUS = tuple(state for state in LEASED if state is not RolloutState.REPORTED)
@@ -32,6 +43,7 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
     last: float | None = None  # when the last pass was committed
+    failures: Failures = Counter()
     bus_was_reachable = True  # at the start of that pass
 
     async def reap_once(connection: AsyncConnection) -> bool:
@@ -43,7 +55,7 @@ async def reaper(flow: Flow) -> None:
             await leases.grace(connection, flow.run_id, ttl_s, states=states)
         if not (bus_reachable and bus_was_reachable):
             await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED], again=True)
-        await reap(connection, flow, states)
+        await reap(connection, flow, states, failures)
         return bus_reachable
 
     while True:
@@ -55,14 +67,39 @@ async def reaper(flow: Flow) -> None:
         await pause(min(1.0, ttl_s / 10))
 
 
-async def reap(connection: AsyncConnection, flow: Flow, states: Collection[RolloutState] = LEASED) -> None:
+async def reap(
+    connection: AsyncConnection,
+    flow: Flow,
+    states: Collection[RolloutState] = LEASED,
+    failures: Failures | None = None,
+) -> None:
     """Take back every expired lease of `states`."""
+    failures = Counter() if failures is None else failures
     await transitions.lock_run(connection, flow.run_id)
     for lease in await leases.expired(connection, flow.run_id, states=states):
         await transitions.count(
             connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
         )
-        await _take_back(connection, flow, lease)
+        try:
+            async with connection.begin_nested():
+                await _take_back(connection, flow, lease)
+        except Exception as error:  # counted and logged; what is not this rollout's fault is raised
+            if isinstance(error, DBAPIError) and not of_content(error):
+                raise
+            await _failed(connection, flow, lease, error, failures)
+
+
+async def _failed(
+    connection: AsyncConnection, flow: Flow, lease: Expired, error: Exception, failures: Failures
+) -> None:
+    """Leave a lease for the next pass, or give its rollout up."""
+    key = lease.rollout_id, lease.epoch
+    failures[key] += 1
+    log.error("lease.not_taken_back", rollout=lease.rollout_id, tries=failures[key], exc_info=error)
+    if failures[key] >= TRIES:
+        reason = f"its lease could not be taken back: {type(error).__name__}: {error}"
+        await give_up(connection, flow, lease.rollout_id, lease.state, lease.epoch, reason)
+        when_committed(lambda: failures.pop(key, None))
 
 
 async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus.base import Delivery, Outgoing, Subscription
 from orchestrator.bus.journal import JournalFull
 from orchestrator.bus.subjects import Consumer
-from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.errors import MessageError, ServiceError
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
 from orchestrator.contracts.states import RolloutState
 from orchestrator.gateway_client import GatewayDrains
@@ -215,6 +215,11 @@ class Assignments:
                     except GatewayDrains as error:  # it has started to drain since the last query
                         draining = True
                         log.info("work.returned", reason=str(error))
+                    except ServiceError:
+                        raise
+                    except Exception as error:  # one assignment can end only itself: its lease runs out, which counts as a try
+                        measured(WorkerMetrics).errors.labels(self._one).inc()
+                        log.error("work.error", exc_info=error)
                     else:
                         loop.busy(f"the result of rollout {held.rollout_id}", on="disk")
                         await self._send(result)

@@ -32,6 +32,10 @@ class WorkerMetrics:
             ["kind"],
             registry=registry,
         )
+        self.errors = Counter(
+            "penstock_work_errors", "Work that ended because Penstock's own code raised an error.", ["kind"], registry=registry
+        )  # fmt: skip
+        each(self.errors, "attempt", "verification")
         self.sandboxes = Gauge("penstock_sandboxes", "Sandboxes that are open.", registry=registry)
         self.opened = Counter("penstock_sandboxes_opened", "Sandboxes that were opened.", registry=registry)
         self.failed = Counter(

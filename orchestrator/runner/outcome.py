@@ -60,6 +60,8 @@ class AttemptOutcome:
     def __post_init__(self) -> None:
         if self.reason is not None:
             object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])
+        if self.ungradable is not None:
+            object.__setattr__(self, "ungradable", clean(self.ungradable)[:REASON_CHARACTERS])
         object.__setattr__(self, "log", clean(self.log)[-LOG_BYTES:])
         if self.answer is not None:
             object.__setattr__(self, "answer", clean(self.answer))

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.contracts.errors import VerifierFailure
+from orchestrator.contracts.errors import ServiceError, VerifierFailure
 from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
 from orchestrator.contracts.states import FailureClass
 from orchestrator.pool.confirm import MessageKey, MessageKind
@@ -33,14 +33,17 @@ from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, GradedWork
 from orchestrator.runner.judging import seed
+from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import LOG_BYTES
 from orchestrator.runner.step_grades import grade_step, work_of
 from orchestrator.runner.worker import Worker, WorkerSettings, open_worker
 from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
 from sandboxes.base import PathRefused, SandboxError, SandboxFull
+from sandboxes.owner import WorkKind
 
 log = get(__name__)
 
@@ -98,6 +101,12 @@ class VerifyRunner:
             raise
         except (VerifierFailure, SandboxError, PathRefused, ValueError, OSError) as error:
             verdict = _with(verdict, reason=str(error)[:1000])
+        except ServiceError:
+            raise
+        except Exception as error:  # counted and logged: one rollout can end only its own verification
+            measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
+            log.error("verifier.error", exc_info=error)
+            verdict = _with(verdict, reason=f"verifier runner: {type(error).__name__}: {error}"[:1000])
         verdict = _with(verdict, verify_s=time.monotonic() - started_at)
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
         return Outgoing(

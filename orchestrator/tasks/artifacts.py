@@ -19,6 +19,7 @@ import msgspec
 
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64, unb64
+from orchestrator.contracts.quote import cut
 from orchestrator.contracts.states import Left
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
@@ -28,6 +29,8 @@ INLINE_BYTES = 400_000  # 533 KB in base64: the result still fits the smallest m
 MEMORY_BYTES = 4 << 20
 """How much of what an attempt left lies in a runner's memory; the rest is copied on its disk."""
 NOTHING: Mapping[str, AnyFile] = MappingProxyType({})
+SHOWN_PATH = 1_000
+"""Characters of the path of an entry left behind."""
 MOST_BEHIND = 20
 """How many of the entries left behind are named."""
 T = TypeVar("T")
@@ -50,7 +53,7 @@ def over_limit(changed: Artifacts, answer: str | None, limits: ArtifactLimits) -
         return f"the answer has {size:,} bytes, more than {INLINE_BYTES:,}: write long answers into a file"
     for path, reason in changed.refused:
         if reason in _TOO_MUCH:
-            return f"artifacts: {path} {reason.value}"
+            return f"artifacts: {cut(path, SHOWN_PATH)} {reason.value}"
     for reason in _TOO_MUCH:
         if changed.counts.get(reason):  # beyond the listed ones
             return f"artifacts: one of {sum(changed.counts.values()):,} files that stay behind {reason.value}"
@@ -70,7 +73,7 @@ def too_much(
         return why
     for file in collected:
         if file.why == RefusedReason.TOO_LARGE.value:
-            return f"artifacts: {file.path} {file.why}"
+            return f"artifacts: {cut(file.path, SHOWN_PATH)} {file.why}"
     files = [*changed.added.values(), *changed.modified.values()]
     if len(files) + len(collected) > limits.files:
         return f"artifacts: more than {limits.files:,} files (sandbox.artifact_files)"
@@ -142,8 +145,8 @@ def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
 
 
 def _written(path: str) -> str:
-    """A name that is not UTF-8, for people."""
-    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    """The path of an entry that stayed behind, for people: its name may not be UTF-8, or too long."""
+    return cut(path.encode(errors="surrogateescape").decode(errors="backslashreplace"), SHOWN_PATH)
 
 
 def with_artifacts(

@@ -321,6 +321,13 @@ artifacts = Table(
         comment="sha256 of the blobs that hold a large file, in order; null: not in blobs",
     ),
     Column("size", BigInteger, comment="bytes of a file in blobs"),
-    PrimaryKeyConstraint("rollout_id", "attempt", "step", "path"),
+    Index(
+        "artifacts_once",
+        "rollout_id",
+        "attempt",
+        "step",
+        text(r"sha256(decode(replace(path, '\', '\\'), 'escape'))"),
+        unique=True,
+    ),
     comment="Files copied from the agent's sandbox to the verifier's; neither body nor parts: deleted by the agent.",
 )

@@ -124,6 +124,19 @@ class Stage:
 
         await until(there)
 
+    async def emptied(self, stream: str) -> None:
+        """Wait until every message of a work queue is settled."""
+        client = await nats.connect(self.url)
+        try:
+
+            async def there() -> bool:
+                info = await client.jetstream().stream_info(f"{self.prefix.upper()}_{stream}")
+                return int(info.state.messages) == 0
+
+            await until(there)
+        finally:
+            await client.close()
+
     async def reasons(self) -> list[str]:
         """The reasons of dead letters."""
         query = select(tables.dead_letters.c.reason).order_by(tables.dead_letters.c.dead_letter_id)

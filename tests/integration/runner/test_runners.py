@@ -5,6 +5,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -15,6 +16,8 @@ from orchestrator.contracts.events import PHASES, RolloutAssigned, encode
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.servers.client import CONTEXT_KEPT
+from orchestrator.runner import verify_runner
+from orchestrator.runner.step_grades import grade_step as grade_step_of
 from orchestrator.settings.config import Config
 from sandboxes import procfs
 from sandboxes.owner import records
@@ -66,6 +69,50 @@ async def program_running() -> list[int]:
 
 async def no_program_running() -> None:
     await eventually(lambda: not monitors(), within_s=PATIENCE_S)
+
+
+async def test_an_error_of_our_own_code_ends_only_the_verification_that_raises_it(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opens() as rig:
+        bad = await rig.submit(PASSES)
+        grade = grade_step_of
+
+        async def grade_step(worker: Any, step: Any, work: Any, drawn: Any, what: str) -> Any:
+            if what == f"the tests of rollout {bad}":
+                raise KeyError("a fault of ours")
+            return await grade(worker, step, work, drawn, what)
+
+        monkeypatch.setattr(verify_runner, "grade_step", grade_step)
+        rig.start_runner()
+        rig.start_verifier()
+        row = await rig.state(bad, "verified", "lost")
+        assert row.failure_class == "verifier_failure" and "KeyError: 'a fault of ours'" in row.reason
+        assert await rig.verdict(await rig.submit(PASSES)) == 1.0
+
+
+async def test_an_agent_that_nests_long_folders_gets_a_verdict_and_so_does_the_next_one(opens: Opens) -> None:
+    """Each name and the depth are within their limits. A path longer than an index row holds crosses; one longer than Linux opens stays behind."""
+    nest = "cd {0}; for i in $(seq {1}); do n=$(head -c {2} /dev/urandom | base32 -w0 | head -c {2}); mkdir $n; cd $n; done; echo leaf > leaf"
+    check = "[ $(find /app/crosses -name leaf | wc -l) = 1 ] && [ $(find /app/stays -name leaf | wc -l) = 0 ]"
+    nested = a_task(
+        runs(f"mkdir crosses; {nest.format('crosses', 14, 250)}"),
+        runs(f"mkdir stays; {nest.format('stays', 24, 250)}"),
+        says("done"),
+        check=check,
+    )
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        rollout = await rig.submit(nested)
+        assert await rig.verdict(rollout) == 1.0
+        assert await rig.verdict(await rig.submit(PASSES)) == 1.0
+        query = (
+            "SELECT octet_length(path) AS size, kind, why FROM artifacts WHERE rollout_id = :id ORDER BY path"
+        )
+        found = {(row.kind, row.why) for row in await rig.rows(query, id=rollout)}
+        longest = max(row.size for row in await rig.rows(query, id=rollout) if row.kind == "file")
+    assert longest > 2704 and ("behind", "has a path of more than 4,000 bytes") in found
 
 
 async def test_a_rollout_passes_from_its_assignment_to_a_verdict_of_1_and_an_empty_one_gets_0(

@@ -1,0 +1,58 @@
+"""Messages whose handling fails for a reason that may be theirs, ours or the platform's: behaviour decides.
+
+What Postgres or a codec refuses because of a message's content is plainly the message's fault (`transact.of_content`). An error of our own code, or
+one of Postgres that no class explains, is not. Such a message is delivered again, later and later. It is at fault once it has failed `TRIES` times
+while other messages of its consumer passed. While none passes, the platform is at fault, and every message waits for its repair.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.bus.base import Delivery
+from orchestrator.runtime.backoff import backoff
+
+TRIES = 3
+"""Failed tries after which a message is at fault if others have passed."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+
+
+@dataclass(slots=True)
+class _Suspect:
+    passed: int
+    """Messages that had passed when this one failed first."""
+    failed: int = 0
+    waits: Iterator[float] = field(default_factory=lambda: backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
+
+
+@dataclass(slots=True)
+class Suspects:
+    """The failing messages of one consumer in this process."""
+
+    passed: int = 0
+    """Messages that were handled."""
+    _failing: dict[bytes, _Suspect] = field(default_factory=dict)
+
+    def failed(self, delivery: Delivery, deliveries: int) -> float | None:
+        """Count a failed try of `delivery`. Returns the seconds until its next one; None: it is at fault, or has come `deliveries` times, which is as
+        often as the bus delivers a message."""
+        suspect = self._failing.setdefault(_identity(delivery), _Suspect(self.passed))
+        suspect.failed += 1
+        if (suspect.failed >= TRIES and self.passed > suspect.passed) or delivery.deliveries >= deliveries:
+            return None
+        return next(suspect.waits)
+
+    @property
+    def failing(self) -> bool:
+        """Whether a message waits for its next try."""
+        return bool(self._failing)
+
+    def settled(self, delivery: Delivery) -> None:
+        """`delivery` was handled or refused, and comes no more."""
+        if self._failing:
+            self._failing.pop(_identity(delivery), None)
+
+
+def _identity(delivery: Delivery) -> bytes:
+    """The same for each delivery of a message."""
+    return hashlib.sha256(f"{delivery.subject}\0{delivery.msg_id}\0".encode() + delivery.body).digest()

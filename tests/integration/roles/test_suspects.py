@@ -1,0 +1,190 @@
+"""One message, rollout or group can end only itself, whatever error it causes in our own code."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from structlog.testing import capture_logs
+
+from orchestrator.bus import subjects
+from orchestrator.bus.base import Delivery
+from orchestrator.contracts.events import SubmissionAnswered
+from orchestrator.contracts.states import SubmissionStatus
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.pool.leases import Expired
+from orchestrator.roles import complete, intake, reaper
+from orchestrator.roles.consume import Outcome, consume
+from orchestrator.roles.context import Flow
+from orchestrator.roles.intake import Intake
+from orchestrator.roles.reward import reward_group
+from orchestrator.roles.suspects import TRIES
+from tests.integration.pool.rig import ended, engine, group_state, report, running, verify
+from tests.integration.roles.rig import Stage, has_counted, playing, staged, until
+
+__all__ = ["engine"]
+pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    async with staged(engine, nats_server.url) as stage:
+        yield stage
+
+
+class Breaking:
+    """Handles tasks, and raises for those whose submission has a marked word."""
+
+    def __init__(self, error: type[BaseException], mark: bytes = b"poison") -> None:
+        self.error, self.mark = error, mark
+        self.handled: list[str | None] = []
+        self.failed = 0
+
+    async def handle(
+        self, connection: AsyncConnection, deliveries: Sequence[Delivery]
+    ) -> Mapping[int, Outcome]:
+        for delivery in deliveries:
+            if self.mark in delivery.body:
+                self.failed += len(deliveries) == 1
+                raise self.error("its fault")
+        self.handled += [delivery.msg_id for delivery in deliveries]
+        return {}
+
+    async def run(self, stage: Stage) -> None:
+        await consume(stage.flow, subjects.consume_tasks(), self.handle, at="tests")
+
+
+@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, MemoryError, ZeroDivisionError])
+async def test_a_message_that_our_code_cannot_handle_is_buried_once_others_have_passed(
+    stage: Stage, error: type[Exception]
+) -> None:
+    breaking = Breaking(error)
+    await stage.submit("a", "poison", "b")
+    async with playing([partial(breaking.run, stage)]):
+        await stage.reaches(1, "dead_letters", run_id=stage.run.run_id)
+        await stage.submit("c")
+        await until(lambda: _of(len(breaking.handled) == 3))
+        await stage.emptied("TASKS")
+    [reason] = await stage.reasons()
+    assert (
+        reason
+        == f"its handling failed {TRIES} times, the last time with {error.__name__}: {error('its fault')}"
+    )
+
+
+async def test_a_platform_that_handles_nothing_buries_nothing(stage: Stage) -> None:
+    """As long as every message fails, none of them is at fault: they wait for the repair."""
+    breaking = Breaking(KeyError, mark=b"{")
+    await stage.submit("a", "b")
+    async with playing([partial(breaking.run, stage)]):
+        await until(lambda: _of(breaking.failed >= 2 * TRIES))
+        assert await stage.count("dead_letters") == 0
+        breaking.mark = b"nothing"
+        await until(lambda: _of(len(breaking.handled) == 2))
+    assert await stage.count("dead_letters") == 0
+
+
+async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: Stage) -> None:
+    """What Postgres refuses for its size (SQLSTATE class 54) is refused at once."""
+    with capture_logs() as logs:
+
+        async def handle(
+            connection: AsyncConnection, deliveries: Sequence[Delivery]
+        ) -> Mapping[int, Outcome]:
+            for delivery in deliveries:
+                if b"poison" in delivery.body:
+                    await connection.exec_driver_sql("SELECT ('[' || repeat('[', 100000))::json")
+            return {}
+
+        await stage.submit("a", "poison", "b")
+        async with playing([lambda: consume(stage.flow, subjects.consume_tasks(), handle, at="tests")]):
+            await stage.reaches(1, "dead_letters")
+            await stage.emptied("TASKS")
+    assert not [line for line in logs if line["event"] == "message.failed"]
+    assert "stack depth limit exceeded" in (await stage.reasons())[0]
+
+
+async def test_the_sender_of_a_task_that_our_code_cannot_handle_gets_an_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = intake.check_stage
+
+    def check(stages: Any, domain: str, difficulty: str) -> None:
+        if domain == "poison":
+            raise KeyError("a fault of ours")
+        checked(stages, domain, difficulty)
+
+    monkeypatch.setattr(intake, "check_stage", check)
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        playing([Intake(stage.flow, ["shell"]).run]),
+    ):
+        await stage.submit("bad", domain="poison")
+        await stage.submit("good")
+        answers: dict[str, SubmissionAnswered] = {}
+        async for notice in notices:
+            answer = msgspec.json.decode(notice.body, type=SubmissionAnswered)
+            answers[answer.submission] = answer
+            if len(answers) == 2:
+                break
+    assert answers["good"].status is SubmissionStatus.ACCEPTED
+    assert answers["bad"].status is SubmissionStatus.REJECTED
+    assert "KeyError: 'a fault of ours'" in (answers["bad"].reason or "")
+
+
+async def test_a_group_whose_rewards_cannot_be_computed_is_dead_and_the_next_one_is_rewarded(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await running(stage.flow.engine, stage.run, 2)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    compute, poison = reward_group, first[0].group_id
+
+    def reward(group: Any, *rest: Any, **named: Any) -> Any:
+        if group.group_id == poison:
+            raise ZeroDivisionError("division by zero")
+        return compute(group, *rest, **named)
+
+    monkeypatch.setattr(complete, "reward_group", reward)
+    for n, lease in enumerate((*first, *second)):
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        await verify(stage.flow, lease.rollout_id, float(n % 2))
+    assert await stage.count("groups", state="ready") == 1
+    state, reason = await group_state(stage.flow.engine, poison)
+    assert (state, reason) == (
+        "dead",
+        "its rewards could not be computed: ZeroDivisionError: division by zero",
+    )
+    assert await has_counted(stage, "groups_unrewarded", 1) and await stage.count("dead_letters") == 0
+
+
+async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await running(stage.flow.engine, stage.run, 2)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    take_back = reaper._take_back
+
+    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+        if lease.rollout_id == first[0].rollout_id:
+            raise KeyError("a fault of ours")
+        await take_back(connection, flow, lease)
+
+    monkeypatch.setattr(reaper, "_take_back", take)
+    async with stage.flow.engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 hour'"
+        )
+    failures: reaper.Failures = reaper.Failures()
+    for _ in range(TRIES):
+        async with stage.flow.engine.begin() as connection:
+            await reaper.reap(connection, stage.flow, failures=failures)
+    state, reason = await group_state(stage.flow.engine, first[0].group_id)
+    assert (state, reason) == ("dead", "its lease could not be taken back: KeyError: 'a fault of ours'")
+    assert await stage.count("rollouts", group_id=first[0].group_id, state="lost") == 2
+    assert await stage.count("rollouts", group_id=second[0].group_id, state="queued") == 2
+
+
+async def _of(value: bool) -> bool:
+    return value
