@@ -355,12 +355,14 @@ class ExecResult:
     """How a program ended.
 
     `exit_code` follows the shell: 126 not executable, 127 not found, 128+n ended by signal n (137 when
-    `killed_by` is not `NONE`). `stdout` and `stderr` are the first `Limits.output_bytes` of each;
+    `killed_by` is not `NONE`). `signal` is that signal by the wait status of the program's own process; 0: it ended by itself, maybe with
+    an exit code of 128 and more, or over a limit that was noticed later. `stdout` and `stderr` are the first `Limits.output_bytes` of each;
     `truncated` states that more was dropped. `wall_s` covers the sandbox's own start (some milliseconds).
     `cpu_s` counts the whole tree with cgroups and is a lower bound without them.
     """
 
     exit_code: int
+    signal: int = 0
     stdout: bytes
     stderr: bytes
     truncated: bool

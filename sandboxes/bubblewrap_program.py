@@ -128,9 +128,8 @@ class BubblewrapProgram(SupervisedProgram):
         if self._failed and not self._session.ending:
             raise SandboxError(f"a program cannot be led into its sandbox: {self._failed}")
         if self._status is None:  # programs have ended their own session, or their own warden
-            return 128 + signal.SIGKILL
-        code = os.waitstatus_to_exitcode(self._status)
-        return 128 - code if code < 0 else code
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(self._status)
 
     def living(self) -> list[int]:
         if self._part is not None:

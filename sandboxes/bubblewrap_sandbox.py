@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes import cgroups, join, seccomp
+from sandboxes import cgroups, join, seccomp, tree
 from sandboxes.base import (
     GATEWAY_SOCKET,
     PLACED,
@@ -46,7 +46,7 @@ _NAMESPACES = [
     *("--cap-drop", "ALL"),
 ]
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 _WITH_SOURCE = ("--bind", "--ro-bind", "--ro-bind-try", "--symlink")
 SOCKET_DIRECTORY = "/run/penstock-host"
 
@@ -166,7 +166,7 @@ class BubblewrapSandbox(DirectorySandbox):
     def _script(self) -> str:
         attach = self.cgroup.attach_script() if self.cgroup else ""
         # Killed first when the machine runs out of memory. With CAP_SYS_RESOURCE this also removes the right to lower the score again.
-        spared = "echo 500 >/proc/self/oom_score_adj; "
+        spared = "{ echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; umask 022; "
         return f'{attach}{spared}{ulimits(self.limits, alone=self.cgroup is None)}exec "$@"'
 
     def _become(self) -> list[str]:
@@ -227,9 +227,8 @@ class BubblewrapSandbox(DirectorySandbox):
             for inside in PLACED:
                 if not (host_path := self.directory / "files" / host_name(inside)).is_dir():
                     self._make(host_path)
-            etc.mkdir()
-            etc.chmod(0o755)
-            (etc / "alternatives").mkdir()
+            for directory in (etc, etc / "alternatives"):
+                tree.make_passable(directory, 0o755)
             for name, text in ETC_FILES.items():
                 (etc / name).write_text(text)
                 (etc / name).chmod(0o644)

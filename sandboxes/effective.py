@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 
 from sandboxes.base import Provider, SandboxError, SandboxSpec
+from sandboxes.beginning import differences, parse_limits
 
 _PROBE = """
 import json, os, sys, time
@@ -27,7 +28,7 @@ print(json.dumps({
     "uid_map": [line.split() for line in lines("/proc/self/uid_map")],
     "gid_map": [line.split() for line in lines("/proc/self/gid_map")],
     "status": dict(line.split(":\\t", 1) for line in lines("/proc/self/status") if ":\\t" in line),
-    "limits": {line[:26].strip(): line[26:47].strip() for line in lines("/proc/self/limits")[1:]},
+    "limits": read("/proc/self/limits"), "niceness": os.getpriority(os.PRIO_PROCESS, 0),
     "interfaces": [line.split(":")[0].strip() for line in lines("/proc/net/dev")[2:]],
     "mounts": [[m[4], m[5], m[m.index("-") + 1]] for m in mounts],
     "environment": dict(os.environ),
@@ -134,7 +135,8 @@ def _read(provider: Provider, inside: dict[str, object], outside: dict[str, str]
             "privileges": _privileges(facts),
             "limits": (
                 *((f"cgroup {name}", value) for name, value in outside.items() if "." in name),
-                *((f"rlimit {name}", value) for name, value in facts.table("limits").items()),
+                *((f"rlimit {name}", soft) for name, (soft, _) in parse_limits(facts.text("limits")).items()),
+                ("niceness", facts.text("niceness")),
                 ("oom_score_adj", outside.get("oom_score_adj", "?")),
             ),
             "network": (("interfaces", facts.joined("interfaces")), ("hostname", facts.text("hostname"))),
@@ -185,6 +187,8 @@ def _concerns(facts: _Facts, outside: Mapping[str, str], shared: set[str]) -> It
         yield "programs run as root"
     if facts.joined("interfaces") != "lo":
         yield f"there is a network: {facts.joined('interfaces')}"
+    for difference in differences(parse_limits(facts.text("limits")), facts.text("niceness")):
+        yield f"programs begin with another {difference}: start the runner without it"
     if not any(name.startswith(("memory.", "pids.")) for name in outside):
         yield "no control group limits memory and processes: they are limited by looking, and per program"
 

@@ -191,6 +191,7 @@ atexit.register(_dismiss)
 
 def main() -> None:
     requests = socket.socket(fileno=0)
+    confine.rise()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while True:
@@ -234,7 +235,8 @@ def _gate(line: int, task: int, process: int, stdin: int, stdout: int, stderr: i
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with open(task, "rb") as file:
             request = json.load(file)
-        Path("/proc/self/oom_score_adj").write_text(_SPARED)
+        with contextlib.suppress(PermissionError):  # it is higher, and only a privileged process may lower it
+            Path("/proc/self/oom_score_adj").write_text(_SPARED)
         if request["ids"] is None:
             _become(request["uid"], request["uid"], [])
         confine.hide()
@@ -302,10 +304,7 @@ def _program(
         os.setsid()
         for target, fd in enumerate(streams):
             os.dup2(fd, target)
-        os.umask(0o022)
-        # Otherwise Python's own handling of them would remain.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        confine.settle()
         confine.limit(request["limits"], alone=not doors)
         confine.renounce()
         confine.filter_calls(None if request["calls"] is None else bytes.fromhex(request["calls"]))

@@ -26,13 +26,13 @@ import anyio.to_thread
 from sandboxes import procfs
 from sandboxes.base import GATEWAY_SOCKET, PLACED, WRITABLE, Sandbox, SandboxError, SandboxSpec
 from sandboxes.cleanup_daemon import ensure_running
-from sandboxes.directory import DirectorySandbox, host_name, refuse_build, ulimits
+from sandboxes.directory import DirectorySandbox, host_name, refuse_build
 from sandboxes.disk_full import making
 from sandboxes.owner import prepare_root
 from sandboxes.procfs import MARKER
 from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.reap import default_root, reap
-from sandboxes.spawned import Launch, Spawned
+from sandboxes.spawned import Launch, Spawned, entering
 from sandboxes.users import AGENT, ROOT, refuse_user
 
 _DIE_S = 5.0
@@ -114,6 +114,9 @@ class LocalSandbox(DirectorySandbox):
                 return f"{outside.absolute()}{inside.removeprefix(bound)}"
         return inside
 
+    def defaults(self) -> dict[str, str]:
+        return {**super().defaults(), "TZ": "UTC"}  # this machine's /etc/localtime can be seen
+
     def launch(
         self,
         argv: Sequence[str],
@@ -122,13 +125,11 @@ class LocalSandbox(DirectorySandbox):
         bounds: ProgramBounds,
         stdin: bytes | None,
     ) -> SupervisedProgram:
-        script = f'{ulimits(self.limits, alone=True)}cd -- "$1" || exit 126; shift; exec "$@"'
-        # The kernel ends at least the first process with us.
-        death_signal = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
-        command = [*death_signal, "/bin/sh", "-c", script, "sh", self.path(cwd), *map(self.path, argv)]
         variables = {key: self.path(value) for key, value in env.items()} | {MARKER: self.id}
         variables[_PROGRAM] = secrets.token_hex(8)
-        return LocalProgram(Launch(argv=command, env=variables), bounds, stdin, variables[_PROGRAM])
+        command = [self.path(word) for word in argv]
+        launch = entering(command, variables, cwd=self.path(cwd), limits=self.limits)
+        return LocalProgram(launch, bounds, stdin, variables[_PROGRAM])
 
 
 class LocalProgram(Spawned):
@@ -165,8 +166,7 @@ class LocalProgram(Spawned):
         await self.lives()
 
     def exit_code(self) -> int:
-        code = self._popen.returncode
-        return 128 - code if code < 0 else code
+        return int(self._popen.returncode)
 
     def living(self) -> list[int]:
         if self._popen.returncode is None:

@@ -35,7 +35,7 @@ def owned_directory(directory: Path) -> Iterator[None]:
     prepare_root(root)
     with alone(root, _PATIENCE_S):  # or a concurrent cleanup could mistake ours for the dead owner's
         claim = Record(id=name, owner=Owner.current(), cgroups=(), uid=-1, worker=worker()).write(root)
-        directory.mkdir(mode=0o755, exist_ok=True)
+        tree.make_passable(directory, 0o755)
     try:
         ensure_running(root)
         yield

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
 import termios
 import time
@@ -43,7 +44,7 @@ from sandboxes.disk_usage import POLL_INTERVAL_S, SHARE, Looks
 
 _SOON_S = 0.01
 _FLOOD = 16
-_SIGXCPU_EXIT, _SIGXFSZ_EXIT, _KILLED_EXIT = 128 + 24, 128 + 25, 128 + 9
+_SIGNALLED = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ class SupervisedProgram(ABC):
 
     @abstractmethod
     def exit_code(self) -> int:
-        """The shell's exit code of the program; `SandboxError` if the platform failed to run it."""
+        """The exit code of the program; −n: signal n ended it. `SandboxError` if the platform failed to run it."""
 
     @abstractmethod
     def living(self) -> list[int]:
@@ -306,15 +307,17 @@ class SupervisedProgram(ABC):
     async def _conclude(self) -> None:
         wall_s = time.monotonic() - self._began
         cpu_s = self._cpu_now()
-        code = _KILLED_EXIT
+        code: int = -signal.SIGKILL
+        ended_by: int = signal.SIGKILL
         cgroup = self._bounds.cgroup
         # Before the exit code: the kernel may have ended the platform's part of the tree together with the rest.
         if self._killed_by is KilledBy.NONE and cgroup is not None and cgroup.oom_kills() > self._oom_before:
             self._killed_by = KilledBy.MEMORY
         if self._killed_by is KilledBy.NONE:
             code = self.exit_code()
+            ended_by = max(0, -code)
             self._killed_by = await self._last_look(code, wall_s, cpu_s)
-            code = code if self._killed_by is KilledBy.NONE else _KILLED_EXIT
+            code = code if self._killed_by is KilledBy.NONE else -signal.SIGKILL
         if self._killed_by is not KilledBy.NONE:  # its background ends with it
             self._end_wanted.set()
             if await self.lives():
@@ -323,7 +326,8 @@ class SupervisedProgram(ABC):
         out, err = self._captures
         truncated = out.total > len(out.kept) or err.total > len(err.kept)
         self._result = ExecResult(
-            exit_code=code,
+            exit_code=_SIGNALLED - code if code < 0 else code,
+            signal=ended_by,
             stdout=bytes(out.kept),
             stderr=bytes(err.kept),
             truncated=truncated,
@@ -334,9 +338,12 @@ class SupervisedProgram(ABC):
 
     async def _last_look(self, code: int, wall_s: float, cpu_s: float) -> KilledBy:
         """The limit that the kernel enforced, or that was exceeded since the last measurement of the watch."""
-        if code == _SIGXCPU_EXIT or cpu_s > self._bounds.limits.cpu_s:
+        if code == -signal.SIGXCPU or cpu_s > self._bounds.limits.cpu_s:
             return KilledBy.CPU
-        if code == _SIGXFSZ_EXIT or await self._bounds.looks.full_after(wall_s):
+        if code == -signal.SIGXFSZ or await self._bounds.looks.full_after(wall_s):
+            return KilledBy.DISK
+        # A shell's own exit code after a command that reached the limit, unless the shell chose this number itself.
+        if code == _SIGNALLED + signal.SIGXFSZ and await self._bounds.looks.full():
             return KilledBy.DISK
         return KilledBy.NONE
 

@@ -127,6 +127,15 @@ def link(base: Path, parts: Sequence[str], target: str, owner: tuple[int, int] |
         os.close(fd)
 
 
+def make_passable(directory: Path, mode: int = 0o711) -> None:
+    """Create a directory with exactly these permission bits, if it is missing. Our umask could close it to the users of sandboxes."""
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        return
+    directory.chmod(mode)
+
+
 def permit(base: Path, parts: Sequence[str], mode: int) -> None:
     """Set the permission bits of the directory `base/parts`, which must exist. A link or file at any part is refused."""
     fd = _enter(base, parts, "/".join(parts), None, create=False)
@@ -137,31 +146,60 @@ def permit(base: Path, parts: Sequence[str], mode: int) -> None:
 
 
 def read(base: Path, parts: Sequence[str], max_bytes: int) -> bytes:
-    """The bytes of the regular file `base/parts`. `FileNotFoundError`, `PathRefused`."""
+    """The bytes of the regular file `base/parts`, also of one that is closed to us, its owner, or lies in such a directory. `FileNotFoundError`,
+    `PathRefused`."""
     shown_path = "/".join(parts)
-    fd = _enter(base, parts[:-1], shown_path, None, create=False)
-    try:
-        return read_at(fd, parts[-1], shown_path, max_bytes).data
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as opened:
+        fd = opened.enter_context(_opened(None, base, shown_path, _DIRECTORY))
+        for part in parts[:-1]:
+            fd = opened.enter_context(_opened(fd, part, shown_path, _DIRECTORY))
+        fd = opened.enter_context(_opened(fd, parts[-1], shown_path, _READ))
+        return _content(fd, shown_path, max_bytes)
 
 
 def read_at(parent_fd: int, name: str, label: str, max_bytes: int) -> File:
     """One regular file of an open directory, at most `max_bytes` long."""
     fd = _open_file(parent_fd, name, label)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise PathRefused(label, RefusedReason.SPECIAL)
-        # Read one byte past the limit instead of trusting the size: the file may grow during the read.
-        if status.st_size <= max_bytes:
-            with os.fdopen(fd, "rb", closefd=False) as source:
-                data = source.read(max_bytes + 1)
-            if len(data) <= max_bytes:
-                return File(data, stat.S_IMODE(status.st_mode) & 0o777)
-        raise PathRefused(label, RefusedReason.TOO_LARGE)
+        mode = stat.S_IMODE(os.fstat(fd).st_mode) & 0o777
+        return File(_content(fd, label, max_bytes), mode)
     finally:
         os.close(fd)
+
+
+def _content(fd: int, label: str, max_bytes: int) -> bytes:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise PathRefused(label, RefusedReason.SPECIAL)
+    # Read one byte past the limit instead of trusting the size: the file may grow during the read.
+    if status.st_size <= max_bytes:
+        with os.fdopen(fd, "rb", closefd=False) as source:
+            data = source.read(max_bytes + 1)
+        if len(data) <= max_bytes:
+            return data
+    raise PathRefused(label, RefusedReason.TOO_LARGE)
+
+
+@contextlib.contextmanager
+def _opened(parent_fd: int | None, name: str | Path, label: str, flags: int) -> Iterator[int]:
+    """One entry, open for reading inside the block. If it is ours and closed to us, it has more permissions until then."""
+    with contextlib.ExitStack() as closing:
+        try:
+            try:
+                fd = os.open(name, flags, dir_fd=parent_fd)
+            except PermissionError:
+                path_fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+                closing.callback(os.close, path_fd)
+                path, mode = f"/proc/self/fd/{path_fd}", stat.S_IMODE(os.fstat(path_fd).st_mode)
+                os.chmod(path, mode | _ENTER)
+                closing.callback(os.chmod, path, mode)
+                fd = os.open(path, flags & ~os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise PathRefused(label, _reason(error, parent_fd, name)) from error
+        closing.callback(os.close, fd)
+        yield fd
 
 
 def sha256_at(parent_fd: int, name: str, label: str, max_bytes: int) -> bytes:
@@ -358,8 +396,8 @@ def _open_file(parent_fd: int, name: str, label: str) -> int:
         raise PathRefused(label, _reason(error, parent_fd, name)) from error
 
 
-def _reason(error: OSError, parent_fd: int, name: str) -> RefusedReason:
-    if error.errno == errno.EACCES:
+def _reason(error: OSError, parent_fd: int | None, name: str | Path) -> RefusedReason:
+    if error.errno in (errno.EACCES, errno.EPERM):
         return RefusedReason.UNREADABLE
     try:
         link = stat.S_ISLNK(os.lstat(name, dir_fd=parent_fd).st_mode)

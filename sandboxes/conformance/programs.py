@@ -25,6 +25,14 @@ async def exit_codes_follow_the_shell(provider: Provider) -> None:
 
 
 @check()
+async def only_a_signal_is_reported_as_one(provider: Provider) -> None:
+    async with provider.open(SandboxSpec()) as sandbox:
+        for script, code, signal in (("exit 143", 143, 0), ("exit 255", 255, 0), ("kill -KILL $$", 137, 9)):
+            result = await shell(sandbox, script)
+            require((result.exit_code, result.signal) == (code, signal), f"{script!r} gave {result}")
+
+
+@check()
 async def arguments_that_no_kernel_takes_are_a_result_not_an_error(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         for argument in ("a\0b", "x" * 300_000, "\ud800"):

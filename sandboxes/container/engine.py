@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from anyio.abc import ByteReceiveStream
 from sandboxes import seccomp
 from sandboxes.base import Limits, SandboxError, SideService
 from sandboxes.container.settings import ContainerSettings
+from sandboxes.inside import confine
 
 LABEL = "penstock.sandbox"
 """Label of every container; its value is the sandbox's id."""
@@ -118,7 +120,7 @@ class Engine:
             *("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable"),
             *(f"--security-opt=seccomp={run.seccomp}", f"--user={run.user}", "--workdir=/"),
             *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
-            *(f"--pids-limit={pids_limit}", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096"),
+            *(f"--pids-limit={pids_limit}", *_fixed_limits()),
             # Counted per user of the machine, so over all programs of a sandbox with its own user. The engines' default is more than we may have.
             f"--ulimit=nproc={max_processes}:{max_processes}",
             f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
@@ -155,8 +157,8 @@ class Engine:
             *("--security-opt=no-new-privileges", "--security-opt=label=disable"),
             f"--security-opt=seccomp={run.seccomp}",
             *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
-            *(f"--pids-limit={limits.processes + _ENTERING}", "--ulimit=core=0:0"),
-            *("--ulimit=nofile=4096:4096", f"--ulimit=nproc={_ANY_PROCESSES}:{_ANY_PROCESSES}"),
+            *(f"--pids-limit={limits.processes + _ENTERING}", *_fixed_limits()),
+            f"--ulimit=nproc={_ANY_PROCESSES}:{_ANY_PROCESSES}",
             f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
             *("--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555", "--mount", run.hosts.option),
         ]
@@ -254,6 +256,15 @@ class Engine:
         )
         pairs = (line.split() for line in listed.decode().splitlines())
         return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _fixed_limits() -> Iterator[str]:
+    """Options for the resource limits of every program; engines would pass ours on. They name no address space."""
+    free = confine.may_raise()
+    for name, pair in confine.FIXED_LIMITS.items():
+        if name is not confine.Resource.AS:
+            soft, hard = pair if free else confine.allowed(pair, resource.getrlimit(name)[1])
+            yield f"--ulimit={name.name.lower()}={soft}:{hard}"
 
 
 def _named(labels: Mapping[str, str], env: Mapping[str, str]) -> list[str]:

@@ -33,6 +33,7 @@ from sandboxes.spawned import Launch
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIE_S, _STUBBORN_S, _ENTER_S = 20.0, 2.0, 10.0
 _SOON_S = 0.002
+_KILLED = 128 + signal.SIGKILL
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 SCRIPT = "\n".join(
     (
@@ -67,7 +68,7 @@ class Pipes(Streams):
         self._open: set[int] = set()
         self.directory = directory
         self.given = None
-        directory.mkdir(mode=0o711)
+        tree.make_passable(directory)
         try:
             text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
             file = directory / "variables"
@@ -218,9 +219,10 @@ class ContainerProgram(SupervisedProgram):
             kind = SandboxLost if self._session.sure else SandboxError
             raise kind("the container of a sandbox was ended from outside")
         if self._began_inside and code >= 0:
-            return code
+            # Engines report a signal as 128 + its number. Only SIGKILL's counts as one: a program outside leaves no other trace of it.
+            return -signal.SIGKILL if code == _KILLED else code
         if self._session.killed:  # programs have ended their own session
-            return 128 + signal.SIGKILL
+            return -signal.SIGKILL
         failure = f"{self._session.engine.settings.engine} did not start a program (exit code {code})"
         if code < 0:  # the client is outside: only something outside can end it
             raise SandboxLost(f"{failure}: its client was ended")

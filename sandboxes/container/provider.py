@@ -60,7 +60,7 @@ from sandboxes.owner import prepare_root, records
 from sandboxes.procfs import MARKER
 from sandboxes.program import ProgramBounds
 from sandboxes.reap import default_root, reap
-from sandboxes.spawned import Launch
+from sandboxes.spawned import entering
 from sandboxes.unstartable import Unstartable, unstartable
 from sandboxes.users import AGENT, Account, own, refuse_user
 
@@ -344,7 +344,8 @@ class ContainerSandbox(DirectorySandbox):
             part = session.part(directory.name)
             words = arguments(directory.name, self.limits.processes, cwd, argv)
             command = self._engine.exec(session.name, f"{uid}:{gid}", SCRIPT, words)
-            launch = Launch(argv=[*self._engine.command, *command], env=_client_env())
+            # Engines pass ignored signals on.
+            launch = entering([*self._engine.command, *command], _client_env())
             return ContainerProgram(
                 launch, replace(bounds, cgroup=session.group), stdin, session, pipes, part
             )
@@ -398,7 +399,7 @@ class ContainerSandbox(DirectorySandbox):
         super()._create()
         with making(self._root):
             for name in ("etc", "run", "programs"):
-                (self.directory / name).mkdir(mode=0o711)
+                tree.make_passable(self.directory / name)
             for inside in PLACED:
                 if not (path := self.directory / "files" / host_name(inside)).is_dir():
                     self._make(path)

@@ -21,6 +21,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from sandboxes import tree
 from sandboxes.base import SERVICE_START_S, Limits, SandboxError, ServiceHealth, ServiceState, SideService
 from sandboxes.container.engine import ContainerRun, Engine, Mount, ServiceRun
 from sandboxes.container.session import INSIDE, MARK, ContainerSession
@@ -62,7 +63,7 @@ async def running_services(
     """Start the services and wait until each is healthy; they are gone when the block ends. `images`: name → image. SandboxError names the service
     that ended, or did not become healthy, and quotes its output."""
     directory = placement.directory / "holder"
-    directory.mkdir(mode=0o711)
+    tree.make_passable(directory)
     holder = ContainerSession(engine, placement.holder.name, directory / "session", placement.owner)
     found = SideServices(engine, placement, holder, [_Service(spec=each) for each in services], images)
     failure: Exception | None = None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes import procfs
+from sandboxes import procfs, tree
 from sandboxes.base import SandboxError
 from sandboxes.cgroups import Cgroup, CgroupPart, of_process
 from sandboxes.container.engine import ContainerRun, Engine, error_text
@@ -76,7 +76,7 @@ class ContainerSession:
         self._seen = False
         self._ended = False
         self._killing = anyio.Lock()
-        directory.mkdir(mode=0o711)
+        tree.make_passable(directory)
         self._leash = fifo(directory / _LEASH, owner)
         self._status = fifo(directory / _STATUS, owner)
 

@@ -340,7 +340,7 @@ class Builder:
     async def _alone(self) -> AsyncIterator[None]:
         """One build of the store at a time."""
         self._store.prepare()
-        self._home.mkdir(mode=0o711, exist_ok=True)
+        tree.make_passable(self._home)
         with (self._home / "lock").open("w") as lock:
             while True:
                 try:

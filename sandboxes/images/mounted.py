@@ -79,7 +79,7 @@ def open_layer(kind: Layering, image: Image, directory: Path, owner: Ids | None)
         copy(lower, upper, owner)
         return Layer(kind=kind, base=upper, system=image.root, work=upper)
     for name in _PLACES:
-        (directory / name).mkdir(mode=0o711, exist_ok=True)
+        tree.make_passable(directory / name)
     if uid >= 0:
         os.chown(directory / "overlay", uid, gid)
     task: dict[str, Any] = {

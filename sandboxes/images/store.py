@@ -297,7 +297,7 @@ class ImageStore:
             self.directory / "names",
             self.directory / "unfinished",
         ):
-            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            tree.make_passable(directory)
         status = self.directory.lstat()
         if status.st_uid != os.geteuid() or self.directory.is_symlink():
             raise SandboxError(f"{self.directory} belongs to another user: name another directory for images")
@@ -313,7 +313,7 @@ class ImageStore:
         with temporary.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             temporary.rename(lock)
-            place.mkdir(mode=0o711)
+            tree.make_passable(place)
             try:
                 yield place
             finally:

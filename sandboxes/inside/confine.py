@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import enum
 import math
 import os
+import re
 import resource
+import signal
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sandboxes import seccomp
@@ -19,6 +24,7 @@ _EVERY_NAMESPACE = (
     0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000
 )
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_SYS_RESOURCE = 24
 _VERSION = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,19 +77,101 @@ def filter_calls(code: bytes | None) -> None:
     _must(libc.prctl(_SECCOMP, _FILTER, program, 0, 0))
 
 
+class Resource(enum.IntEnum):
+    """Resource limits, by the names that engines have for them."""
+
+    CPU = resource.RLIMIT_CPU
+    FSIZE = resource.RLIMIT_FSIZE
+    DATA = resource.RLIMIT_DATA
+    STACK = resource.RLIMIT_STACK
+    CORE = resource.RLIMIT_CORE
+    RSS = resource.RLIMIT_RSS
+    NPROC = resource.RLIMIT_NPROC
+    NOFILE = resource.RLIMIT_NOFILE
+    MEMLOCK = resource.RLIMIT_MEMLOCK
+    AS = resource.RLIMIT_AS
+    LOCKS = 10
+    SIGPENDING = resource.RLIMIT_SIGPENDING
+    MSGQUEUE = resource.RLIMIT_MSGQUEUE
+    NICE = resource.RLIMIT_NICE
+    RTPRIO = resource.RLIMIT_RTPRIO
+    RTTIME = resource.RLIMIT_RTTIME
+
+
+NO_LIMIT = resource.RLIM_INFINITY
+FIXED_LIMITS: Mapping[Resource, tuple[int, int]] = {
+    Resource.CORE: (0, 0),
+    Resource.NOFILE: (4096, 4096),
+    Resource.STACK: (8 << 20, NO_LIMIT),
+    Resource.MEMLOCK: (8 << 20, 8 << 20),
+    Resource.AS: (NO_LIMIT, NO_LIMIT),
+    Resource.RSS: (NO_LIMIT, NO_LIMIT),
+    Resource.LOCKS: (NO_LIMIT, NO_LIMIT),
+    Resource.SIGPENDING: (1024, 1024),
+    Resource.MSGQUEUE: (819_200, 819_200),
+    Resource.NICE: (0, 0),
+    Resource.RTPRIO: (0, 0),
+    Resource.RTTIME: (NO_LIMIT, NO_LIMIT),
+}
+"""(soft, hard) of every program on every host. `resource_limits` adds those that a sandbox's own limits set."""
+
+
+def resource_limits(limits: Mapping[str, Any], *, alone: bool) -> dict[Resource, tuple[int, int]]:
+    """(soft, hard) of a program's resource limits. `alone` (no control group): with memory and the user's number of processes."""
+    of_sandbox = {
+        Resource.FSIZE: limits["disk_mb"] << 20,
+        Resource.CPU: math.ceil(limits["cpu_s"]) + 1,
+        Resource.DATA: limits["memory_mb"] << 20 if alone else NO_LIMIT,
+        Resource.NPROC: limits["processes"] if alone else NO_LIMIT,
+    }
+    return {**FIXED_LIMITS, **{number: (most, most) for number, most in of_sandbox.items()}}
+
+
 def limit(limits: Mapping[str, Any], *, alone: bool = True) -> None:
-    """Set the limits that the kernel enforces per process. With `alone` (no control group): also memory and the user's number of processes."""
-    memory, disk, cpu = limits["memory_mb"] << 20, limits["disk_mb"] << 20, math.ceil(limits["cpu_s"]) + 1
-    for resource_id, maximum in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, disk),
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_NOFILE, 4096),
-        *(((resource.RLIMIT_DATA, memory), (resource.RLIMIT_NPROC, limits["processes"])) if alone else ()),
-    ):
-        hard = resource.getrlimit(resource_id)[1]
-        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
-        resource.setrlimit(resource_id, (maximum, maximum))
+    """Set every limit that the kernel enforces per process."""
+    set_limits(resource_limits(limits, alone=alone))
+
+
+def set_limits(wanted: Mapping[Resource, tuple[int, int]]) -> None:
+    """Set these limits, or as much as our hard limits allow to a process that may not raise them."""
+    for number, pair in wanted.items():
+        try:
+            resource.setrlimit(number, pair)
+        except (ValueError, PermissionError):
+            resource.setrlimit(number, allowed(pair, resource.getrlimit(number)[1]))
+
+
+def allowed(pair: tuple[int, int], hard: int) -> tuple[int, int]:
+    """As much of a (soft, hard) limit as a process with the hard limit `hard` may set without privilege."""
+    bounded = [hard if most == NO_LIMIT or most > hard else most for most in pair]
+    return pair if hard == NO_LIMIT else (bounded[0], bounded[1])
+
+
+def may_raise() -> bool:
+    """Whether this process may raise hard limits: CAP_SYS_RESOURCE."""
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> _SYS_RESOURCE & 1)
+
+
+def rise() -> None:
+    """Undo what only a privileged process may: hard limits, niceness and scheduling class of whoever started us. Others keep theirs
+    (`start.passed_on`)."""
+    of_sandboxes = (Resource.FSIZE, Resource.CPU, Resource.DATA, Resource.NPROC)
+    set_limits({**FIXED_LIMITS, **dict.fromkeys(of_sandboxes, (NO_LIMIT, NO_LIMIT))})
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def settle() -> None:
+    """The state in which every program starts, whoever started us: umask 022, no signal ignored or blocked, no odd execution domain."""
+    os.umask(0o022)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError):  # one that the C library keeps for itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    libc.personality(0)
 
 
 def execute(
@@ -92,6 +180,7 @@ def execute(
     """Become the program, or write the reason for a failure to `report_fd` (a pipe that closes with exec). Never returns."""
     code = 126
     try:
+        settle()
         limit(limits)
         become(uid)
         filter_calls(seccomp.program())

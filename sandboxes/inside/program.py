@@ -29,7 +29,6 @@ POLL_INTERVAL_S = 0.25
 _FLOOD = 16
 _DIE_S = 10.0
 _FRESH_S = 0.05
-_CPU, _FSIZE = 128 + signal.SIGXCPU, 128 + signal.SIGXFSZ
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -95,9 +94,6 @@ class Task:
             for fd, target in ((stdin[0], 0), (out[1], 1), (err[1], 2)):
                 os.dup2(fd, target)
             signal.set_wakeup_fd(-1)
-            # Python ignores some, and exec keeps ignored signals ignored.
-            for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
             confine.execute(task["argv"], task["env"], task["cwd"], self.uid, self.limits, failure[1])
         for fd in (out[1], err[1], failure[1], stdin[0]):
             os.close(fd)
@@ -231,17 +227,18 @@ class Task:
     def result(self) -> dict[str, Any]:
         assert self.status is not None
         wall_s = time.monotonic() - self.began
-        code = 128 - self.status if self.status < 0 else self.status
+        code = self.status  # negative: the signal that ended it
         cpu_s = max(self.cpu_seen, self.reaped_cpu_s)
         if self.reason == "none" and not self.failure:
-            if code == _CPU or cpu_s > self.limits["cpu_s"]:
+            if code == -signal.SIGXCPU or cpu_s > self.limits["cpu_s"]:
                 self.reason = "cpu"
-            elif code == _FSIZE or self.full():
+            elif code == -signal.SIGXFSZ or self.full():
                 self.reason = "disk"
         truncated = any(total > self.keep for total in self.totals)
-        code = 137 if self.reason != "none" else code
+        code = -signal.SIGKILL if self.reason != "none" else code
         return {
-            "code": code,
+            "code": 128 - code if code < 0 else code,
+            "signal": max(0, -self.status),
             "killed_by": self.reason,
             "truncated": truncated,
             "wall_s": wall_s,
@@ -275,7 +272,7 @@ def main() -> None:
         text = f"cannot run: {reason}\n".encode()
         say({"err": len(text)}, text)
         task.kill()
-        say({"result": {**task.result(), "code": int(code)}})
+        say({"result": {**task.result(), "code": int(code), "signal": 0}})
         return
     for order, _ in orders[1:]:  # it came together with the task
         task.end(order["kill"], order.get("grace_s", 0.0))

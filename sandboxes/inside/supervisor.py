@@ -286,7 +286,7 @@ class Supervisor:
             # SIGKILL comes from the kernel, for lack of memory: no program inside may end it.
             if code == -signal.SIGKILL:
                 program.result = {
-                    "code": 137, "killed_by": "memory", "truncated": False,
+                    "code": 137, "signal": 9, "killed_by": "memory", "truncated": False,
                     "wall_s": time.monotonic() - program.began, "cpu_s": program.cpu_s,
                     "sizes": [len(stream) for stream in program.kept],
                 }  # fmt: skip

@@ -61,6 +61,7 @@ class PodProcess:
         reason = KilledBy(result["killed_by"])
         self._result = ExecResult(
             exit_code=result["code"],
+            signal=result["signal"],
             stdout=out,
             stderr=err,
             truncated=result["truncated"],
@@ -83,6 +84,7 @@ class PodProcess:
             wall_s = time.monotonic() - self._began
             self._result = ExecResult(
                 exit_code=137,
+                signal=9,
                 stdout=out,
                 stderr=err,
                 truncated=False,

@@ -13,6 +13,7 @@ from sandboxes.conformance import (
     CHECKS,
     ConformanceCheck,
     background,
+    beginnings,
     checks_for,
     endings,
     escapes,
@@ -41,7 +42,7 @@ WITH_LIMITS = [
     each
     for each in CHECKS
     if getattr(each.body, "__module__", None)
-    in (limits.__name__, background.__name__, endings.__name__, escapes.__name__)
+    in (beginnings.__name__, limits.__name__, background.__name__, endings.__name__, escapes.__name__)
 ]
 OF_LOCAL = [each for each in CHECKS if not each.escape]
 # Features that some kernels are built without, or restrict.

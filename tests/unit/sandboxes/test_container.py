@@ -15,6 +15,7 @@ from sandboxes.container.engine import ContainerRun, Engine, Mount, ServiceRun, 
 from sandboxes.container.image import digest
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
+from sandboxes.inside import confine
 
 pytestmark = pytest.mark.anyio
 
@@ -31,11 +32,16 @@ RUN = ContainerRun(
     script="the script",
     argv=["session-1"],
 )
+FIXED = [
+    "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=stack=8388608:-1", "--ulimit=memlock=8388608:8388608", "--ulimit=rss=-1:-1",
+    "--ulimit=locks=-1:-1", "--ulimit=sigpending=1024:1024", "--ulimit=msgqueue=819200:819200", "--ulimit=nice=0:0", "--ulimit=rtprio=0:0",
+    "--ulimit=rttime=-1:-1",
+]  # fmt: skip
 COMMON = [
     "--rm", "--detach", "--name=penstock-1-1", "--pull=never", "--log-driver=none", "--network=none", "--hostname=sandbox", "--ipc=private",
     "--cgroupns=private", "--no-healthcheck", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges",
     "--security-opt=label=disable", "--security-opt=seccomp=/here/seccomp.json", "--user=7:7", "--workdir=/", "--memory=64m",
-    "--memory-swap=64m", "--shm-size=64m", "--pids-limit=34", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=nproc=10:10",
+    "--memory-swap=64m", "--shm-size=64m", "--pids-limit=34", *FIXED, "--ulimit=nproc=10:10",
     "--ulimit=fsize=2097152:2097152", "--ulimit=cpu=3:3", "--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555",
 ]  # fmt: skip
 REST = [
@@ -43,6 +49,20 @@ REST = [
     "--mount", "type=bind,source=/here/app,target=/app", "--mount", "type=bind,source=/here/tests,target=/tests,readonly",
 ]  # fmt: skip
 TAIL = ["--entrypoint=/bin/sh", "image:1", "-c", "the script", "sh", "session-1"]
+
+
+@pytest.fixture(autouse=True)
+def privileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confine, "may_raise", lambda: True)
+
+
+def test_without_privilege_an_engine_gets_no_more_than_our_own_hard_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confine, "may_raise", lambda: False)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 1000))
+    words = Engine(ContainerSettings()).run(RUN)
+    assert {"--ulimit=core=0:0", "--ulimit=nofile=1000:1000", "--ulimit=stack=1000:1000"} < {*words}
 
 
 def test_the_command_of_podman_is_exactly_this() -> None:
@@ -111,7 +131,7 @@ def test_the_command_of_a_side_service_is_exactly_this() -> None:
         "--no-healthcheck", "--cap-drop=all", "--cap-add=CHOWN", "--cap-add=DAC_OVERRIDE", "--cap-add=FOWNER", "--cap-add=KILL",
         "--cap-add=NET_BIND_SERVICE", "--cap-add=SETGID", "--cap-add=SETUID", "--security-opt=no-new-privileges",
         "--security-opt=label=disable", "--security-opt=seccomp=/here/seccomp.json", "--memory=64m", "--memory-swap=64m",
-        "--shm-size=64m", "--pids-limit=32", "--ulimit=core=0:0", "--ulimit=nofile=4096:4096", "--ulimit=nproc=32768:32768",
+        "--shm-size=64m", "--pids-limit=32", *FIXED, "--ulimit=nproc=32768:32768",
         "--ulimit=fsize=2097152:2097152", "--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555",
         "--mount", "type=bind,source=/here/hosts,target=/etc/hosts,readonly",
     ]  # fmt: skip

@@ -129,6 +129,18 @@ def as_owner(code: str, place: Path) -> str:
     return done.stdout
 
 
+def test_a_file_that_its_owner_closed_is_read_and_stays_closed(tmp_path: Path) -> None:
+    (tmp_path / "verifier").mkdir()
+    (tmp_path / "verifier" / "reward").write_text("1")
+    (tmp_path / "verifier" / "reward").chmod(0o200)
+    (tmp_path / "verifier").chmod(0)
+    look = "from sandboxes import tree; print(tree.read(place, ['verifier', 'reward'], 10))"
+    assert as_owner(look, tmp_path).strip() == "b'1'"
+    assert (tmp_path / "verifier").stat().st_mode & 0o777 == 0
+    (tmp_path / "verifier").chmod(0o755)
+    assert (tmp_path / "verifier" / "reward").stat().st_mode & 0o777 == 0o200
+
+
 def test_a_file_that_cannot_be_placed_leaves_no_temporary_behind(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(PathRefused) as refused:
