@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.tables import shown
 from orchestrator.contracts.marks import ParseStatus
+from orchestrator.contracts.no_verdict import NOTE
 from orchestrator.contracts.states import RolloutState
 
 if TYPE_CHECKING:
@@ -105,6 +106,9 @@ def rollout_head(found: "Rollout") -> Iterator[str]:
         )  # fmt: skip
         if verdict.components:
             yield f"  components: {', '.join(f'{name} {number(value)}' for name, value in verdict.components.items())}"
+        for line in "" if verdict.log is None else verdict.log.text.splitlines():
+            if line.startswith(NOTE):
+                yield f"  {line}"
         for check in verdict.checks:
             if not check.passed:
                 yield f"  failed: {check.name}{': ' + check.message.text if check.message else ''}"

@@ -67,9 +67,3 @@ class AgentTimeout(RolloutFailure):
 
     failure = FailureClass.TIMEOUT
     reachable = True
-
-
-class VerifierFailure(RolloutFailure):
-    """No verdict could be reached; retried, then the group's member is lost."""
-
-    failure = FailureClass.VERIFIER_FAILURE

@@ -17,6 +17,7 @@ import anyio
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases, transitions
 from orchestrator.pool.leases import LEASED, Expired
@@ -112,7 +113,7 @@ async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) ->
             await complete_reported(connection, flow, [lease.rollout_id])
             reason = "announced steps never arrived"  # a no-op if they have arrived
         case _:
-            reason = f"the verifier runner{ended}"
+            reason = NoVerdict.LEASE.of(ended)
             await verify_again(
                 connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason,
                 given_back=lease.given_back,

@@ -3,12 +3,13 @@
 The only way to a reward: the verifier runner uses it for rollouts, the probes and the checks of tasks for their attempts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from orchestrator.contracts.events import ArtifactFile, TestResult
 from orchestrator.contracts.network import Access
+from orchestrator.contracts.no_verdict import NOTE, NoVerdict
 from orchestrator.runner.judging import (
     LEDGER_BYTES,
     LEDGER_FILE,
@@ -21,6 +22,7 @@ from orchestrator.runner.judging import (
 )
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.outcome import LOG_BYTES
+from orchestrator.runtime.log import get
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import stayed_behind, with_artifacts
 from orchestrator.tasks.collected import ANSWER_PATH
@@ -32,17 +34,28 @@ from orchestrator.tasks.verdict import (
     RESULTS_FILE,
     REWARD_FILE,
     REWARD_JSON,
+    SIGNALLED,
     TESTS_DIR,
     UNTRUSTED_FILE,
     UNTRUSTED_LIMITS,
     UNTRUSTED_VARIABLE,
+    Scores,
     parse_process,
     parse_results,
     parse_reward,
     shell_options,
-    signal_of,
 )
-from sandboxes.base import AnyFile, ExecResult, File, KilledBy, PathRefused, Provider, Sandbox, SandboxSpent
+from sandboxes.base import (
+    AnyFile,
+    ExecResult,
+    File,
+    KilledBy,
+    PathRefused,
+    Provider,
+    Sandbox,
+    SandboxError,
+    SandboxSpent,
+)
 
 ANSWER_FILE: Final = ANSWER_PATH
 """Path of the final message for the tests (empty without one); `$PENSTOCK_ANSWER` names it."""
@@ -53,6 +66,8 @@ RESULTS_BYTES: Final = 400_000
 PROCESS_BYTES: Final = 400_000
 WRAPPER: Final = wrapper()
 """`$PENSTOCK_UNTRUSTED` and its imports, as files next to the tests."""
+T = TypeVar("T")
+log = get(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +88,16 @@ class GradedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """The result of the test script. `reward` is None without a verdict, and `reason` explains. `reason` also explains a reward of 0 after a program
-    under test used up a limit, or when some artifacts did not reach the tests. `exit_code` and `log` are the script's. `programs`: how many ran under
+    """The result of the test script. `reward` is None without a verdict, and `cause` and `reason` explain. `reason` also explains a reward of 0 after
+    a program under test used up a limit, or when some artifacts did not reach the tests. `exit_code` and `log` are the script's; at the log's head,
+    notes name what was odd and changed nothing. `programs`: how many ran under
     the wrapper. `wall_s`: seconds that the script took. `components`: the named numbers of `reward.json`, None without any."""
 
     reward: float | None
     exit_code: int
     log: str
     wall_s: float = 0.0
+    cause: NoVerdict | None = None
     reason: str | None = None
     tests: tuple[TestResult, ...] = ()
     programs: int = 0
@@ -117,55 +134,75 @@ async def grade(
     files[ANSWER_FILE] = File(work.answer.encode(errors="replace"))
     # Processes that outlive the tests could change the verdict.
     spec = replace(environment.spec(files, held.limits), background=False)
-    async with open_sandbox(provider, spec, work.access) as sandbox:
-        result = await sandbox.exec(
-            ["bash", *_options(tests), f"{TESTS_DIR}/test.sh"],
-            timeout_s=timeout_s,
-            env={
-                **work.env,
-                ANSWER_VARIABLE: ANSWER_FILE,
-                LOGS_VARIABLE: LOGS_DIR,
-                UNTRUSTED_VARIABLE: UNTRUSTED_FILE,
-                **variables,
-            },
-        )
-        text = (result.stdout[-LOG_BYTES:] + result.stderr[-LOG_BYTES:]).decode(errors="replace")[-LOG_BYTES:]
-        ran = await _programs(sandbox, result, wrapped=names_programs(tests, UNTRUSTED_VARIABLE))
-        found = Grade(
-            reward=None, exit_code=result.exit_code, log=text, wall_s=result.wall_s, programs=ran.count
-        )
-        if blamed := ran.blamed(result.killed_by, result.wall_s):
-            return _answered(found, f"reward 0: {blamed}")
-        if result.killed_by is not KilledBy.NONE:
-            return replace(found, reason=f"tests/test.sh was ended: {result.killed_by.value}")
-        if signal := signal_of(result.exit_code):
-            return replace(found, reason=f"tests/test.sh was ended by signal {signal}")
-        try:
-            reward_json = await _text(sandbox, REWARD_JSON, REWARD_BYTES)
-            scores = parse_reward(
-                await _text(sandbox, REWARD_FILE, REWARD_BYTES),
-                reward_json,
-                named=names_programs(tests, REWARD_JSON.rpartition("/")[2]),
-                performance=work.performance,
-                partial=work.partial,
-            )
-            process = parse_process(await _text(sandbox, PROCESS_FILE, PROCESS_BYTES))
-        except (ValueError, PathRefused) as error:
-            return replace(found, reason=str(error)[:1000])
-        found = replace(await _with_results(sandbox, found), process=process, components=scores.components)
+    variables |= {ANSWER_VARIABLE: ANSWER_FILE, LOGS_VARIABLE: LOGS_DIR, UNTRUSTED_VARIABLE: UNTRUSTED_FILE}
+    found: Grade | None = None
+    try:
+        async with open_sandbox(provider, spec, work.access) as sandbox:
+            command = ["bash", *_options(tests), f"{TESTS_DIR}/test.sh"]
+            result = await sandbox.exec(command, timeout_s=timeout_s, env={**work.env, **variables})
+            found = await _grade_of(sandbox, result, work)
+    except (SandboxError, ExceptionGroup) as error:
+        if found is None or found.reward is None:
+            raise
+        log.warning("grade.sandbox_not_closed", error=str(error))
+        found = _noted(found, [f"the sandbox of the tests could not be closed: {error}"])
+    return found
+
+
+async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> Grade:
+    """What the script left, after its end."""
+    text = (result.stdout[-LOG_BYTES:] + result.stderr[-LOG_BYTES:]).decode(errors="replace")[-LOG_BYTES:]
+    notes: list[str] = []
+    ran = await _programs(sandbox, result, notes, wrapped=names_programs(work.tests, UNTRUSTED_VARIABLE))
+    found = Grade(reward=None, exit_code=result.exit_code, log=text, wall_s=result.wall_s, programs=ran.count)
+    if blamed := ran.blamed(result.killed_by, result.wall_s):
+        return _answered(found, f"reward 0: {blamed}")
+    if result.killed_by is not KilledBy.NONE and result.signal:
+        return _without(found, NoVerdict.LIMIT, result.killed_by.value)
+    if result.signal:
+        return _without(found, NoVerdict.SIGNAL, result.signal)
+    try:
+        scores = await _scores(sandbox, work)
+    except (ValueError, PathRefused) as error:
+        return _without(found, NoVerdict.REWARD, error)
+    if result.killed_by is not KilledBy.NONE:
+        notes.append(f"tests/test.sh ended by itself, over its limit ({result.killed_by.value})")
+    elif result.exit_code >= SIGNALLED:
+        notes.append(f"tests/test.sh ended by itself, with exit status {result.exit_code}")
+    results = await _optional(sandbox, RESULTS_FILE, RESULTS_BYTES, parse_results, notes) or []
+    if len(results) > MAX_TESTS:
+        notes.append(f"left out: {len(results) - MAX_TESTS:,} of {len(results):,} tests of {RESULTS_FILE}")
+    process = await _optional(sandbox, PROCESS_FILE, PROCESS_BYTES, parse_process, notes)
+    found = replace(found, tests=tuple(results[:MAX_TESTS]), process=process, components=scores.components)
+    found = _noted(found, notes)
     if scores.reward == 0.0 and (behind := stayed_behind(work.artifacts)):
         return _answered(found, f"reward 0, but the tests saw only part of the work: {behind}")
     return replace(found, reward=scores.reward)
 
 
-async def _with_results(sandbox: Sandbox, found: Grade) -> Grade:
-    """Add the results of the tests. They are for people: if they cannot be read, the verdict still holds. Otherwise a long wrong answer quoted in
-    them would remove the rollout from its group."""
+async def _scores(sandbox: Sandbox, work: GradedWork) -> Scores:
+    """The reward from the file that counts. The other one is not looked at: it changes nothing, whatever it is. ValueError, PathRefused."""
+    text, reward_json = None, None
+    named = names_programs(work.tests, REWARD_JSON.rpartition("/")[2])
+    if named:
+        reward_json = await _text(sandbox, REWARD_JSON, REWARD_BYTES)
+    if reward_json is None:
+        text = await _text(sandbox, REWARD_FILE, REWARD_BYTES)
+    if text is None and not named:
+        reward_json = await _text(sandbox, REWARD_JSON, REWARD_BYTES)
+    return parse_reward(text, reward_json, named=named, performance=work.performance, partial=work.partial)
+
+
+async def _optional(
+    sandbox: Sandbox, path: str, most: int, parse: Callable[[str | None], T], notes: list[str]
+) -> T | None:
+    """The content of a file that a verdict need not have, None if it cannot be used: a note explains. Otherwise a long wrong answer quoted in it
+    would remove the rollout from its group."""
     try:
-        results = parse_results(await _text(sandbox, RESULTS_FILE, RESULTS_BYTES))
-    except (ValueError, PathRefused) as error:
-        return replace(found, log=f"no results: {error}"[:1000] + f"\n{found.log}"[: LOG_BYTES - 1000])
-    return replace(found, tests=tuple(results[:MAX_TESTS]))
+        return parse(await _text(sandbox, path, most))
+    except (ValueError, PathRefused, RecursionError) as error:
+        notes.append(f"left out: {error}"[:500])
+        return None
 
 
 def _options(tests: Mapping[str, AnyFile]) -> tuple[str, ...]:
@@ -175,15 +212,27 @@ def _options(tests: Mapping[str, AnyFile]) -> tuple[str, ...]:
         return ()
 
 
+def _without(found: Grade, cause: NoVerdict, detail: object) -> Grade:
+    return replace(found, cause=cause, reason=cause.of(detail))
+
+
+def _noted(found: Grade, notes: Sequence[str]) -> Grade:
+    lines = "".join(f"{NOTE}{note}\n" for note in notes)
+    return replace(found, log=f"{lines}{found.log}"[:LOG_BYTES])
+
+
 def _answered(found: Grade, reason: str) -> Grade:
     """Reward 0, with the reason at the head of the log, which is stored with the verdict."""
     return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:LOG_BYTES])
 
 
-async def _programs(sandbox: Sandbox, ended: ExecResult, *, wrapped: bool) -> Programs:
+async def _programs(sandbox: Sandbox, ended: ExecResult, notes: list[str], *, wrapped: bool) -> Programs:
     """The agent's programs that ran under the wrapper. `wrapped`: whether the tests mention it."""
     try:
         return programs(await _text(sandbox, LEDGER_FILE, LEDGER_BYTES))
+    except (ValueError, PathRefused) as error:  # the script has replaced it
+        notes.append(f"left out: the record of the agent's programs: {error}"[:500])
+        return Programs(count=int(wrapped))
     except SandboxSpent:  # the sandbox was ended as a whole, so the ledger cannot be read
         if not wrapped or ended.killed_by is KilledBy.NONE:
             raise

@@ -9,25 +9,23 @@ import msgspec
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.journal import JournalEntry
 from orchestrator.contracts.events import RolloutFinished, VerdictReached, decode, encode
+from orchestrator.contracts.no_verdict import NOTE
 from orchestrator.contracts.states import FailureClass
+from orchestrator.tasks.verdict import PROCESS_FILE
 
 REASON_CHARACTERS = 500
 
 
 async def failed_instead(entry: JournalEntry, reason: str) -> Outgoing:
-    """A result that is graded 0, or remains an infrastructure failure; for a verdict, a verifier failure, which is never rewarded."""
+    """A result that is graded 0, or remains an infrastructure failure; for a verdict, the same one without its large parts."""
     message, why = entry.message, f"result too large: {reason}"[:REASON_CHARACTERS]
     event: RolloutFinished | VerdictReached
     if message.schema == VerdictReached.schema():
-        event = msgspec.structs.replace(
-            decode(message.body, message.schema, VerdictReached),
-            failure_class=FailureClass.VERIFIER_FAILURE,
-            reward=None,
-            reason=why,
-            tests=[],
-            log="",
-            components=None,
-        )
+        verdict = decode(message.body, message.schema, VerdictReached)
+        note = f"{NOTE}left out: the tests and the log: {why}"
+        event = msgspec.structs.replace(verdict, tests=[], log=note)
+        if 2 * len(encode(event)) > len(message.body):
+            event = msgspec.structs.replace(event, process=None, log=f"{note}; and {PROCESS_FILE}")
     else:
         original = decode(message.body, message.schema, RolloutFinished)
         infra = original.failure_class is FailureClass.INFRA_FAILURE

@@ -9,10 +9,11 @@ A task with several steps is graded step by step, each in a sandbox of its own; 
 | VerdictReached in the journal | work.verify.*, a slot | complete rollouts, the end of other verifications |
 
 Only the reward file (reward.txt or reward.json) sets the reward; the script's exit code is recorded with it. A missing or unreadable reward
-file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure`. It is retried with the same draws,
-and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer (`runner.judging`). In the last try
-(`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on the pristine environment: then
-the agent's files made them hang or break. While the sandboxes' disk is full, no verification starts that could fail (runner.assignments).
+file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure` (`NoVerdict` has all causes). It is
+retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
+(`runner.judging`). In the last try (`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
+the pristine environment: then the agent's files made them hang or break. While the sandboxes' disk is full, no verification starts that could
+fail (runner.assignments).
 """
 
 import time
@@ -23,8 +24,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.contracts.errors import ServiceError, VerifierFailure
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
+from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.states import FailureClass
 from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.leases import Lease
@@ -42,7 +44,7 @@ from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
-from sandboxes.base import PathRefused, SandboxError, SandboxFull
+from sandboxes.base import PathRefused, SandboxError, SandboxFull, SandboxLost, SandboxSpent
 from sandboxes.owner import WorkKind
 
 log = get(__name__)
@@ -99,8 +101,8 @@ class VerifyRunner:
                 )
         except SandboxFull:
             raise
-        except (VerifierFailure, SandboxError, PathRefused, ValueError, OSError) as error:
-            verdict = _with(verdict, reason=str(error)[:1000])
+        except (SandboxError, PathRefused, ValueError, OSError) as error:
+            verdict = _with(verdict, reason=why(error))
         except ServiceError:
             raise
         except Exception as error:  # counted and logged: one rollout can end only its own verification
@@ -143,7 +145,10 @@ class VerifyRunner:
             scores = together(task, numbers)
         except ValueError as error:
             return _with(
-                whole, failure_class=FailureClass.VERIFIER_FAILURE, reward=None, reason=str(error)[:1000]
+                whole,
+                failure_class=FailureClass.VERIFIER_FAILURE,
+                reward=None,
+                reason=NoVerdict.STEPS.of(error),
             )
         return _with(
             whole,
@@ -178,7 +183,7 @@ class VerifyRunner:
         try:
             found = await grade_step(self._worker, step, work, drawn, what)
         except (PathRefused, ValueError) as error:  # the agent's artifacts cannot be placed
-            return _with(verdict, reason=str(error)[:1000], left=await self._is_why(step, work, drawn))
+            return _with(verdict, reason=why(error), left=await self._is_why(step, work, drawn))
         verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
         if found.reward is None:
             left = not found.programs and await self._is_why(step, work, drawn)
@@ -204,6 +209,22 @@ class VerifyRunner:
             log.info("verdict.control_failed", error=str(error))
             return False
         return found.reward is not None
+
+
+def why(error: SandboxError | PathRefused | ValueError | OSError) -> str:
+    """The reason of a verification that an exception ended."""
+    match error:
+        case SandboxSpent():
+            cause = NoVerdict.SPENT
+        case SandboxLost():
+            cause = NoVerdict.LOST
+        case SandboxError():
+            cause = NoVerdict.SANDBOX
+        case OSError():
+            cause = NoVerdict.MACHINE
+        case _:
+            cause = NoVerdict.REFUSED
+    return cause.of(error)
 
 
 def _with(verdict: VerdictReached, **changes: object) -> VerdictReached:

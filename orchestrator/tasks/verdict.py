@@ -5,8 +5,8 @@ agent's final message in the file that `$PENSTOCK_ANSWER` names. It writes one n
 `REWARD_JSON`; one of them is the reward. Optionally it writes
 a list of {"name", "passed", "message"} to `RESULTS_FILE` and an object about the process to `PROCESS_FILE`:
 {name: number or [number of step 0, of step 1, …]}, in [-1, 1], which `[reward.process.NAME]` with `source = "verifier"`
-weights. A missing reward file, or one without a number, is a failure of the verifier, never a reward of 0. The same holds for an
-invalid process file.
+weights. A missing reward file, or one without a number, is a failure of the verifier, never a reward of 0. With a valid one there is a verdict if
+the script ended by itself: its exit status, and invalid other files, are notes in the verdict's log.
 
 A script runs the agent's programs through `$PENSTOCK_UNTRUSTED` (untrusted.py): both share a user, so the agent's program
 could otherwise write the reward itself. A script ended by a signal has reached no verdict, even with a reward file. It takes its random draws
@@ -44,13 +44,8 @@ UNTRUSTED_VARIABLE: Final = "PENSTOCK_UNTRUSTED"
 UNTRUSTED_FILE: Final = "/tests/.penstock/untrusted.py"
 UNTRUSTED_LIMITS: Final = "/tests/.penstock/limits"
 SIGNALLED: Final = 128
-_SIGNALS: Final = 64
+"""Exit statuses from here on look like a signal's, and need not be one."""
 _SHELLS: Final = ("bash", "sh", "dash")
-
-
-def signal_of(exit_code: int) -> int:
-    """The signal that ended a script or its last command, from the exit code of its shell; 0: none."""
-    return exit_code - SIGNALLED if SIGNALLED < exit_code <= SIGNALLED + _SIGNALS else 0
 
 
 def shell_options(script: bytes) -> tuple[str, ...]:

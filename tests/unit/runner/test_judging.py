@@ -81,7 +81,10 @@ async def test_every_verification_of_an_attempt_draws_the_same_and_another_attem
 
 async def test_results_that_cannot_be_read_change_no_verdict() -> None:
     script = "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt; cat $PENSTOCK_ANSWER > /logs/verifier/results.json"
-    for answer, why in (("x" * 500_000, "is larger than"), ("[7", "no results: /logs/verifier/results.json")):
+    for answer, why in (
+        ("x" * 500_000, "is larger than"),
+        ("[7", "note: left out: /logs/verifier/results.json"),
+    ):
         work = GradedWork(answer=answer, artifacts=[], tests={"test.sh": File(script.encode())})
         found = await grade(
             BubblewrapProvider(), Environment(files={}), work, SandboxSection(), timeout_s=30, seed=1

@@ -4,7 +4,14 @@ import pytest
 
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.journal import JournalEntry
-from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached, decode, encode
+from orchestrator.contracts.events import (
+    ArtifactFile,
+    RolloutFinished,
+    TestResult,
+    VerdictReached,
+    decode,
+    encode,
+)
 from orchestrator.contracts.states import FailureClass
 from orchestrator.runner.oversize import failed_instead
 
@@ -51,9 +58,19 @@ async def test_a_result_is_graded_0_without_what_made_it_large() -> None:
     assert (decoded.answer, decoded.artifacts, decoded.log, decoded.resumable) == (None, [], "", False)
 
 
-async def test_a_verdict_becomes_a_verifier_failure_and_never_a_reward() -> None:
+@pytest.mark.parametrize("large", ["tests", "process"])
+async def test_a_verdict_keeps_its_reward_and_says_what_is_left_out(large: str) -> None:
     event = VerdictReached(
-        run="demo", rollout=7, attempt=2, epoch=3, failure_class=FailureClass.COMPLETED, reward=1.0, log="l"
+        run="demo",
+        rollout=7,
+        attempt=2,
+        epoch=3,
+        failure_class=FailureClass.COMPLETED,
+        reward=1.0,
+        components={"reward": 1.0},
+        tests=[TestResult(name="t", passed=True)] * (1000 if large == "tests" else 1),
+        process={"plan": [0.5] * (20_000 if large == "process" else 1)},
+        log="l",
     )
     entry = JournalEntry(
         1,
@@ -65,5 +82,9 @@ async def test_a_verdict_becomes_a_verifier_failure_and_never_a_reward() -> None
         ),
     )
     decoded = decode((await failed_instead(entry, REASON)).body, VerdictReached.schema(), VerdictReached)
-    assert (decoded.failure_class, decoded.reward, decoded.log) == ("verifier_failure", None, "")
-    assert decoded.reason is not None and decoded.reason.endswith(REASON)
+    assert (decoded.failure_class, decoded.reward, decoded.components) == ("completed", 1.0, {"reward": 1.0})
+    assert (decoded.tests, decoded.process is None) == ([], large == "process")
+    assert (
+        decoded.log.startswith("note: left out: the tests and the log: result too large: ")
+        and REASON in decoded.log
+    )

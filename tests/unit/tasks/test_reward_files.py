@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from orchestrator.tasks.verdict import Scores, parse_reward, shell_options, signal_of
+from orchestrator.tasks.verdict import Scores, parse_reward, shell_options
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,3 @@ def test_without_either_file_the_reward_is_refused() -> None:
 )
 def test_the_options_of_a_scripts_first_line_hold(script: bytes, options: tuple[str, ...]) -> None:
     assert shell_options(script) == options
-
-
-def test_an_exit_code_is_a_signals_only_where_there_is_such_a_signal() -> None:
-    assert [signal_of(code) for code in (0, 1, 127, 128, 137, 192, 193, 255)] == [0, 0, 0, 0, 9, 64, 0, 0]

@@ -1,0 +1,94 @@
+"""Why a verification reaches no verdict: every cause of a `verifier_failure`. The guide how-attempts-end.md has them as a table."""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+NOTE: Final = "note: "
+"""How the lines begin that the platform adds at the head of a verdict's log: what was odd and changed nothing."""
+
+
+class Fault(enum.StrEnum):
+    """Who can mend it. What the agent left behind is a cause of its own only if the same tests reach a verdict without it."""
+
+    TASK = "the task's"
+    PLATFORM = "the platform's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """`says`: the beginning of the reason. `remedy`: what a person can do."""
+
+    what: str
+    says: str
+    fault: Fault
+    remedy: str
+
+
+class NoVerdict(enum.Enum):
+    """The causes. A reward file that is valid after the script ended by itself always is a verdict."""
+
+    LIMIT = Cause(
+        what="the script, or all its programs together, reached a limit",
+        says="tests/test.sh was ended: ",
+        fault=Fault.TASK,
+        remedy="let the tests need less, or raise `[verifier].timeout_sec` or the limit",
+    )
+    SIGNAL = Cause(
+        what="a signal ended the script itself",
+        says="tests/test.sh was ended by signal ",
+        fault=Fault.TASK,
+        remedy="look for what sends it: `kill`, a crash of bash",
+    )
+    REWARD = Cause(
+        what="the reward file is missing or not valid",
+        says="no valid reward: ",
+        fault=Fault.TASK,
+        remedy="write 0 first, then the result",
+    )
+    STEPS = Cause(
+        what="the rewards of the steps make no reward of the task",
+        says="no reward of all steps: ",
+        fault=Fault.TASK,
+        remedy="name the number in `[verifier].performance`",
+    )
+    REFUSED = Cause(
+        what="task and work make no environment for the tests: an image, a file, a setting",
+        says="the tests cannot begin: ",
+        fault=Fault.TASK,
+        remedy="the reason names the file or the key",
+    )
+    SPENT = Cause(
+        what="the programs used up their sandbox as a whole",
+        says="the sandbox of the tests is used up: ",
+        fault=Fault.TASK,
+        remedy="let the tests need less, or raise the limit",
+    )
+    LOST = Cause(
+        what="something outside ended the sandbox",
+        says="the sandbox of the tests is lost: ",
+        fault=Fault.PLATFORM,
+        remedy="see the verifier's log: a node, an engine, a kill by hand",
+    )
+    SANDBOX = Cause(
+        what="the provider failed",
+        says="the sandbox of the tests failed: ",
+        fault=Fault.PLATFORM,
+        remedy="`penstock doctor --sandbox`",
+    )
+    MACHINE = Cause(
+        what="the verifier's machine failed: disk, memory, descriptors",
+        says="the verifier's machine failed: ",
+        fault=Fault.PLATFORM,
+        remedy="the reason is the system's own",
+    )
+    LEASE = Cause(
+        what="the verifier runner died or hung",
+        says="the verifier runner",
+        fault=Fault.PLATFORM,
+        remedy="see its log, and `penstock status`",
+    )
+
+    def of(self, detail: object) -> str:
+        """The reason of one verification, at most 1,000 characters."""
+        return f"{self.value.says}{detail}"[:1000]
