@@ -43,7 +43,7 @@ def _lacking() -> bool:
 
 
 @check()
-async def programs_begin_in_one_state_whoever_starts_them(provider: Provider) -> None:
+async def programs_begin_in_one_state_for_every_starter(provider: Provider) -> None:
     kind = type(getattr(provider, "inner", provider))
     choice = (
         f"{kind.__module__}:{kind.__qualname__}",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import resource
 import signal
 import sys
@@ -87,7 +86,7 @@ def _descriptors() -> None:
 def _terminal() -> None:
     """With a controlling terminal: a child goes on, with our output, and we end as it does."""
     output = os.dup(1)
-    pid, _ = pty.fork()
+    pid, _ = os.forkpty()
     if pid:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os.dup2(output, 1)

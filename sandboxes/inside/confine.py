@@ -154,8 +154,8 @@ def may_raise() -> bool:
 
 
 def rise() -> None:
-    """Undo what only a privileged process may: hard limits, niceness and scheduling class of whoever started us. Others keep theirs
-    (`start.passed_on`)."""
+    """Undo what only a privileged process may: hard limits, niceness and scheduling class that we were started with. Others
+    keep them, and `penstock doctor --sandbox` names them."""
     of_sandboxes = (Resource.FSIZE, Resource.CPU, Resource.DATA, Resource.NPROC)
     set_limits({**FIXED_LIMITS, **dict.fromkeys(of_sandboxes, (NO_LIMIT, NO_LIMIT))})
     with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ def rise() -> None:
 
 
 def settle() -> None:
-    """The state in which every program starts, whoever started us: umask 022, no signal ignored or blocked, no odd execution domain."""
+    """The state in which every program starts, on every host: umask 022, no signal ignored or blocked, no odd execution domain."""
     os.umask(0o022)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError):  # one that the C library keeps for itself

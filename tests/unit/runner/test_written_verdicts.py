@@ -163,7 +163,7 @@ async def test_what_is_odd_next_to_a_reward_is_noted_in_the_verdicts_log() -> No
 @pytest.mark.parametrize(
     "provider", [BubblewrapProvider(use_cgroups=False), LocalProvider()], ids=["no groups", "local"]
 )
-async def test_a_signal_is_told_from_an_exit_status_by_every_way_to_run_the_tests(provider: Provider) -> None:
+async def test_every_way_to_run_the_tests_tells_a_signal_from_an_exit_status(provider: Provider) -> None:
     begin = "mkdir -p $PENSTOCK_LOGS/verifier; echo 1 > $PENSTOCK_LOGS/verifier/reward.txt; "
     rewards = {
         end: (await graded(begin + end, provider=provider)).reward
@@ -172,7 +172,7 @@ async def test_a_signal_is_told_from_an_exit_status_by_every_way_to_run_the_test
     assert [*rewards.values()] == [1.0, 1.0, 1.0, None, None], rewards
 
 
-async def test_a_script_that_memory_ran_out_for_is_no_verdict_although_its_reward_was_written() -> None:
+async def test_a_script_whose_memory_ran_out_has_none_although_its_reward_was_written() -> None:
     greedy = "python3 -c 'x = []\nwhile True: x.append(b\"1\" * 10_000_000)'"
     found = await graded(f"mkdir -p {V}; echo 1 > {V}/reward.txt; {greedy}; exit 0")
     assert (found.reward, found.cause, found.reason) == (
