@@ -25,7 +25,7 @@ from sandboxes.conformance.on_image import OnImage
 SCRIPT: Final = r"""
 echo "umask $(umask)"
 grep -E '^Sig(Blk|Ign)' /proc/self/status
-echo "niceness $(nice)"
+echo "niceness $(sed 's/.*) //' /proc/self/stat | cut -d' ' -f17)"
 echo "terminal $(cut -d' ' -f7 /proc/self/stat)"
 echo "session $(($(cut -d' ' -f6 /proc/self/stat) > 0))"
 echo "scheduler $(sed 's/.*) //' /proc/self/stat | cut -d' ' -f39)"
