@@ -82,6 +82,12 @@ class NoVerdict(enum.Enum):
         fault=Fault.PLATFORM,
         remedy="the reason is the system's own",
     )
+    OURS = Cause(
+        what="Penstock's own code raised an error",
+        says="the verifier runner raised ",
+        fault=Fault.PLATFORM,
+        remedy="see its log: the traceback is a bug to report",
+    )
     LEASE = Cause(
         what="the verifier runner died or hung",
         says="the verifier runner",

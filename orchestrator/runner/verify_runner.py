@@ -108,7 +108,7 @@ class VerifyRunner:
         except Exception as error:  # counted and logged: one rollout can end only its own verification
             measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
             log.error("verifier.error", exc_info=error)
-            verdict = _with(verdict, reason=f"verifier runner: {type(error).__name__}: {error}"[:1000])
+            verdict = _with(verdict, reason=NoVerdict.OURS.of(f"{type(error).__name__}: {error}"))
         verdict = _with(verdict, verify_s=time.monotonic() - started_at)
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
         return Outgoing(
