@@ -6,6 +6,7 @@ to bytea would read the backslashes as escapes.
 Revision: 0107. Expands.
 """
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0107"
@@ -15,10 +16,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute("ALTER TABLE artifacts DROP CONSTRAINT artifacts_pkey")
-    op.execute(
-        r"CREATE UNIQUE INDEX artifacts_once ON artifacts (rollout_id, attempt, step, sha256(decode(replace(path, '\', '\\'), 'escape')))"
-    )
+    op.drop_constraint("artifacts_pkey", "artifacts")
+    path = sa.text(r"sha256(decode(replace(path, '\', '\\'), 'escape'))")
+    op.create_index("artifacts_once", "artifacts", ["rollout_id", "attempt", "step", path], unique=True)
 
 
 def downgrade() -> None:

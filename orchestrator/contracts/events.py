@@ -22,7 +22,7 @@ from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, Purpose, Replay, StepKind, SubmissionStatus
 from orchestrator.contracts.vetting import Vetting
 
-# Every text has a limit, which its reader checks; whoever sends it cuts before. Counted in characters.
+# Every text has a limit, which its reader checks; its sender cuts before. Counted in characters.
 Name = Annotated[str, msgspec.Meta(max_length=128)]
 """A name or word that Penstock or its operator chose: a run, a reason of a mark, an agent's path, hex of a sha256."""
 Label = Annotated[str, msgspec.Meta(max_length=256)]

@@ -69,7 +69,7 @@ async def consume(
     answers the sender of a message that `handle` could not handle. `at` names their commit."""
     with reporting(f"{at.partition('.')[0]}.failing") as failing:
         work = _Consuming(
-            flow=flow, consumer=consumer, handle=handle, after=after, refused=refused, at=at, failing=failing
+            flow=flow, consumer=consumer, handle=handle, after=after, refused=refused, failing=failing
         )
         async with flow.bus.subscribe(consumer, batch=batch) as arriving:
             while True:
@@ -77,7 +77,7 @@ async def consume(
                 loop.idle(consumer.stream)
                 deliveries = await arriving.take(batch)
                 loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
-                await work.process(deliveries)
+                await work.process(deliveries, at=at)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,11 +87,10 @@ class _Consuming:
     handle: Handle
     after: Callable[[], Awaitable[None]] | None
     refused: Callable[[Delivery, str], Awaitable[None]] | None
-    at: str
     failing: Loop
     suspects: Suspects = field(default_factory=Suspects)
 
-    async def process(self, deliveries: Sequence[Delivery]) -> None:
+    async def process(self, deliveries: Sequence[Delivery], *, at: str) -> None:
         """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails."""
 
         async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
@@ -102,13 +101,13 @@ class _Consuming:
             return outcomes
 
         try:
-            outcomes = await transact(self.flow.engine, work, at=self.at)
+            outcomes = await transact(self.flow.engine, work, at=at)
             if self.after is not None:
                 await self.after()
         except Exception as error:  # noqa: BLE001  # counted and logged: one message can end only itself
             if len(deliveries) > 1:
                 for delivery in deliveries:
-                    await self.process([delivery])
+                    await self.process([delivery], at=at)
             else:
                 await self._failed(deliveries[0], error)
             return

@@ -65,8 +65,7 @@ class ServersSection(Section):
     command: list[str] = Field(default=[])
     """The program and arguments that start a rollout server, with {model}, {port} and {seed} filled in; empty: the embedded CPU server."""
     key_file: str = ""
-    """A file with the key that rollout servers require as a bearer token (SGLang: --api-key and --admin-api-key); empty: the embedded servers get
-    one of their own, others none."""
+    """The file with the key that rollout servers require as a bearer token; empty: the embedded servers get one of their own, others none."""
     max_running: Positive = 64
     """Requests that an embedded server runs at a time; a server of `command` has options of its own."""
     max_total_tokens: Positive = 262144

@@ -90,6 +90,8 @@ EXEMPT = {
     "orchestrator/roles/run_end.py:PERIOD_S": POLL,
     "orchestrator/roles/relay.py:PERIOD_S": POLL,
     "orchestrator/roles/relay.py:REFUSED_AGAIN_S": POLL,
+    "orchestrator/roles/suspects.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/roles/suspects.py:LONGEST_WAIT_S": "the longest wait of a message that nothing but a repair can help",
     "orchestrator/gateway/http/dialects/base.py:KEEP_ALIVE_S": WIRE,
     "orchestrator/gateway/servers/segmented.py:EMPTY_REPLY_WAIT_S": FIRST,
     "orchestrator/gateway/servers/weight_sync.py:FIRST_WAIT_S": FIRST,

@@ -46,7 +46,7 @@ def repeatable(server_kind: str) -> dict[str, Any]:
 
 
 async def test_a_server_with_a_key_answers_no_other_user_and_no_web_page(tmp_path: Path) -> None:
-    """Whoever may open a connection on the machine, by a program or by a form in a local browser, could otherwise replace the policy."""
+    """Any user of the machine, and a form of a page in a local browser, could otherwise replace the policy."""
     write_random_model(tmp_path / "model")
     file = tmp_path / "key"
     file.write_text("the key of the run\n")
