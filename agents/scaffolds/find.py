@@ -112,9 +112,13 @@ def scaffold_of(declared: Any) -> Scaffold:
     return found
 
 
-@cache
 def _entries() -> list[EntryPoint]:
-    """Entry points, ours first: another package cannot replace a built-in by taking its name. Read once: that takes milliseconds, and every attempt
-    finds a scaffold."""
+    """Entry points, ours first: another package cannot replace a built-in by taking its name. Read once per search path: that takes milliseconds,
+    and every attempt finds a scaffold."""
+    return _read(tuple(sys.path))
+
+
+@cache
+def _read(places: tuple[str, ...]) -> list[EntryPoint]:
     entries = entry_points(group=GROUP)
     return sorted(entries, key=lambda entry: entry.dist is None or entry.dist.name != "penstock")

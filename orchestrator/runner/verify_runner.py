@@ -108,7 +108,7 @@ class VerifyRunner:
         except Exception as error:  # counted and logged: one rollout can end only its own verification
             measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
             log.error("verifier.error", exc_info=error)
-            verdict = _with(verdict, reason=NoVerdict.OURS.of(f"{type(error).__name__}: {error}"))
+            verdict = _with(verdict, reason=why(error))
         verdict = _with(verdict, verify_s=time.monotonic() - started_at)
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
         return Outgoing(
@@ -211,7 +211,7 @@ class VerifyRunner:
         return found.reward is not None
 
 
-def why(error: SandboxError | PathRefused | ValueError | OSError) -> str:
+def why(error: Exception) -> str:
     """The reason of a verification that an exception ended."""
     match error:
         case SandboxSpent():
@@ -222,8 +222,10 @@ def why(error: SandboxError | PathRefused | ValueError | OSError) -> str:
             cause = NoVerdict.SANDBOX
         case OSError():
             cause = NoVerdict.MACHINE
-        case _:
+        case PathRefused() | ValueError():
             cause = NoVerdict.REFUSED
+        case _:
+            return NoVerdict.OURS.of(f"{type(error).__name__}: {error}")
     return cause.of(error)
 
 

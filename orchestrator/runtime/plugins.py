@@ -4,6 +4,7 @@ Groups: penstock.scaffolds, penstock.context_policies, penstock.sandboxes, penst
 policies and sandboxes register the same way.
 """
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
@@ -32,10 +33,14 @@ def load(group: str, name: str) -> Any:
     raise ConfigurationError(f"unknown {kind} {quoted(name)}; known: {', '.join(names(group)) or 'none'}")
 
 
-@cache
 def _entries(group: str) -> EntryPoints:
-    """Read once per process: that takes milliseconds, and each task needs them."""
-    return entry_points(group=f"penstock.{group}")
+    """Read once per process and search path: that takes milliseconds, and each task needs them."""
+    return _read(f"penstock.{group}", tuple(sys.path))
+
+
+@cache
+def _read(group: str, places: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=group)
 
 
 def provider(name: str, tables: Mapping[str, Mapping[str, Any]] | None = None) -> Any:

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.anyio
 GUIDE = Path(__file__).parents[3] / "ops/guides/publish-tasks.md"
 
 
-async def of_tests(script: str) -> str | None:
+async def of_tests(script: str, timeout_s: float = 60.0) -> str | None:
     work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(script.encode())})
     provider, section = BubblewrapProvider(), SandboxSection()
-    return (await grade(provider, Environment(files={}), work, section, timeout_s=0.5, seed=1)).reason
+    return (await grade(provider, Environment(files={}), work, section, timeout_s=timeout_s, seed=1)).reason
 
 
 def of_steps() -> str:
@@ -43,7 +43,7 @@ def of_steps() -> str:
 
 async def test_every_cause_without_a_verdict_is_one_of_the_table() -> None:
     reasons = {
-        NoVerdict.LIMIT: await of_tests("sleep 30"),
+        NoVerdict.LIMIT: await of_tests("sleep 300", timeout_s=0.5),
         NoVerdict.SIGNAL: await of_tests("kill -9 $$"),
         NoVerdict.REWARD: await of_tests("exit 0"),
         NoVerdict.STEPS: of_steps(),
@@ -52,6 +52,7 @@ async def test_every_cause_without_a_verdict_is_one_of_the_table() -> None:
         NoVerdict.LOST: why(SandboxLost("killed")),
         NoVerdict.SANDBOX: why(SandboxError("no process")),
         NoVerdict.MACHINE: why(OSError(28, "No space left on device")),
+        NoVerdict.OURS: why(KeyError("a fault of ours")),
         NoVerdict.LEASE: NoVerdict.LEASE.of("'s lease ran out"),
     }
     assert [*reasons] == [*NoVerdict]
