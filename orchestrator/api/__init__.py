@@ -29,7 +29,7 @@ from orchestrator.contracts.errors import (
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
 from orchestrator.queries.attempts import RecordedReward, RecordedVerdict, ToolExecution, TrainedBatch
-from orchestrator.queries.evaluations import Evaluation, EvaluationPoint, Unscored
+from orchestrator.queries.evaluations import Evaluation, EvaluationPoint, LeftOut, Unscored
 from orchestrator.queries.submitted import SubmittedGroup
 from orchestrator.tasks.harbor import Task
 
@@ -41,6 +41,7 @@ __all__ = [
     "FailureClass",
     "Finish",
     "GroupState",
+    "LeftOut",
     "NotFoundError",
     "ParseStatus",
     "PenstockError",

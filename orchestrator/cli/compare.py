@@ -17,6 +17,7 @@ from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
     from orchestrator.queries.comparison import Compared
+    from orchestrator.queries.evaluations import EvaluationPoint
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a curve
@@ -92,7 +93,7 @@ def _show(names: list[str], found: "list[Compared]", keys: tuple[str, ...]) -> N
         for each in found:
             point = next((candidate for candidate in each.heldout if candidate.suite == suite), None)
             cells.append(
-                f"{100 * point.success:.1f} % [{100 * point.low:.1f}, {100 * point.high:.1f}] n={point.n}, version {point.version}"
+                f"{100 * point.success:.1f} % [{100 * point.low:.1f}, {100 * point.high:.1f}] n={_judged(point)}, version {point.version}"
                 if point
                 else "-"
             )
@@ -108,6 +109,11 @@ def _show(names: list[str], found: "list[Compared]", keys: tuple[str, ...]) -> N
             for name, each in zip(names, found, strict=True)
         ]
         tables.print_rows(["run", "train steps", ""], rows, upright=False)
+
+
+def _judged(point: "EvaluationPoint") -> str:
+    """How many rollouts are behind a share, and how many were wanted if those are more."""
+    return str(point.n) if point.n == point.wanted else f"{point.n} of {point.wanted}"
 
 
 def curve(values: "list[float | None]", low: float, high: float) -> str:

@@ -54,7 +54,7 @@ def evaluate(
 
     It trains nothing and takes no place in the training queue. The same command with the same version continues an interrupted
     evaluation (with --policy newest, the version and that command are printed first); when it is complete, it prints the result.
-    Exit status 1: some groups gave no result. See also: penstock eval list, penstock eval show NAME.
+    Exit status 1: some rollouts have no verdict. See also: penstock eval list, penstock eval show NAME.
     """
     if context.invoked_subcommand is not None:
         return
@@ -103,7 +103,7 @@ def evaluate(
         typer.echo(json.dumps({**_plain(found), "reasons": _counted(reasons)}))
     else:
         _show(found, reasons)
-    if found.unscored:
+    if not found.complete:
         raise typer.Exit(1)
 
 
@@ -114,12 +114,14 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in found]))
         return
-    table = Table("suite", "version", "groups", "scored", "no result", "open", "success")
+    table = Table(
+        "suite", "version", "groups", "scored", "no result", "open", "judged", "success of the judged"
+    )
     for each in found:
         overall = next((point for point in each.points if point.domain == "all"), None)
         table.add_row(
             cell(each.suite), str(each.version), str(each.groups), str(each.scored), str(each.unscored), str(each.open),
-            _percent(overall) if overall else "-",
+            f"{each.judged} of {each.rollouts}", _percent(overall) if overall else "-",
         )  # fmt: skip
     tables.print_table(table)
 
@@ -199,7 +201,7 @@ def _version(given: str) -> int | None:
 
 
 def _plain(found: "Evaluation") -> dict[str, Any]:
-    fields = asdict(found)
+    fields = {**asdict(found), "complete": found.complete, "without_verdict": found.without_verdict}
     for name in ("first", "last"):
         fields[name] = fields[name].isoformat() if fields[name] is not None else None
     return fields
@@ -210,13 +212,24 @@ def _percent(point: "EvaluationPoint") -> str:
 
 
 def _show(found: "Evaluation", why: "Sequence[Unscored]" = ()) -> None:
-    table = Table("domain", "success, 95 % interval", "mean performance", title_justify="left")
+    table = Table(
+        "domain", "judged", "success of the judged, 95 % interval", "mean performance", title_justify="left"
+    )
     table.title = cell(f"{found.suite} on policy version {found.version}")
+    for domain in sorted({each.domain for each in found.left_out} - {point.domain for point in found.points}):
+        table.add_row(cell(domain), "none", "-", "-")
     for point in found.points:
         if point.domain == "all":
             table.add_section()
-        table.add_row(cell(point.domain), _percent(point), f"{point.mean:.3f}")
+        judged = f"{point.n} of {point.wanted}"
+        table.add_row(cell(point.domain), judged, _percent(point), f"{point.mean:.3f}")
     tables.print_table(table)
+    if found.left_out:
+        without = ", ".join(plain(f"{n} {reason}") for reason, n in found.without_verdict.items())
+        typer.echo(
+            f"{sum(found.without_verdict.values())} of {found.rollouts} rollouts have no verdict: {without}. "
+            f"The shares and intervals are of the {found.judged} judged ones"
+        )
     if found.open:
         typer.echo(f"{found.open} of {found.groups} groups are open")
     if found.unscored:
@@ -238,13 +251,17 @@ def _reasons(why: "Sequence[Unscored]") -> str:
 
 
 def _curves(found: "Sequence[Evaluation]") -> None:
-    """Success by domain over versions, a line each."""
+    """Success by domain over versions, a line each. A version without a verdict is a gap."""
     domains = sorted(
         {point.domain for each in found for point in each.points}, key=lambda name: (name == "all", name)
     )
     table = Table("domain", f"success over versions {found[0].version} to {found[-1].version}", "")
     for domain in domains:
-        successes = [point.success for each in found for point in each.points if point.domain == domain]
-        line = "".join(BARS[round(8 * share)] for share in successes)
-        table.add_row(cell(domain), line, " ".join(f"{share:.2f}" for share in successes))
+        points = [next((point for point in each.points if point.domain == domain), None) for each in found]
+        line = "".join(BARS[round(8 * point.success)] if point else " " for point in points)
+        table.add_row(
+            cell(domain), line, " ".join(f"{point.success:.2f}" if point else "-" for point in points)
+        )
     tables.print_table(table)
+    if gaps := [f"{each.version} ({each.judged} of {each.rollouts})" for each in found if not each.complete]:
+        typer.echo(f"not every rollout was judged on version {', '.join(gaps)}")

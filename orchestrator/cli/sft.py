@@ -128,7 +128,8 @@ def export(
         typer.echo(json.dumps(summary))
         return
     typer.echo(
-        f"{summary['demonstrations']} demonstrations of {summary['rollouts']} rollouts, {summary['success']:.1%} successful, "
+        f"{summary['demonstrations']} demonstrations of {summary['rollouts']} judged rollouts, {summary['success']:.1%} successful "
+        f"({summary['without_verdict']} more without a verdict), "
         f"{summary['tokens']} tokens ({summary['action_tokens']} sampled) in {out} ({summary['bytes']} bytes)"
     )
 

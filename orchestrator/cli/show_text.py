@@ -350,7 +350,7 @@ def batch_groups(found: "Batch") -> Rows:
             g.domain,
             g.task,
             g.scaffold,
-            g.rollouts,
+            f"{g.rollouts} of {g.size}",
             g.performance,
             g.reward,
             g.advantage_spread,

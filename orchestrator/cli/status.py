@@ -29,7 +29,8 @@ PATIENCE_S = 5.0
 @dataclass(frozen=True, kw_only=True)
 class StatusReport:
     """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `drains`: processes and servers that
-    drain; `no_signal`: a sentence if the newest groups all scored alike. `open_batch`: the batch that waits for more groups."""
+    drain; `no_signal`: a sentence if the newest groups all scored alike; `without_verdict`: one about their
+    rollouts that have no verdict. `open_batch`: the batch that waits for more groups."""
 
     run: str
     state: RunState
@@ -40,6 +41,7 @@ class StatusReport:
     stuck: list[str]
     drains: "list[Drainable]"
     no_signal: str | None
+    without_verdict: str | None = None
     open_batch: "OpenBatch | None" = None
 
     def plain(self) -> dict[str, Any]:
@@ -74,7 +76,7 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.pool.heartbeats import present
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
-    from orchestrator.queries.signal import no_signal
+    from orchestrator.queries.signal import no_signal, without_verdict
     from orchestrator.roles.dispatcher import queue_settings
 
     url, limit = config.services.database_url, config.watchdog.no_progress_s
@@ -104,6 +106,7 @@ async def read_run(config: Config) -> StatusReport:
                     if drainable.draining
                 ],
                 no_signal=await no_signal(connection, run.run_id),
+                without_verdict=await without_verdict(connection, run.run_id),
                 open_batch=await open_batch(connection, run.run_id, run_config.queue.batch_groups),
             )
     raise PenstockError(f"PostgreSQL has not answered within {PATIENCE_S:g} s")
@@ -186,6 +189,8 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
         typer.echo("nothing is unfinished: the run waits for tasks (penstock tasks publish)")
     if run.no_signal:
         typer.echo(f"NO SIGNAL: {run.no_signal}")
+    if run.without_verdict:
+        typer.echo(f"NO VERDICT: {run.without_verdict}")
     for drainable in run.drains:
         typer.echo(drainable.sentence)
     named = {stall_cause.sentence for stall_cause in run.stall_causes.values()}

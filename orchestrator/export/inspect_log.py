@@ -126,7 +126,7 @@ class Inspect:
             results=log.EvalResults(
                 total_samples=len(found),
                 completed_samples=len(rated),
-                scores=[_metrics(log, name, [_values(attempt)[name] for attempt in rated]) for name in SCORES] if rated else [],
+                scores=[_metrics(log, name, [_values(attempt)[name] for attempt in rated], len(found)) for name in SCORES] if rated else [],
             ),
             stats=log.EvalStats(started_at=started, completed_at=ended, model_usage={model: usage}),
             samples=self._samples,
@@ -334,11 +334,12 @@ def timeless(written: Path, file: Path) -> None:
     written.unlink()
 
 
-def _metrics(log: Any, name: str, values: Sequence[float]) -> Any:
+def _metrics(log: Any, name: str, values: Sequence[float], wanted: int) -> Any:
     metrics = {"mean": log.EvalMetric(name="mean", value=fmean(values))}
     if len(values) > 1:
         metrics["stderr"] = log.EvalMetric(name="stderr", value=stdev(values) / len(values) ** 0.5)
-    return log.EvalScore(name=name, scorer=name, scored_samples=len(values), metrics=metrics)
+    counts = {"scored_samples": len(values), "unscored_samples": wanted - len(values)}
+    return log.EvalScore(name=name, scorer=name, **counts, metrics=metrics)
 
 
 def _values(attempt: RecordedAttempt) -> dict[str, float]:

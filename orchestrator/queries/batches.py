@@ -26,7 +26,8 @@ LARGEST_TREE = 8_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGroup:
-    """A group of the batch. Rewards and advantages are the pinned ones; None before the batch is closed."""
+    """A group of the batch. Rewards and advantages are the pinned ones; None before the batch is closed. `rollouts`: those of its `size` members
+    that train; the others have no verdict or do not count."""
 
     pos: int
     group_id: int
@@ -35,6 +36,7 @@ class BatchGroup:
     task: str
     scaffold: str
     state: GroupState
+    size: int
     rollouts: int
     reward: float | None
     performance: float | None
@@ -122,7 +124,7 @@ _HEAD = text(
         WHERE b.run_id = :run AND b.batch_no = :batch ORDER BY (b.state = 'voided'), b.batch_id DESC LIMIT 1"""
 )
 _GROUPS = text(
-    """SELECT i.pos, g.group_id, g.seq, g.domain, t.name AS task, g.scaffold, g.state, extract(epoch FROM i.taken)::float8 AS taken,
+    """SELECT i.pos, g.group_id, g.seq, g.domain, t.name AS task, g.scaffold, g.state, g.size, extract(epoch FROM i.taken)::float8 AS taken,
               count(br.rollout_id) AS rollouts, avg(w.total) AS reward, avg(w.performance) AS performance,
               max(br.advantage) - min(br.advantage) AS advantage_spread
          FROM batch_items i JOIN groups g ON g.group_id = i.group_id JOIN tasks t ON t.task_id = g.task_id

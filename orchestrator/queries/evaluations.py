@@ -1,8 +1,8 @@
 """Held-out success over policy versions: points with 95 % intervals, per suite and domain.
 
 A suite is the label under which evaluation groups were submitted; the version is the pinned one. An attempt at a task is a success when its
-performance is 1. Filtered and dead groups have no result and are counted separately. If a person retried a dead group, only its newest try
-counts.
+performance is 1. Shares and intervals are of the judged rollouts; those without a verdict are counted by reason (`left_out`). If a person
+retried a dead group, only its newest try counts.
 """
 
 import math
@@ -27,7 +27,8 @@ class EvaluationPoint:
     suite: str
     version: int
     domain: str
-    n: int  # scored rollouts
+    wanted: int  # rollouts of its groups: judged, without a verdict, or open
+    n: int  # judged rollouts
     successes: int  # those with performance 1
     success: float
     low: float
@@ -35,9 +36,19 @@ class EvaluationPoint:
     mean: float  # performance, in [0, 1]
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rollouts of one domain that ended without a verdict: the failure class, or the reason why their group was filtered."""
+
+    domain: str
+    reason: str
+    rollouts: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One suite on one version. `groups` = scored + unscored + open ones; `points` has every domain and then "all"."""
+    """One suite on one version. `groups` = scored + unscored + open ones; `points` has every domain with a verdict and then "all".
+    `left_out`: rollouts that ended without a verdict; those that are neither judged nor left out are open."""
 
     suite: str
     version: int
@@ -45,12 +56,27 @@ class Evaluation:
     scored: int
     unscored: int  # filtered or dead: without a result
     open: int
-    rollouts: int  # of all groups
+    rollouts: int  # wanted: of all groups
+    judged: int  # rollouts with a verdict, those behind the shares
     first: datetime  # when the first group was accepted
     last: datetime | None  # when the last group ended; None while one is open
     batch_no: int | None  # the batch that published the version
     train_step: int | None  # the last train step of that batch
     points: list[EvaluationPoint]
+    left_out: list[LeftOut]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every wanted rollout has a verdict."""
+        return self.judged == self.rollouts
+
+    @property
+    def without_verdict(self) -> dict[str, int]:
+        """How many rollouts have no verdict, by reason, most frequent first."""
+        counted: dict[str, int] = {}
+        for each in self.left_out:
+            counted[each.reason] = counted.get(each.reason, 0) + each.rollouts
+        return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -113,6 +139,7 @@ _STANDS = text(
 )
 
 _CHOSEN = """(cast(:suite as text) is null or coalesce(label, '') = :suite) and (cast(:version as int) is null or pinned_version = :version)"""
+_OPEN, _JUDGED = "open", "judged"
 _AMONG = """(coalesce(label, ''), pinned_version) in (select * from unnest(cast(:suites as text[]), cast(:versions as int[])))"""
 
 
@@ -144,13 +171,17 @@ def _groups(which: str) -> TextClause:
 
 def _results(which: str) -> TextClause:
     return text(f"""{_newest(which)}
-    select coalesce(g.label, '') as suite, g.pinned_version as version, g.domain, count(*) as n,
-           count(*) filter (where w.performance >= 1) as successes, avg(w.performance) as mean
+    select coalesce(g.label, '') as suite, g.pinned_version as version, g.domain,
+           case when not g.done then '{_OPEN}' when w.performance is not null then '{_JUDGED}'
+                when g.state = 'filtered' and g.reason <> 'too_few' then g.reason::text
+                when g.state = 'dead' and r.state <> 'lost' then 'dead'
+                else coalesce(r.failure_class::text, g.state::text) end as reason,
+           count(*) as n, count(*) filter (where w.performance >= 1) as successes, avg(w.performance) as mean
       from newest g
       join rollouts r on r.group_id = g.group_id
-      join lateral (select performance from rewards w where w.rollout_id = r.rollout_id order by w.revision desc limit 1) w on true
-     where g.state = 'scored'
-     group by 1, 2, 3 order by 1, 2, 3""")
+      left join lateral (select performance from rewards w where w.rollout_id = r.rollout_id and g.state = 'scored'
+                          order by w.revision desc limit 1) w on true
+     group by 1, 2, 3, 4 order by 1, 2, 3, 4""")
 
 
 _UNSCORED = text(f"""{_newest(_CHOSEN)}
@@ -197,34 +228,46 @@ async def _evaluations(
 ) -> list[Evaluation]:
     params = {**params, "run": run_id, "retry": RETRY}
     groups, results = _QUESTIONS[which]
-    points: dict[tuple[str, int], list[EvaluationPoint]] = {}
+    counted: dict[tuple[str, int], list[Any]] = {}
     for row in await connection.execute(results, params):
-        found = points.setdefault((row.suite, row.version), [])
-        found.append(point(row.suite, row.version, row.domain, row.n, row.successes, float(row.mean)))
+        counted.setdefault((row.suite, row.version), []).append(row)
     result = []
     for row in await connection.execute(groups, params):
-        of_domains = points.get((row.suite, row.version), [])
-        n = sum(each.n for each in of_domains)
-        if n:
-            mean = sum(each.mean * each.n for each in of_domains) / n
-            of_domains.append(
-                point(row.suite, row.version, "all", n, sum(each.successes for each in of_domains), mean)
+        rows = counted.get((row.suite, row.version), [])
+        domains = [*sorted({each.domain for each in rows}), "all"]
+        result.append(
+            from_row(
+                Evaluation,
+                row,
+                judged=sum(each.n for each in rows if each.reason == _JUDGED),
+                points=[found for domain in domains if (found := _point(domain, rows))],
+                left_out=[
+                    LeftOut(each.domain, each.reason, each.n)
+                    for each in rows
+                    if each.reason not in (_OPEN, _JUDGED)
+                ],
             )
-        result.append(from_row(Evaluation, row, points=of_domains))
+        )
     return result
 
 
-def point(suite: str, version: int, domain: str, n: int, successes: int, mean: float) -> EvaluationPoint:
-    """A point with its interval."""
+def _point(domain: str, rows: Sequence[Any]) -> EvaluationPoint | None:
+    """The point of one domain or of "all" from the counts by domain and reason; None without a verdict."""
+    rows = [row for row in rows if domain in ("all", row.domain)]
+    judged = [row for row in rows if row.reason == _JUDGED]
+    if not judged:
+        return None
+    n, successes = sum(row.n for row in judged), sum(row.successes for row in judged)
     low, high = wilson(successes, n)
     return EvaluationPoint(
-        suite=suite,
-        version=version,
+        suite=judged[0].suite,
+        version=judged[0].version,
         domain=domain,
+        wanted=sum(row.n for row in rows),
         n=n,
         successes=successes,
         success=successes / n,
         low=low,
         high=high,
-        mean=mean,
+        mean=sum(float(row.mean) * row.n for row in judged) / n,
     )

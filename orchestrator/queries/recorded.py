@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from sqlalchemy import select, true
+from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -65,12 +65,8 @@ async def recorded(
             .join(groups, groups.c.group_id == rollouts.c.group_id)
             .join(newest, newest.c.rollout_id == rollouts.c.rollout_id)
             .where(
-                rollouts.c.run_id == run_id,
+                *_matching(run_id, wanted),
                 rollouts.c.state == RolloutState.VERIFIED,
-                groups.c.label == wanted.label if wanted.label is not None else true(),
-                groups.c.purpose == wanted.purpose if wanted.purpose is not None else true(),
-                groups.c.domain == wanted.domain if wanted.domain is not None else true(),
-                groups.c.scaffold == wanted.scaffold if wanted.scaffold is not None else true(),
                 newest.c.performance >= wanted.min_performance
                 if wanted.min_performance is not None
                 else true(),
@@ -83,3 +79,25 @@ async def recorded(
         steps = await trajectories(connection, run_id, [(row.rollout_id, row.attempt) for row in page])
         for row in page:
             yield from_row(RecordedRollout, row, without=("attempt",), steps=steps.get(row.rollout_id, []))
+
+
+async def without_verdict(connection: AsyncConnection, run_id: int, wanted: Selection) -> int:
+    """How many rollouts of the selection ended without a verdict, so that no share counts them."""
+    query = (
+        select(func.count())
+        .select_from(rollouts)
+        .join(groups, groups.c.group_id == rollouts.c.group_id)
+        .where(*_matching(run_id, wanted), rollouts.c.state == RolloutState.LOST)
+    )
+    return int((await connection.execute(query)).scalar_one())
+
+
+def _matching(run_id: int, wanted: Selection) -> list[ColumnElement[bool]]:
+    """The conditions of a selection on groups and their rollouts."""
+    pairs = (
+        (groups.c.label, wanted.label),
+        (groups.c.purpose, wanted.purpose),
+        (groups.c.domain, wanted.domain),
+        (groups.c.scaffold, wanted.scaffold),
+    )
+    return [rollouts.c.run_id == run_id, *(column == value for column, value in pairs if value is not None)]

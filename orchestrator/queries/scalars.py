@@ -67,7 +67,10 @@ async def run_scalars(connection: AsyncConnection, run: StoredRun, created: date
                 f"{stem}/success_high": point.high,
                 f"{stem}/performance": point.mean,
                 f"{stem}/rollouts": float(point.n),
+                f"{stem}/rollouts_wanted": float(point.wanted),
             }
+        for reason, n in evaluation.without_verdict.items():
+            values[f"eval/{evaluation.suite or 'evaluation'}/without_verdict/{reason}"] = float(n)
         if values:
             found.append(
                 ScalarRow(

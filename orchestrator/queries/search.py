@@ -67,7 +67,7 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """A group in a list; rewards of its members' newest revisions."""
+    """A group in a list; rewards of its members' newest revisions. `judged`: how many of its `size` members these are of."""
 
     group_id: int
     seq: int | None
@@ -79,6 +79,7 @@ class GroupRow:
     reason: str | None
     size: int
     done: int
+    judged: int
     reward: float | None
     lowest: float | None
     highest: float | None
@@ -288,10 +289,11 @@ async def group_list(
         f"""WITH g AS MATERIALIZED ({candidates}),
             f AS MATERIALIZED (SELECT g.*, t.name AS task FROM g JOIN tasks t ON t.task_id = g.task_id WHERE {conditions}
                                 ORDER BY g.group_id DESC LIMIT :n)
-            SELECT f.group_id, f.seq, f.task, f.domain, f.scaffold, f.purpose, f.state, f.reason, f.size, r.done, r.reward, r.lowest,
+            SELECT f.group_id, f.seq, f.task, f.domain, f.scaffold, f.purpose, f.state, f.reason, f.size, r.done, r.judged, r.reward, r.lowest,
                    r.highest, b.batch_no, extract(epoch FROM f.created)::float8 AS created, extract(epoch FROM f.ended)::float8 AS ended, f.nth
               FROM f
-              LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE r.state IN ('verified', 'lost')) AS done, avg(w.total) AS reward,
+              LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE r.state IN ('verified', 'lost')) AS done,
+                                        count(w.total) AS judged, avg(w.total) AS reward,
                                         min(w.total) AS lowest, max(w.total) AS highest
                                    FROM rollouts r LEFT JOIN LATERAL (SELECT total FROM rewards w WHERE w.rollout_id = r.rollout_id
                                                                        ORDER BY w.revision DESC LIMIT 1) w ON true

@@ -1,5 +1,5 @@
-"""Whether the newest groups carry a training signal. If all members of each group score alike, a run trains nothing but looks healthy
-otherwise."""
+"""Whether the newest groups carry a training signal, and how many of their rollouts have no verdict. If all members of each group score alike,
+a run trains nothing but looks healthy otherwise; a share of the judged rollouts says nothing about the others."""
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,6 +21,27 @@ _NEWEST = text(
       LEFT JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
     """
 )
+_LOST = text(
+    """
+    WITH newest AS (SELECT group_id, size FROM groups WHERE run_id = :run AND seq IS NOT NULL AND (ready IS NOT NULL OR done)
+                     ORDER BY seq DESC LIMIT :n)
+    SELECT coalesce(r.failure_class::text, 'unknown') AS reason, count(*) AS rollouts,
+           (SELECT sum(size) FROM newest) AS wanted, (SELECT count(*) FROM newest) AS groups
+      FROM newest n JOIN rollouts r ON r.group_id = n.group_id WHERE r.state = 'lost' GROUP BY 1 ORDER BY 2 DESC, 1
+    """
+)
+
+
+async def without_verdict(connection: AsyncConnection, run_id: int) -> str | None:
+    """One sentence about the rollouts of the newest ended groups that have no verdict, with counts by failure class; None if there are none."""
+    rows = (await connection.execute(_LOST, {"run": run_id, "n": NEWEST})).all()
+    if not rows:
+        return None
+    reasons = ", ".join(f"{row.rollouts} {row.reason}" for row in rows)
+    return (
+        f"{sum(row.rollouts for row in rows)} of {rows[0].wanted} rollouts in the newest {rows[0].groups} groups "
+        f"have no verdict and are in no share: {reasons}"
+    )
 
 
 async def no_signal(connection: AsyncConnection, run_id: int) -> str | None:

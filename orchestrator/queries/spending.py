@@ -4,6 +4,7 @@ One group of every `stride` neighbours in the queue is drawn (`queries.downsampl
 zero-signal groups count too, although batches leave them out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -15,6 +16,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.states import RolloutState
 from orchestrator.queries.downsample import downsample
 
 SAMPLE = 1600  # rollouts, in groups of the newest one's size
@@ -40,12 +42,14 @@ class Success:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """Mean performance of the last `n` rewarded rollouts, by queue position; `low`, `high`: 95 % interval."""
+    """Mean performance of the last `n` rewarded rollouts, by queue position; `low`, `high`: 95 % interval. `left_out`: rollouts at these
+    positions that have no verdict, by failure class."""
 
     mean: float
     low: float
     high: float
     n: int
+    left_out: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +65,8 @@ class Cost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
     """`busy`: concurrent training rollouts, averaged over each stretch of time that ends at `busy_at` (seconds since 1970). `failures`:
-    rollouts by failure class, estimated from the sample. `sampled`: how many of the run's `rollouts` were read; all if `stride` is 1, else
-    `rollouts` is an estimate too."""
+    rollouts by failure class, estimated from the sample; `left_out`: those of them without a verdict, which are in no share. `sampled`: how
+    many of the run's `rollouts` were read; all if `stride` is 1, else `rollouts` is an estimate too."""
 
     stride: int
     rollouts: int
@@ -72,6 +76,7 @@ class Spending:
     busy_at: list[float]
     busy: list[float]
     failures: dict[str, int]
+    left_out: dict[str, int]
     costs: list[Cost]
 
 
@@ -80,7 +85,7 @@ _NEWEST = text(
 )
 _ROWS = text(
     """
-    SELECT g.group_id, g.domain, r.rollout_id, r.attempt, r.failure_class, extract(epoch FROM a.started)::float8 AS started,
+    SELECT g.group_id, g.domain, r.rollout_id, r.attempt, r.state, r.failure_class, extract(epoch FROM a.started)::float8 AS started,
            extract(epoch FROM a.ended)::float8 AS ended, a.agent_s, a.queued_s, a.generation_s, a.waiting_s,
            w.performance, extract(epoch FROM w.at)::float8 AS at, v.verify_s
     FROM unnest(cast(:positions AS bigint[])) AS wanted(seq)
@@ -94,9 +99,15 @@ _ROWS = text(
 )
 _LAST = text(
     """
-    SELECT g.group_id, w.performance FROM groups g JOIN rollouts r ON r.group_id = g.group_id
+    SELECT g.seq, g.group_id, w.performance FROM groups g JOIN rollouts r ON r.group_id = g.group_id
       JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
      WHERE g.run_id = :run AND g.seq IS NOT NULL ORDER BY g.seq DESC LIMIT :n
+    """
+)
+_LOST = text(
+    """
+    SELECT coalesce(r.failure_class::text, 'unknown') AS reason, count(*) AS n FROM groups g JOIN rollouts r ON r.group_id = g.group_id
+     WHERE g.run_id = :run AND g.seq >= :first AND r.state = 'lost' GROUP BY 1 ORDER BY 2 DESC, 1
     """
 )
 
@@ -106,15 +117,21 @@ async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) 
     newest = (await connection.execute(_NEWEST, {"run": run_id})).first()
     if newest is None:
         return Spending(
-            stride=1, rollouts=0, sampled=0, success=[], now=None, busy_at=[], busy=[], failures={}, costs=[]
+            stride=1,
+            rollouts=0,
+            sampled=0,
+            success=[],
+            now=None,
+            busy_at=[],
+            busy=[],
+            failures={},
+            left_out={},
+            costs=[],
         )
     positions, stride = downsample(0, int(newest.seq), max(1, SAMPLE // newest.size))
     rows = (await connection.execute(_ROWS, {"run": run_id, "positions": positions})).all()
     scored = sorted((row for row in rows if row.performance is not None), key=lambda row: float(row.at))
-    failures: dict[str, int] = {}
-    for row in rows:
-        if row.failure_class is not None:
-            failures[row.failure_class] = failures.get(row.failure_class, 0) + stride
+    failed = [row for row in rows if row.failure_class is not None]
     busy_at, busy = _busy(rows, stride, bins * 2)
     over = [row for row in rows if row.ended is not None]
     return Spending(
@@ -122,10 +139,11 @@ async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) 
         rollouts=round(len(rows) * (newest.seq + 1) / len(positions)) if positions else 0,
         sampled=len(rows),
         success=_success(scored, bins),
-        now=_now((await connection.execute(_LAST, {"run": run_id, "n": LATELY})).all()),
+        now=await _now(connection, run_id),
         busy_at=busy_at,
         busy=busy,
-        failures=dict(sorted(failures.items(), key=lambda item: -item[1])),
+        failures=_by_class(failed, stride),
+        left_out=_by_class([row for row in failed if row.state == RolloutState.LOST], stride),
         costs=_costs(over, stride),
     )
 
@@ -152,11 +170,26 @@ def _success(scored: Sequence[Any], bins: int) -> list[Success]:
     return [success for success in found if success.at]
 
 
-def _now(rows: Sequence[Any]) -> Now | None:
+def _by_class(rows: Sequence[Any], stride: int) -> dict[str, int]:
+    """Rollouts by failure class, most frequent first; each stands for `stride`."""
+    counted = Counter(row.failure_class for row in rows)
+    return {failure: n * stride for failure, n in counted.most_common()}
+
+
+async def _now(connection: AsyncConnection, run_id: int) -> Now | None:
+    rows = (await connection.execute(_LAST, {"run": run_id, "n": LATELY})).all()
     if not rows:
         return None
     mean, half_width = _interval(rows)
-    return Now(mean=mean, low=max(0.0, mean - half_width), high=min(1.0, mean + half_width), n=len(rows))
+    first = min(row.seq for row in rows)
+    lost = await connection.execute(_LOST, {"run": run_id, "first": first})
+    return Now(
+        mean=mean,
+        low=max(0.0, mean - half_width),
+        high=min(1.0, mean + half_width),
+        n=len(rows),
+        left_out={row.reason: row.n for row in lost},
+    )
 
 
 def _interval(rows: Sequence[Any]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from orchestrator.pool.stall_causes import (
     stuck,
 )
 from orchestrator.pool.tables import queue
-from orchestrator.queries.signal import no_signal
+from orchestrator.queries.signal import no_signal, without_verdict
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.breaker import BreakerSettings, halts
 from orchestrator.settings.config import Config
@@ -58,7 +58,7 @@ class StageLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """`why` is one sentence; `bad`: a person should act on it. `stuck`: every loop and process that hangs. `no_signal`: one sentence when the
-    newest groups all scored alike, so that nothing trains."""
+    newest groups all scored alike, so that nothing trains; `without_verdict`: one about their rollouts that have none."""
 
     state: RunState
     why: str
@@ -68,6 +68,7 @@ class RunStatus:
     admission_open: bool
     admission_reason: str | None
     no_signal: str | None
+    without_verdict: str | None = None
 
 
 async def run_status(
@@ -92,6 +93,7 @@ async def run_status(
         admission_open=row.admission_open,
         admission_reason=row.admission_reason,
         no_signal=no_signal_note,
+        without_verdict=await without_verdict(connection, run.run_id),
     )
 
 

@@ -110,7 +110,8 @@ class Top(App[None]):
     def _show(self, found: Snapshot) -> None:
         status = found.queue.standing
         no_signal = f" No signal: {status.no_signal}." if status.no_signal else ""
-        sentence = f"run {found.run} is {status.state}. {status.why}{no_signal}"
+        unjudged = f" {status.without_verdict}." if status.without_verdict else ""
+        sentence = f"run {found.run} is {status.state}. {status.why}{no_signal}{unjudged}"
         self._say("why", sentence, bad=status.bad or bool(no_signal))
         self._say("numbers", text.head_line(found))
         drawing = picture(found.queue, max(20, self.size.width - 4))

@@ -135,6 +135,8 @@ def whole(found: Snapshot, width: int) -> Iterator[str | tuple[Sequence[str], li
     yield f"run {found.run!r} is {found.queue.standing.state}. {found.queue.standing.why}"
     if found.queue.standing.no_signal:
         yield f"no signal: {found.queue.standing.no_signal}"
+    if found.queue.standing.without_verdict:
+        yield f"no verdict: {found.queue.standing.without_verdict}"
     yield head_line(found)
     drawn = picture(found.queue, width)
     if drawn.cells:

@@ -29,6 +29,7 @@ async def test_the_run_page_shows_n_and_the_interval_of_every_evaluation_and_wha
     )
     await evaluated(engine, run, "held", 0, {"coding": (1.0, 0.0)})
     await evaluated(engine, run, "held", 2, {"coding": (1.0, 1.0)}, made_by=1)  # none of them counts
+    await evaluated(engine, run, "partial", 1, {"coding": (1.0, 0.0, None, None)}, size=4)
     async with looking("run", database_url, browser, tmp_path) as visitor:
         await visitor.resized(LARGE, "light")
         await visitor.open("/run")
@@ -41,7 +42,18 @@ async def test_the_run_page_shows_n_and_the_interval_of_every_evaluation_and_wha
         await expect(held).to_contain_text("version 1; 95 %: 50% to 92%; at 0 50% of 2")
         cells = await visitor.row("held 1")
         assert [cells[i] for i in (2, 3, 4, 5)] == ["77% of 13", "50% to 92%", "13 of 13", "0"]
-        assert "coding 75% of 8, 95 %:" in cells[7] and "general 80% of 5" in cells[7]
+        assert "coding 75% of 8, 95 %:" in cells[8] and "general 80% of 5" in cells[8]
+        partial = await visitor.row("partial 1")
+        assert partial[2] == "50% of 2" and partial[7].split() == [
+            "2",
+            "of",
+            "4",
+            "no",
+            "verdict:",
+            "2",
+            "verifier",
+            "failure",
+        ]
         assert [(await visitor.row("held 2"))[i] for i in (2, 3, 4, 5)] == ["–", "–", "0 of 2", "2"]
         await visitor.resized(PHONE, "light")
         await visitor.picture(pictures, "shares")

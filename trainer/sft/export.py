@@ -20,14 +20,15 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.states import Purpose
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
-from orchestrator.queries.recorded import Selection, recorded
+from orchestrator.queries.recorded import Selection, recorded, without_verdict
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The content of the file. `success` is the mean performance of the rollouts, `scaffolds` counts them by scaffold."""
+    """The content of the file. `success` is the mean performance of the rollouts, `scaffolds` counts them by scaffold. `without_verdict`:
+    rollouts of the selection that ended without a verdict, and are in no share."""
 
     rollouts: int
     demonstrations: int
@@ -35,6 +36,7 @@ class Exported:
     action_tokens: int
     longest: int
     success: float
+    without_verdict: int
     scaffolds: dict[str, int]
     bytes: int
 
@@ -53,6 +55,7 @@ async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, 
             samples += demonstrations_of(rollout.steps)
             scaffolds[rollout.scaffold] = scaffolds.get(rollout.scaffold, 0) + 1
             performances.append(rollout.performance)
+        lost = await without_verdict(connection, found.run_id, wanted)
     if not samples:
         raise ValueError(f"run {run!r} has no verified rollout that matches: ask for less, or record some")
     demonstrations = Demonstrations.of(samples, tokenizer=tokenizer)
@@ -67,6 +70,7 @@ async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, 
         action_tokens=int(demonstrations.action.sum()),
         longest=max(len(ids) for ids, _ in samples),
         success=sum(performances) / len(performances),
+        without_verdict=lost,
         scaffolds=scaffolds,
         bytes=out.stat().st_size,
     )

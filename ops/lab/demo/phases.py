@@ -94,8 +94,9 @@ class Evaluation:
     version: int
     seconds: float
     successes: dict[str, int]  # by domain
-    n: dict[str, int]
+    n: dict[str, int]  # judged rollouts
     blackbox: int
+    wanted: int  # rollouts, judged or not
 
     @property
     def total(self) -> tuple[int, int]:
@@ -160,8 +161,9 @@ async def evaluate(
         n[row.domain] = n.get(row.domain, 0) + int(row.n)
     blackbox = sum(int(row.n) for row in rows if row.scaffold != "shell")
     return Evaluation(
-        label=label, version=version, seconds=seconds, successes=successes, n=n, blackbox=blackbox
-    )
+        label=label, version=version, seconds=seconds, successes=successes, n=n, blackbox=blackbox,
+        wanted=len(tasks) * rollouts,
+    )  # fmt: skip
 
 
 async def served(client: Client, version: int, timeout_s: float) -> None:

@@ -82,6 +82,13 @@ def show_evaluations(
     table.add_row("all", percent(*before.total), percent(*after.total))
     table.add_row("greedy", percent(*greedy[0].total), percent(*greedy[1].total))
     print_table(console, table)
+    for each in (before, after, *greedy):
+        if each.total[1] < each.wanted:
+            console.print(
+                f"{each.label}: {each.wanted - each.total[1]} of {each.wanted} rollouts have no verdict and are in no share",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def show_outcome(console: Console, run: DemoOutcome) -> None:

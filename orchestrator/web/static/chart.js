@@ -73,7 +73,9 @@ export function Chart({ title, note, sync, format = number, log: begins = false,
    */
   const described = (line, k) => {
     if (k < 0 || line.y[k] === null) return format(null);
-    const of = line.n ? ` of ${number(line.n[k])}` : "";
+    const wanted =
+      line.n && line.wanted && line.wanted[k] > line.n[k] ? ` judged, ${number(line.wanted[k])} wanted` : "";
+    const of = line.n ? ` of ${number(line.n[k])}${wanted}` : "";
     const low = line.low?.[k] ?? null;
     return `${format(line.y[k])}${of}${line.marks && low !== null ? ` (${format(low)}–${format(line.high?.[k] ?? null)})` : ""}`;
   };

@@ -6,7 +6,7 @@ import { clock, number, plural, seconds, words } from "./format.js";
 /** @typedef {import("./plot.js").Axis} Axis */
 /** @typedef {[string, any]} Run its name, and its answer of /api/series */
 
-const SUCCESS_NOTE = "all verified rollouts, zero-signal groups too; band: 95 %";
+const SUCCESS_NOTE = "judged rollouts, zero-signal groups too; band: 95 %";
 const BUSY_NOTE = "training rollouts under way, against slots";
 const MOST_PHASES = 7;
 
@@ -46,6 +46,16 @@ function smooth(values, width) {
  */
 const fromSample = (note, { stride, rollouts, sampled }) =>
   stride > 1 ? `${note}; a sample of ${number(sampled)} of ${plural(rollouts, "rollout")}` : note;
+
+/**
+ * The note of the success chart: how many rollouts have no verdict.
+ * @param {any} spending
+ */
+function successNote(spending) {
+  const without = /** @type {number[]} */ (Object.values(spending.left_out)).reduce((sum, n) => sum + n, 0);
+  const note = without ? `${SUCCESS_NOTE}; ${plural(without, "rollout")} without a verdict left out` : SUCCESS_NOTE;
+  return fromSample(note, spending);
+}
 
 /** @param {{ suite: string }} evaluation Suites that differ only in their time ("before", "after") are one line. */
 export const familyOf = (evaluation) => evaluation.suite.replace(/(^|-)(before|after)$/, "");
@@ -177,7 +187,7 @@ export function curvesOf(runs, { byTime, domain: chosen, width, slots }) {
   ]);
   const heldout = runs.flatMap(([name, series], r) =>
     evaluated.flatMap(({ family, domain, f, thin }) => {
-      /** @type {{ x: number, success: number, low: number, high: number, n: number }[]} */
+      /** @type {{ x: number, success: number, low: number, high: number, n: number, wanted: number }[]} */
       const points = series.evaluations
         .filter((/** @type {any} */ one) => familyOf(one) === family)
         .flatMap((/** @type {any} */ one) => {
@@ -198,6 +208,7 @@ export function curvesOf(runs, { byTime, domain: chosen, width, slots }) {
         low: points.map((point) => point.low),
         high: points.map((point) => point.high),
         n: points.map((point) => point.n),
+        wanted: points.map((point) => point.wanted),
       };
     }),
   );
@@ -241,7 +252,7 @@ export function curvesOf(runs, { byTime, domain: chosen, width, slots }) {
 
   return {
     axis: axisOf(runs, byTime),
-    notes: { success: fromSample(SUCCESS_NOTE, first.spending), busy: fromSample(BUSY_NOTE, first.spending) },
+    notes: { success: successNote(first.spending), busy: fromSample(BUSY_NOTE, first.spending) },
     lines: {
       success,
       heldout,

@@ -17,6 +17,7 @@ import uPlot from "./vendor/uplot.js";
  * @property {Y[]} [low] of the interval around y
  * @property {Y[]} [high]
  * @property {number[]} [n] count behind each y that is a share
+ * @property {number[]} [wanted] count that was wanted, if some have no verdict
  * @property {boolean} [dashed]
  * @property {boolean} [thin]
  * @property {boolean} [marks] points with whiskers, without a band

@@ -45,13 +45,16 @@ async def test_two_runs_of_two_databases_stand_side_by_side(
     async with open_engine(empty_database_url, size=1) as other:
         run = await builders.make_run(other, config)
         await evaluated(other, run, "held", 0, {"coding": (1.0, 0.0)})
+        await evaluated(other, run, "partial", 0, {"coding": (1.0, 0.0, None)}, size=3)
     both = ("-c", str(first), "-c", str(second))
     done = await compare(*both)
     assert done.exit_code == 0, done.exception
     header, *rows = done.stdout.splitlines()
     assert header.split() == ["first", "second"]  # both runs are called "same"
     [held] = [row for row in rows if row.startswith("held (held out)")]
-    assert "100.0 % [34.2, 100.0] n=2, version 0" in held and "50.0 % [9.5, 90.5] n=2" in held
+    assert "100.0 % [34.2, 100.0] n=2, version 0" in held and "50.0 % [9.5, 90.5] n=2, version 0" in held
+    [partial] = [row for row in rows if row.startswith("partial (held out)")]
+    assert "n=2 of 3, version 0" in partial
     found = json.loads((await compare(*both, "--json", "--key", "loss")).stdout)
     assert [(each["run"], each["directory"]) for each in found] == [
         ("same", str(first)),

@@ -34,11 +34,12 @@ async def test_tensorboard_reads_train_steps_and_evaluations(
     await evaluated(
         exported_run.owner, exported_run.run, "held", 1, {"coding": (1.0, 0.0), "general": (1.0, 1.0)}
     )
+    await evaluated(exported_run.owner, exported_run.run, "partial", 1, {"coding": (1.0, None, None)}, size=3)
     done = await drawn(exported_run, TensorBoard(), tmp_path / "out")
     read = EventAccumulator((tmp_path / "out").as_posix())
     read.Reload()
     tags = read.Tags()["scalars"]
-    assert (done.rows, done.curves) == (2, len(tags))
+    assert (done.rows, done.curves) == (3, len(tags))
     (loss,) = read.Scalars("train/loss")
     assert (loss.step, loss.value) == (1, 0.5)
     assert read.Scalars("train/domains/coding/reward")[0].value == 0.25
@@ -50,6 +51,12 @@ async def test_tensorboard_reads_train_steps_and_evaluations(
         < 0.5
         < read.Scalars("eval/held/coding/success_high")[0].value
     )
+    partial = {
+        name: read.Scalars(f"eval/partial/{name}")[0].value
+        for name in ("all/rollouts", "all/rollouts_wanted")
+    }
+    assert partial == {"all/rollouts": 1, "all/rollouts_wanted": 3}
+    assert read.Scalars("eval/partial/without_verdict/verifier_failure")[0].value == 2
     again = await drawn(exported_run, TensorBoard(), tmp_path / "again")
     assert not again.already and (await drawn(exported_run, TensorBoard(), tmp_path / "again")).already
     (one,), (two,) = (list((tmp_path / name).glob("events.*")) for name in ("out", "again"))

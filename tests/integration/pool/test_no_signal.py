@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.cli import status
 from orchestrator.pool.runs import StoredRun
+from orchestrator.queries import spending
 from orchestrator.queries.signal import LEAST, NEWEST, no_signal
 from tests import builders
 from tests.integration.pool.rig import (
@@ -27,8 +28,9 @@ __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
-async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Sequence[float]) -> None:
-    """Groups whose rollouts get these rewards by the steps of a real run: dispatched, reported, verified, concluded."""
+async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Sequence[float | None]) -> None:
+    """Groups whose rollouts get these rewards by the steps of a real run: dispatched, reported, verified, concluded. None: every
+    verification fails."""
     flow, author = flow_of(engine, run), builders.Author(turns=1)
     for number, rewards in enumerate(groups, first):
         (group,) = await builders.accepted(engine, run, [f"task {number}"], size=len(rewards))
@@ -42,7 +44,8 @@ async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Seque
             written = author.trajectory(lease, run.name, author.ids(8, 9))
             await record(engine, run, written)
             assert await report(flow, ended(run.name, lease, written))
-            await verify(flow, rollout, reward)
+            for _ in range(flow.config.queue.max_attempts if reward is None else 1):
+                await verify(flow, rollout, reward)
 
 
 async def sentence_of(engine: AsyncEngine, run: StoredRun) -> str | None:
@@ -79,3 +82,30 @@ async def test_what_the_groups_scored_says_what_to_do_and_only_the_newest_count(
     await scored(engine, run, 200, (0.0, 0.0))
     mixed = await sentence_of(engine, run)
     assert mixed is not None and "(each within itself, 0 % to 100 %)" in mixed and "larger groups" in mixed
+
+
+async def test_rollouts_without_a_verdict_are_named_next_to_the_shares_that_leave_them_out(
+    engine: AsyncEngine, database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = await builders.make_run(engine, small())
+    config = configured("run", database_url)
+    await scored(engine, run, 0, (1.0, 0.0), (1.0, 0.0, 0.0, None))
+    sentence = (
+        "1 of 6 rollouts in the newest 2 groups have no verdict and are in no share: 1 verifier_failure"
+    )
+    found = await status.read_run(config)
+    assert found.plain()["without_verdict"] == sentence
+    status._show(None, found, "")
+    assert f"NO VERDICT: {sentence}" in capsys.readouterr().out
+    async with dashboard(config, tmp_path) as web:
+        assert (await web.get("/api/run"))[1]["standing"]["without_verdict"] == sentence
+        spent = (await web.get("/api/series"))[1]["spending"]
+        assert (
+            spent["left_out"] == spent["now"]["left_out"] == {"verifier_failure": 1}
+            and spent["now"]["n"] == 5
+        )
+        rows = (await web.get("/api/groups"))[1]["groups"]
+        assert [(row["judged"], row["done"], row["size"]) for row in rows] == [(3, 4, 4), (2, 2, 2)]
+    async with engine.connect() as connection:
+        whole = await spending.spending(connection, run.run_id)
+    assert whole.failures["verifier_failure"] == 1

@@ -1,4 +1,4 @@
-"""Evaluations in the data pool, written through its own functions: one group of one rollout per performance."""
+"""Evaluations in the data pool, written through its own functions: groups of `size` rollouts, one per performance."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,21 +16,24 @@ async def evaluated(
     run: StoredRun,
     suite: str,
     version: int,
-    performances: Mapping[str, Sequence[float]],
+    performances: Mapping[str, Sequence[float | None]],
     *,
+    size: int = 1,
+    submissions: Sequence[str] = (),
     made_by: int | None = None,
 ) -> None:
-    """`suite` on `version`, by domain. `made_by`: the version that the tokens are of, where that is another one (it voids the groups)."""
+    """`suite` on `version`, by domain; None: every verification of the rollout fails. `submissions`: names for the groups of each domain.
+    `made_by`: the version that the tokens are of, where that is another one (it voids the groups)."""
     flow = flow_of(engine, run)
     author = builders.Author(turns=1, version=version if made_by is None else made_by)
     for domain, values in performances.items():
-        names = [f"{suite}:{version}:{domain}:{number}" for number in range(len(values))]
+        names = [f"{suite}:{version}:{domain}:{number}" for number in range(len(values) // size)]
         await builders.accepted(
             engine,
             run,
-            names,
+            submissions or names,
             domain=domain,
-            size=1,
+            size=size,
             purpose=Purpose.EVAL,
             pinned_version=version,
             label=suite,
@@ -44,4 +47,5 @@ async def evaluated(
             written = author.trajectory(lease, run.name, author.ids(8, 9))
             await record(engine, run, written)
             assert await report(flow, ended(run.name, lease, written))
-            await verify(flow, assignment.rollout_id, performance)
+            for _ in range(flow.config.queue.max_attempts if performance is None else 1):
+                await verify(flow, assignment.rollout_id, performance)

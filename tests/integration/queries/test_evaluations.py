@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.states import Purpose
-from orchestrator.queries.evaluations import evaluations, wilson
+from orchestrator.queries.evaluations import LeftOut, evaluations, wilson
 from tests import builders
 from tests.integration.pool.rig import engine, small
 from tests.integration.queries.evaluations_rig import evaluated
@@ -55,6 +55,31 @@ async def test_rollouts_without_a_result_and_open_ones_are_counted_next_to_the_p
         held, void = await evaluations(connection, run.run_id)
     assert (held.groups, held.scored, held.unscored, held.open, held.last) == (3, 2, 0, 1, None)
     assert (void.groups, void.scored, void.unscored, void.points) == (2, 0, 2, [])
+    assert (held.rollouts, held.judged, held.left_out, held.complete) == (4, 2, [], False)
+    assert held.points[-1].wanted == 4, "open ones are wanted too"
+    assert void.left_out == [LeftOut("coding", "wrong_version", 2)] and not void.complete
+
+
+async def test_rollouts_that_got_no_verdict_are_counted_by_domain_and_failure_class(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    await evaluated(engine, run, "held", 1, {"coding": (1.0, 0.0, None, None)}, size=4)
+    await evaluated(engine, run, "held", 1, {"agent": (None, None)}, size=2)
+    await evaluated(engine, run, "whole", 1, {"coding": (1.0, 0.0)}, size=2)
+    async with engine.connect() as connection:
+        held, whole = await evaluations(connection, run.run_id)
+    assert (held.groups, held.scored, held.unscored, held.open) == (2, 1, 1, 0)
+    assert (held.rollouts, held.judged, held.complete) == (6, 2, False)
+    assert held.left_out == [
+        LeftOut("agent", "verifier_failure", 2), LeftOut("coding", "verifier_failure", 2)
+    ]  # fmt: skip
+    assert held.without_verdict == {"verifier_failure": 4}
+    assert [(point.domain, point.wanted, point.n, point.successes) for point in held.points] == [
+        ("coding", 4, 2, 1), ("all", 6, 2, 1),
+    ]  # fmt: skip
+    assert (held.points[0].low, held.points[0].high) == wilson(1, 2), "the interval is of the judged ones"
+    assert whole.complete and whole.left_out == [] and whole.points[-1].wanted == whole.points[-1].n == 2
 
 
 def test_wilsons_interval_holds_the_share_and_stays_within_0_and_1() -> None:

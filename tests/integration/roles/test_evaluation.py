@@ -31,7 +31,9 @@ from orchestrator.queries.evaluations import Unscored
 from orchestrator.retry import submit_again
 from orchestrator.roles.intake import Intake
 from orchestrator.settings.config import Config
+from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.sources import admissible, each
 from tests import builders
 from tests.integration.cli.test_export import process
 from tests.integration.pool.rig import engine, small
@@ -378,18 +380,73 @@ async def test_the_command_prints_the_version_that_it_took_and_the_command_that_
     assert await stage.count("groups") == 2
 
 
+async def test_an_evaluation_with_rollouts_that_got_no_verdict_says_which_are_missing_and_fails(
+    stage: Stage, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = suite("a")
+    task.write(tmp_path / "held" / "a")
+    services = f'[services]\ndatabase_url = "{database_url}"\nnats_url = "{stage.url}"\n'
+    (tmp_path / "penstock.toml").write_text(f'[run]\nname = "{stage.run.name}"\n{services}')
+
+    @asynccontextmanager
+    async def own_streams(home: Home) -> AsyncIterator[EvaluationClient]:
+        async with open_engine(database_url, Role.READER) as engine, stage.connect() as bus:
+            yield EvaluationClient(
+                run=stage.run.name, run_id=stage.run.run_id, bus=bus, engine=engine, reserved=0
+            )
+
+    monkeypatch.setattr("orchestrator.evaluation.connected", own_streams)
+    request = EvaluationRequest(suite="held", version=3, rollouts=4)
+    (read,) = admissible(list(each([tmp_path / "held"], BundleLimits())), Config().sandbox)[0]
+    await evaluated(
+        stage.flow.engine, stage.run, "held", 3, {"coding": (1.0, 0.0, None, None)}, size=4,
+        submissions=[request.submission(3, read)],
+    )  # fmt: skip
+    given = [
+        "eval",
+        "--suite",
+        str(tmp_path / "held"),
+        "--policy",
+        "3",
+        "--rollouts",
+        "4",
+        "-c",
+        str(tmp_path),
+    ]
+    done = await anyio.to_thread.run_sync(CliRunner().invoke, app, given)
+    assert done.exit_code == 1, done.output
+    assert "2 of 4" in done.stdout and "1/2 = 50.0 %" in done.stdout
+    assert (
+        "2 of 4 rollouts have no verdict: 2 verifier_failure. The shares and intervals are of the 2 judged ones"
+        in done.stdout
+    )
+    again = await anyio.to_thread.run_sync(CliRunner().invoke, app, [*given, "--json"])
+    found = json.loads(again.stdout)
+    assert again.exit_code == 1 and found["without_verdict"] == {"verifier_failure": 2}
+    assert (found["complete"], found["judged"], found["rollouts"]) == (False, 2, 4)
+
+
 async def test_results_are_listed_and_shown_over_versions(
     engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small("shown"))
     for version in (1, 3):
         await evaluated(engine, run, "held", version, {"coding": (1.0, 1.0)})
+    await evaluated(engine, run, "partial", 1, {"coding": (1.0, 1.0, None)}, size=3)
+    await evaluated(engine, run, "partial", 3, {"coding": (None, None)}, size=2)
     (tmp_path / "penstock.toml").write_text(f'[run]\nname = "{run.name}"\n')
     listed = await process(database_url, "eval", "list", "-c", str(tmp_path), "--json")
     assert [(each["suite"], each["version"], each["scored"]) for each in json.loads(listed.stdout)] == [
         ("held", 1, 2),
         ("held", 3, 2),
+        ("partial", 1, 1),
+        ("partial", 3, 0),
     ]
+    table = await process(database_url, "eval", "list", "-c", str(tmp_path))
+    assert b"2 of 3" in table.stdout and b"0 of 2" in table.stdout
+    partial = (await process(database_url, "eval", "show", "partial", "-c", str(tmp_path))).stdout.decode()
+    assert "not every rollout was judged on version 1 (2 of 3), 3 (0 of 2)" in partial
+    assert "2 of 2 rollouts have no verdict: 2 verifier_failure" in partial
     shown = await process(database_url, "eval", "show", "held", "-c", str(tmp_path))
     assert (
         "2/2 = 100.0 % [34.2, 100.0]" in shown.stdout.decode()

@@ -19,7 +19,13 @@ from orchestrator.queries.evaluations import difference
 
 def evaluation(successes: int, n: int) -> Evaluation:
     return Evaluation(
-        label="x", version=0, seconds=1.0, successes={"coding": successes}, n={"coding": n}, blackbox=0
+        label="x",
+        version=0,
+        seconds=1.0,
+        successes={"coding": successes},
+        n={"coding": n},
+        blackbox=0,
+        wanted=n,
     )
 
 

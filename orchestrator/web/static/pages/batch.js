@@ -33,7 +33,7 @@ const COLUMNS = [
     ],
   },
   { name: "state", value: (row) => row.state, cell: (row) => groupState(row.state) },
-  { name: "rollouts", value: (row) => row.rollouts, cell: (row) => number(row.rollouts), numeric: true },
+  { name: "rollouts", value: (row) => row.rollouts, cell: (row) => outOf(row.rollouts, row.size), numeric: true },
   { name: "reward", value: (row) => row.reward, cell: (row) => number(row.reward), numeric: true },
   { name: "performance", value: (row) => row.performance, cell: (row) => number(row.performance), numeric: true },
   {

@@ -48,7 +48,10 @@ const COLUMNS = [
     name: "reward",
     title: "mean reward",
     value: (row) => row.reward,
-    cell: (row) => number(row.reward),
+    cell: (row) =>
+      row.judged && row.judged < row.size
+        ? `${number(row.reward)} (${outOf(row.judged, row.size)} judged)`
+        : number(row.reward),
     numeric: true,
   },
   {

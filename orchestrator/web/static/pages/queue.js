@@ -343,6 +343,7 @@ function Figures({ queue }) {
 const Blame = ({ queue: { standing, intake_open: intake } }) => html`
   <div>
     ${standing.no_signal ? html`<p class="note bad">${visible(sentence(standing.no_signal))}</p>` : null}
+    ${standing.without_verdict ? html`<p class="note">${visible(sentence(standing.without_verdict))}</p>` : null}
     ${
       standing.admission_open
         ? null

@@ -96,14 +96,39 @@ const interval = ({ low, high }) => `95 %: ${share(low)} to ${share(high)}`;
 const ofN = (value, n) => [share(value), html`<small> of ${number(n)}</small>`];
 
 /**
- * Groups of an evaluation that its share leaves out.
- * @param {{ unscored: number, open: number, groups: number }} evaluation
+ * Counts by reason: 2 verifier failure, 1 poison.
+ * @param {Iterable<[string, number]>} counted
  */
-const missing = ({ unscored, open, groups }) =>
+const listed = (counted) => [...counted].map(([reason, n]) => `${number(n)} ${words(visible(reason))}`).join(", ");
+
+/**
+ * Rollouts of an evaluation without a verdict, by reason.
+ * @param {{ left_out: { reason: string, rollouts: number }[] }} evaluation
+ */
+function reasonsOf({ left_out: leftOut }) {
+  /** @type {Map<string, number>} */
+  const counted = new Map();
+  for (const { reason, rollouts } of leftOut) counted.set(reason, (counted.get(reason) ?? 0) + rollouts);
+  return listed(counted);
+}
+
+/**
+ * Rollouts and groups of an evaluation that its share leaves out.
+ * @param {any} evaluation
+ */
+const missing = ({ unscored, open, groups, judged, rollouts, left_out: leftOut }) =>
   [
+    judged < rollouts ? `; ${outOf(judged, rollouts)} rollouts judged` : "",
+    leftOut.length ? `; no verdict: ${reasonsOf({ left_out: leftOut })}` : "",
     unscored ? `; ${outOf(unscored, groups)} groups gave no result` : "",
     open ? `; ${outOf(open, groups)} groups are open` : "",
   ].join("");
+
+/** @param {{ left_out: Record<string, number> }} now Rollouts among the newest that have no verdict. */
+function unjudged({ left_out: leftOut }) {
+  const reasons = listed(Object.entries(leftOut));
+  return reasons ? `; no verdict: ${reasons}` : "";
+}
 
 /** @param {any} evaluation */
 const withAll = (evaluation) => ({
@@ -160,6 +185,16 @@ const EVALUATIONS = [
     numeric: true,
   },
   { name: "open", value: (row) => row.open, cell: (row) => number(row.open), numeric: true },
+  {
+    name: "judged",
+    title: "rollouts judged",
+    value: (row) => row.judged,
+    cell: (row) => [
+      outOf(row.judged, row.rollouts),
+      row.left_out.length ? html`<div class="small behind">no verdict: ${reasonsOf(row)}</div>` : null,
+    ],
+    numeric: true,
+  },
   { name: "domains", wide: true, cell: (row) => html`<span class="small soft">${byDomain(row)}</span>` },
 ];
 
@@ -203,7 +238,7 @@ function Figures({ heads, own }) {
       ${figure(
         "success now",
         now ? ofN(now.mean, now.n) : "–",
-        now ? `newest rollouts; ${interval(now)}${began}` : "while training",
+        now ? `newest judged rollouts; ${interval(now)}${unjudged(now)}${began}` : "while training",
       )}
       ${figure(
         "held out",
@@ -458,6 +493,11 @@ export function Page({ page }) {
         ${
           heads?.standing.no_signal
             ? html`<div><p class="note bad">${visible(sentence(heads.standing.no_signal))}</p></div>`
+            : null
+        }
+        ${
+          heads?.standing.without_verdict
+            ? html`<div><p class="note">${visible(sentence(heads.standing.without_verdict))}</p></div>`
             : null
         }
       </div>
