@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandboxes.text_files import read_text
+
 VARIABLE = "PENSTOCK_SANDBOX_SETTINGS"
 """Names a JSON file, {"container": {…}, "kubernetes": {…}}, for providers that are created without arguments: by `python -m sandboxes.conformance`
 and the owners it kills."""
@@ -19,7 +21,7 @@ def from_environment(kind: type[T], table: str) -> T:
     path = os.environ.get(VARIABLE, "")
     if not path:
         return kind()
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")).get(table, {})
+    found: dict[str, Any] = json.loads(read_text(Path(path))).get(table, {})
     found = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     try:
         return kind(**found)

@@ -46,7 +46,6 @@ task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s,
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -55,6 +54,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sandboxes.base import ExecResult, File, PathRefused, Sandbox
+from sandboxes.text_files import is_script, read_toml, script_of
 from scaffolds.base import (
     AgentLimits,
     BlackBoxDefaults,
@@ -186,8 +186,8 @@ class TomlBlackBox(BlackBoxDefaults):
 def from_toml(path: Path) -> Scaffold:
     """Read a manifest. ValueError, one sentence, names the file and the key."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = read_toml(path)
+    except OSError as error:
         raise ValueError(f"{path}: {error}") from error
     reader = _Reader(path, table)
     wire = reader.text("wire", "chat")
@@ -344,8 +344,10 @@ class _Reader:
         for inside, relative in self.table("files").items():
             source = self._path.parent / relative
             try:
-                found[inside] = File(source.read_bytes(), 0o755 if source.stat().st_mode & 0o100 else 0o644)
-            except OSError as error:
+                body = source.read_bytes()
+                body = script_of(body, str(source)) if is_script(body) else body
+                found[inside] = File(body, 0o755 if source.stat().st_mode & 0o100 else 0o644)
+            except (OSError, ValueError) as error:
                 raise ValueError(f"{self._path}: [files] {inside}: {error}") from error
         return found
 

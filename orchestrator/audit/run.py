@@ -22,6 +22,7 @@ from orchestrator.audit.resumes import RESUMES
 from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
 from orchestrator.audit.statement import Statement, all_of
 from orchestrator.settings.config import Config
+from sandboxes.text_files import read_text
 
 
 async def audit(
@@ -48,7 +49,7 @@ async def audit(
     connection, one repeatable-read transaction; after it, while a dead worker's sandbox exists, up to one time to live of a lease. Raises
     ConfigurationError if the run does not exist, OSError if the ledger cannot be read.
     """
-    ids = ledger.read_text(encoding="utf-8").split() if isinstance(ledger, Path) else ledger
+    ids = read_text(ledger).split() if isinstance(ledger, Path) else ledger
     outside = Outside(
         policies=policies_root,
         ledger=ids,

@@ -1,6 +1,7 @@
 """Commands about a run as a whole: init, config, up, down, doctor, run end, reconcile."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +38,7 @@ def init(
 
     if model:
         check_model(Path(model))
-    file = write_template(directory, name, model)
+    file = write_template(directory, name, os.path.abspath(model) if model else "")
     typer.echo(str(file))
     directory_name = directory.resolve().name
     if not name and not is_name(directory_name):

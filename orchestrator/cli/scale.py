@@ -1,7 +1,6 @@
 """penstock scale: change the number of runners, gateways or rollout servers of a run on more than one machine."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
+from sandboxes.text_files import read_text, read_toml
 
 if TYPE_CHECKING:
     from orchestrator.deploy.cluster.commands.step import CommandStep
@@ -64,12 +64,11 @@ def scale(
     if config != HERE:
         Home.at(config).config()  # the printed script names it
     try:
-        text = topology.read_text(encoding="utf-8")
-        raw = tomllib.loads(text)
+        text, raw = read_text(topology), read_toml(topology)
     except OSError as error:
         raise ConfigurationError(f"{topology}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{topology} is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
     changed = change(raw, counts, str(topology))
     if target in ON_KUBERNETES:
         changed = changed.apart()

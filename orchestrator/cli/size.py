@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from orchestrator.cli import tables
 from orchestrator.cli.options import JsonOption
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
+from sandboxes.text_files import read_toml
 
 if TYPE_CHECKING:
     from orchestrator.deploy.cluster.measured import Held
@@ -74,8 +74,8 @@ def size(
     keys: dict[str, Any] = {}
     if topology is not None:
         try:
-            keys = tomllib.loads(topology.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            keys = read_toml(topology)
+        except (OSError, ValueError) as error:
             raise ConfigurationError(f"{topology} cannot be read as TOML: {error}") from None
     raw: dict[str, Any] = {}
     plan: Plan | None = None

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.quote import quoted
+from sandboxes.text_files import read_text
 
 DRIVERS: Final = ("postgresql", "postgres")
 MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -231,10 +232,10 @@ def _of_service(params: Mapping[str, str]) -> dict[str, str]:
             interpolation=None, delimiters=("=",), comment_prefixes=("#",), strict=False
         )
         try:
-            reader.read_string(Path(file).expanduser().read_text(encoding="utf-8"), file)
+            reader.read_string(read_text(Path(file).expanduser()), file)
         except (OSError, RuntimeError):  # no such file; no home directory
             continue
-        except (configparser.Error, UnicodeDecodeError) as error:
+        except (configparser.Error, ValueError) as error:
             raise ServiceError(
                 f"the PostgreSQL URL names the service {_shown(service)}, and {file} cannot be read ({type(error).__name__})"
             ) from None

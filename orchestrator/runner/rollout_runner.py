@@ -87,6 +87,7 @@ from orchestrator.tasks.resources import granted
 from orchestrator.tasks.verdict import shell_options
 from sandboxes.base import SandboxError
 from sandboxes.system import system_of
+from sandboxes.text_files import read_text
 
 log = get(__name__)
 
@@ -127,7 +128,7 @@ async def _secret(file: Path) -> str:
     deadline = anyio.current_time() + timeouts().gateway_start_s
     while True:
         try:
-            if secret := file.read_text(encoding="utf-8").strip():
+            if secret := read_text(file).strip():
                 return secret
             problem, late = "it is empty", anyio.current_time() > deadline
         except OSError as error:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
+from sandboxes.text_files import read_text
 
 
 def named(variable: str, environment: Mapping[str, str] | None = None) -> str:
@@ -18,8 +19,8 @@ def named(variable: str, environment: Mapping[str, str] | None = None) -> str:
     if not (file := environment.get(f"{variable}_FILE")):
         return ""
     try:
-        value = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        value = read_text(Path(file)).strip()
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"${variable}_FILE names {file}, which cannot be read: {error}") from None
     if not value:
         raise ConfigurationError(f"${variable}_FILE names {file}, which is empty")

@@ -34,6 +34,7 @@ from orchestrator.settings.scope import PROCESS, Scope, merged, model_in, scope_
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
 from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
+from sandboxes.text_files import read_toml
 
 FILE = "penstock.toml"
 MOST_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
@@ -66,7 +67,7 @@ class PolicySection(Section):
     """The first policy, and where the versions that follow are kept."""
 
     model: str = ""
-    """The first policy: a Hugging Face directory with weights, config and tokenizer."""
+    """The first policy: a Hugging Face directory with weights, config and tokenizer; its path is relative to this file."""
     directory: Annotated[str, PROCESS] = ""
     """The directory of all policy versions, at the same path for gateways, rollout servers and trainer; empty: .penstock/policies by the file."""
 
@@ -302,6 +303,17 @@ def _faster(section: BaseModel, scale: float) -> BaseModel:
     return section.model_copy(update=update)
 
 
+PATHS: Final = (
+    "policy.model",
+    "policy.directory",
+    "gateway.secret_file",
+    "sandbox.images.directory",
+    "sandbox.kubernetes.token_file",
+    "sandbox.kubernetes.ca_file",
+)
+"""The keys that hold a path. In a file they are relative to that file; in `--set` to the working directory."""
+
+
 def differences(one: Config, other: Config) -> list[str]:
     """The dotted keys whose values differ, services apart."""
     left, right = one.to_json(), other.to_json()
@@ -340,22 +352,33 @@ def _override(raw: dict[str, Any], assignment: str) -> None:
     node[path[-1]] = parsed
 
 
-def _resolve_scaffolds(raw: dict[str, Any], directory: Path) -> None:
-    """Resolve scaffold paths relative to the directory of the configuration file: processes start in other directories."""
-    rollout = raw.get("rollout")
-    if isinstance(rollout, dict) and isinstance(scaffolds := rollout.get("scaffolds"), dict):
-        rollout["scaffolds"] = {
-            str((directory / name).resolve()) if "/" in name else name: share
-            for name, share in scaffolds.items()
+def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
+    """Make every path of a configuration file absolute, from the directory of the file: processes start in other directories."""
+
+    def resolved(name: Any) -> Any:
+        return str(directory / name) if isinstance(name, str) and name else name
+
+    for key in PATHS:
+        table, name = _table(raw, *key.split(".")[:-1]), key.rpartition(".")[2]
+        if name in table:
+            table[name] = resolved(table[name])
+    build_files = _table(raw, "sandbox", "images", "build_files")
+    build_files.update({name: resolved(path) for name, path in build_files.items()})
+    for name in ("scaffolds", "context"):
+        found = _table(raw, "rollout", name)
+        by_path = {
+            str((directory / key).resolve()) if "/" in key else key: value for key, value in found.items()
         }
+        found.clear()
+        found.update(by_path)
 
 
-def _resolve_images(raw: dict[str, Any], directory: Path) -> None:
-    """Resolve the directory of images in the same way."""
-    sandbox = raw.get("sandbox")
-    images = sandbox.get("images") if isinstance(sandbox, dict) else None
-    if isinstance(images, dict) and isinstance(name := images.get("directory"), str) and name:
-        images["directory"] = str((directory / name).resolve())
+def _table(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The table below `keys`; a new empty one if there is none."""
+    found: Any = raw
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -367,13 +390,12 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     source = str(path) if path else "configuration"
     if path is not None:
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            raw = read_toml(path)
         except FileNotFoundError:
             raise ConfigurationError(f"{path} does not exist; `penstock init` writes one") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
-        _resolve_scaffolds(raw, path.parent)
-        _resolve_images(raw, path.parent)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        _resolve_paths(raw, path.parent.resolve())
     for assignment in overrides:
         _override(raw, assignment)
     services = raw.setdefault("services", {})

@@ -44,6 +44,7 @@ from sandboxes.base import (
     StoredFile,
 )
 from sandboxes.images import recipe
+from sandboxes.text_files import text_of
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORE: Final = ".dockerignore"
@@ -124,10 +125,7 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
         raise ValueError(
             f"environment/{IGNORE} is not read: remove it, and the files that COPY must not copy"
         )
-    try:
-        text = context.files[DOCKERFILE].data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"environment/{DOCKERFILE} is not UTF-8 text (byte {error.start})") from error
+    text = text_of(context.files[DOCKERFILE].data, f"environment/{DOCKERFILE}")
     if "\0" in text:
         raise ValueError(f"environment/{DOCKERFILE} holds a NUL character")
     try:

@@ -41,10 +41,12 @@ from orchestrator.tasks.environment import (
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.leak_check import HIDDEN, check_leaks
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash_of, needs_blobs, pack
+from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
 from sandboxes.artifacts import stays
 from sandboxes.base import WORK, AnyFile
+from sandboxes.text_files import text_of
 from sandboxes.users import own
 
 CONTEXT: Final = "environment/"
@@ -91,6 +93,7 @@ class Task:
         """Check a bundle. ValueError names the file and, in `task.toml`, the key. `received`: the message from which it was read. `accepted`: a run
         has accepted it, so its files are not searched for leaks again."""
         bundle.check(limits)
+        bundle = replace(bundle, files=as_plain_text(bundle.files))
         files = bundle.files
         for path in bundle.paths:
             if (
@@ -292,7 +295,7 @@ class Task:
 
     def tests_files(self) -> dict[str, AnyFile]:
         """Verification files by path relative to /tests; `test.sh` is always among them."""
-        return dict(self.bundle.below(TESTS).files)
+        return startable(self.bundle.below(TESTS).files)
 
 
 def load(directory: Path, limits: BundleLimits | None = None, shared: Shared | None = None) -> Task:
@@ -315,7 +318,7 @@ def each_jsonl(path: Path) -> Iterator[tuple[str, Task | str]]:
                 continue
             location = f"{path} line {number}"
             try:
-                yield location, Task.from_message(json.loads(line))
+                yield location, Task.from_message(json.loads(text_of(line, "the line")))
             except ValueError as error:
                 yield location, f"{location}: {error}"
             except RecursionError:
@@ -394,7 +397,4 @@ def _no_blob(blob: object, mode: int) -> AnyFile:
 
 
 def _text(files: Mapping[str, AnyFile], path: str) -> str:
-    try:
-        return files[path].data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    return text_of(files[path].data, path)

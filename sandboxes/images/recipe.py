@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sandboxes.base import ImageRefused
 from sandboxes.images.architecture import machine
 from sandboxes.images.documents import without_documents
+from sandboxes.text_files import text_of
 
 _FROM = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _ARG = re.compile(r"\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?$", re.IGNORECASE)
@@ -28,9 +29,9 @@ class Stage:
 def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     """(the lines of a Dockerfile, its stages). ImageRefused for one that does not begin with FROM, or that is for another architecture."""
     try:
-        lines = without_documents(dockerfile.decode("utf-8").splitlines())
-    except UnicodeDecodeError as error:
-        raise ImageRefused(f"environment/Dockerfile is not UTF-8 text (byte {error.start})") from error
+        lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
+    except ValueError as error:
+        raise ImageRefused(str(error)) from error
     stages: list[Stage] = []
     variables: dict[str, str] = {}
     at = 0

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from orchestrator.contracts.errors import ConfigurationError
+from sandboxes.text_files import read_text
 
 
 def read_objects(directory: Path) -> list[dict[str, Any]]:
@@ -18,8 +19,8 @@ def read_objects(directory: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for file in files:
         try:
-            read = [each for each in yaml.safe_load_all(file.read_text(encoding="utf-8")) if each is not None]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            read = [each for each in yaml.safe_load_all(read_text(file)) if each is not None]
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigurationError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
         for each in read:
             if not isinstance(each, dict):

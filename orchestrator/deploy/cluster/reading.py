@@ -1,6 +1,5 @@
 """A topology from its file, whole or not at all: every problem in one line, each with its key."""
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from orchestrator.deploy.cluster.checks import problems
 from orchestrator.deploy.cluster.inline import login, secret_options
 from orchestrator.deploy.cluster.topology import Topology
 from orchestrator.settings.config import RunSection
+from sandboxes.text_files import read_toml
 
 OWNED = {
     "run.name": "name",
@@ -122,9 +122,9 @@ def read(raw: dict[str, Any], source: str = "topology") -> Topology:
 def load(path: Path) -> Topology:
     """Read `path`. Raises ConfigurationError, one line: every problem with its key."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = read_toml(path)
     except FileNotFoundError:
         raise ConfigurationError(f"{path} does not exist; begin with one of ops/cluster/examples") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
     return read(raw, str(path))

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.cluster.toml import to_toml
 from orchestrator.settings.curriculum import Section
+from sandboxes.text_files import read_toml
 
 Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -108,11 +109,11 @@ def given(raw: dict[str, Any], source: str) -> Workload:
 def read(path: Path) -> dict[str, Any]:
     """The keys of a workload's file. ConfigurationError if it is invalid."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def changed(raw: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.contracts.errors import ConfigurationError
+from sandboxes.text_files import read_text
 
 # Switches that make templates keep the reasoning of earlier turns. A template ignores names that it does not use.
 KEEP_REASONING: dict[str, Any] = {
@@ -63,7 +64,7 @@ class ChatTemplate:
             "chat_template"
         )
         if (file := directory / "chat_template.jinja").is_file():
-            found = file.read_text(encoding="utf-8")
+            found = read_text(file)
         if not found:
             return None
         by_name: dict[str, str] = {"default": found} if isinstance(found, str) else {}
@@ -114,7 +115,7 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except ValueError as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     return value if isinstance(value, dict) else {}

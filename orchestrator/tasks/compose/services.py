@@ -32,6 +32,7 @@ from orchestrator.tasks.compose.together import (
     volumes_of,
 )
 from orchestrator.tasks.environment import DOCKERFILE, build_context
+from sandboxes import text_files
 from sandboxes.base import File, SideService
 
 COMPOSE: Final = "docker-compose.yaml"
@@ -68,11 +69,7 @@ def read_services(context: Bundle) -> Composed:
         return NOTHING
     if file.size > MOST_BYTES:
         raise ValueError(f"{SHOWN} has {file.size:,} bytes, and may have {MOST_BYTES:,}")
-    try:
-        text = file.data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{SHOWN} is not UTF-8 text (byte {error.start})") from None
-    found = mapping(text, SHOWN, plain=True)
+    found = mapping(text_files.text_of(file.data, SHOWN), SHOWN, plain=True)
     at = f"{SHOWN}: "
     for problem in (*keys.wrong(found, keys.FILE, at), *_flaws(found, at)):
         raise ValueError(problem)

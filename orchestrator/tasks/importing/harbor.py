@@ -22,6 +22,7 @@ from orchestrator.tasks.importing import git
 from orchestrator.tasks.importing.git import Git
 from orchestrator.tasks.importing.place import refused
 from orchestrator.tasks.importing.report import Found, Imported
+from sandboxes.text_files import read_text
 
 MARKS: Final = ("task.toml", "instruction.md")
 MOST_REGISTRY_BYTES: Final = 256 << 20
@@ -68,7 +69,7 @@ def read_registry(file: Path, dataset: str | None) -> list[RegistryTask | Import
     if file.stat().st_size > MOST_REGISTRY_BYTES:
         raise ValueError(f"{file} has more than {MOST_REGISTRY_BYTES >> 20} MB: it is not a registry")
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     sets = found if isinstance(found, list) else []

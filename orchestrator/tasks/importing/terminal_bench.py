@@ -28,6 +28,7 @@ from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.compose import document
 from orchestrator.tasks.importing import compose
 from orchestrator.tasks.importing.report import Found
+from sandboxes.text_files import text_of
 
 FILE: Final = "task.yaml"
 RUN: Final = "run-tests.sh"
@@ -289,7 +290,4 @@ def _text(directory: Path, name: str) -> str:
         raise ValueError(f"{name} is missing")
     if path.stat().st_size > MOST_TEXT_BYTES:
         raise ValueError(f"{name} has more than {MOST_TEXT_BYTES:,} bytes")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text (byte {error.start})") from None
+    return text_of(path.read_bytes(), name)

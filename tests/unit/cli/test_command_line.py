@@ -1,5 +1,6 @@
 """The command line: help for every command, one sentence on stderr for messages to people, and exit statuses."""
 
+import codecs
 import json
 import os
 import subprocess
@@ -9,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from scaffolds.scaffold_toml import from_toml
 
 from orchestrator.cli import main
 from orchestrator.cli.pool import Answer
+from orchestrator.deploy.cluster.reading import load as load_topology
+from orchestrator.deploy.cluster.workload import read as read_workload
 from orchestrator.deploy.home import write_template
+from orchestrator.settings.config import load as load_config
+from sandboxes.text_files import read_text, read_toml
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = {
@@ -125,6 +131,48 @@ def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_mo
     )
     assert penstock("init", str(tmp_path / "other"), "--model", str(tmp_path / "nosuch")).code == 1
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_made_with_a_relative_model_starts_from_every_directory(
+    tmp_path: Path, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.deploy.preflight.check_model", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    assert penstock("init", "runs/first", "--model", "models/start").code == 0
+    for directory, given in ((tmp_path, "runs/first"), (tmp_path / "runs" / "first", ".")):
+        monkeypatch.chdir(directory)
+        resolved = json.loads(penstock("config", "-c", given).out)
+        assert resolved["policy"]["model"] == str(tmp_path / "models" / "start")
+
+
+@pytest.mark.parametrize("command", ["cluster render", "size", "scale", "config", "scaffold", "audit"])
+def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windows(
+    command: str, tmp_path: Path
+) -> None:
+    def of_windows(name: str, text: str) -> Path:
+        file = tmp_path / name
+        file.write_bytes(codecs.BOM_UTF8 + text.replace("\n", "\r\n").encode())
+        return file
+
+    def other_encoding(file: Path) -> None:
+        file.write_bytes(file.read_text("utf-8-sig").encode("utf-16"))
+
+    topology = (REPOSITORY / "ops/cluster/topology.toml").read_text()
+    read: dict[str, tuple[Path, Callable[[Path], object]]] = {
+        "cluster render": (of_windows("topology.toml", topology), load_topology),
+        "size": (of_windows("workload.toml", "agent_s = 1.0\n"), read_workload),
+        "scale": (of_windows("topology.toml", topology), read_toml),
+        "config": (of_windows("penstock.toml", '[run]\nname = "a"\n'), load_config),
+        "scaffold": (
+            of_windows("scaffold.toml", 'name = "echo"\nversion = "1"\nwire = "chat"\nargv = ["/bin/true"]\n'), from_toml,
+        ),
+        "audit": (of_windows("ledger.txt", "one\ntwo\n"), read_text),
+    }  # fmt: skip
+    file, reader = read[command]
+    assert reader(file)
+    other_encoding(file)
+    with pytest.raises(ValueError, match=rf"{file} is UTF-16 text: save it as UTF-8"):
+        reader(file)
 
 
 def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """Configuration errors are one sentence that names the key, its fault, and the known keys."""
 
+import codecs
 import json
 import tomllib
 from pathlib import Path
@@ -12,7 +13,8 @@ from ops.lab.chaos import prepare as chaos_prepare
 from ops.lab.demo import prepare as demo_prepare
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import write_template
-from orchestrator.settings.config import Config, differences, load
+from orchestrator.settings.config import PATHS, Config, differences, load
+from orchestrator.settings.keys import keys as all_keys
 
 
 @pytest.fixture(autouse=True)
@@ -394,3 +396,64 @@ def test_a_seed_is_any_whole_number_of_64_bits_and_comes_back_the_same(tmp_path:
     seed = 1795625756434233656  # of a clock that counts nanoseconds
     own = load(written(tmp_path, ""), [f"run.seed={seed}"])
     assert Config.from_json(json.loads(json.dumps(own.to_json()))).run.seed == seed
+
+
+def test_a_file_of_windows_is_read_and_another_encoding_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "")
+    file.write_bytes(codecs.BOM_UTF8 + b'[run]\r\nname = "a"\r\n')
+    assert load(file).run.name == "a"
+    file.write_bytes('[run]\nname = "a"\n'.encode("utf-16"))
+    with pytest.raises(ConfigurationError, match=rf"^{file} is UTF-16 text: save it as UTF-8$"):
+        load(file)
+
+
+def test_every_path_in_a_file_is_relative_to_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    text = """
+        [policy]
+        model = "../../models/start"
+        directory = "policies"
+        [gateway]
+        secret_file = "secret"
+        [rollout]
+        scaffolds = { "own/agent" = 1.0, shell = 1.0 }
+        [sandbox.images]
+        directory = "images"
+        build_files = { ca = "ca.crt" }
+        [sandbox.kubernetes]
+        token_file = "token"
+        ca_file = "/etc/ca.crt"
+    """
+    file = written(run, text)
+    for directory, given in (
+        (run, "penstock.toml"),
+        (tmp_path, "runs/first/penstock.toml"),
+        (tmp_path / "elsewhere", str(file)),
+    ):
+        monkeypatch.chdir(directory)
+        config = load(Path(given))
+        assert config.policy.model == str(run / "../../models/start")
+        assert config.policy.directory == str(run / "policies")
+        assert config.gateway.secret_file == str(run / "secret")
+        assert list(config.rollout.scaffolds) == [str(run / "own/agent"), "shell"]
+        assert config.sandbox.images.directory == str(run / "images")
+        assert config.sandbox.images.build_files == {"ca": str(run / "ca.crt")}
+        assert config.sandbox.kubernetes.token_file == str(run / "token")
+        assert config.sandbox.kubernetes.ca_file == "/etc/ca.crt"
+    monkeypatch.chdir(tmp_path)
+    assert load(file, ["policy.model=models/other"]).policy.model == "models/other", (
+        "of the working directory"
+    )
+
+
+def test_every_key_that_holds_a_path_is_resolved() -> None:
+    named_like_paths = {
+        key.name
+        for key in all_keys()
+        if key.name.rpartition(".")[2] in ("model", "directory") or key.name.endswith("_file")
+    }
+    assert named_like_paths == set(PATHS)

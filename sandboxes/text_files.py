@@ -1,0 +1,80 @@
+"""Text that people write, as their editors save it: with a byte order mark, with the line ends of Windows, in another encoding.
+
+The mark of UTF-8 is removed and CRLF becomes LF. Another encoding is refused by its name, in one sentence that names the file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),  # it begins like the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_BEGIN: Final = 64
+_SHEBANG: Final = b"#!"
+
+
+def text_of(data: bytes, name: str) -> str:
+    """The text of a file, without a byte order mark, its lines ended by LF. ValueError for another encoding than UTF-8; `name` is the file in it.
+
+    >>> text_of(b"\\xef\\xbb\\xbfname = 1\\r\\n", "a.toml")
+    'name = 1\\n'
+    >>> text_of("é".encode("latin-1"), "a.toml")
+    Traceback (most recent call last):
+    ValueError: a.toml is not UTF-8 text (byte 0): save it as UTF-8
+    """
+    plain = _without_mark(data, name)
+    try:
+        return plain.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        at = error.start + len(data) - len(plain)
+        raise ValueError(f"{name} is not UTF-8 text (byte {at}): save it as UTF-8") from None
+
+
+def read_text(path: Path) -> str:
+    """`text_of` a file. OSError if it cannot be read."""
+    return text_of(path.read_bytes(), str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. OSError if it cannot be read; ValueError, one sentence that names it, if it is not TOML."""
+    text = read_text(path)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # also for a number that is too long
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+
+
+def script_of(data: bytes, name: str) -> bytes:
+    """A script as a shell can run it: without a byte order mark, and with LF where its first line ends in CRLF. Its other bytes stay as they are.
+    ValueError for UTF-16 and UTF-32.
+
+    >>> script_of(b"\\xef\\xbb\\xbf#!/bin/bash\\r\\necho 1\\r\\n", "test.sh")
+    b'#!/bin/bash\\necho 1\\n'
+    """
+    plain = _without_mark(data, name)
+    return plain.replace(b"\r\n", b"\n") if plain.partition(b"\n")[0].endswith(b"\r") else plain
+
+
+def is_script(data: bytes) -> bool:
+    """Whether a file names its interpreter in its first line; a byte order mark may precede it."""
+    return data.removeprefix(codecs.BOM_UTF8).startswith(_SHEBANG)
+
+
+def _without_mark(data: bytes, name: str) -> bytes:
+    """ValueError for UTF-16 and UTF-32, which Windows also writes without a mark."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            raise ValueError(f"{name} is {encoding} text: save it as UTF-8")
+    begin = data[:_BEGIN]
+    if len(begin) >= 4 and not (any(begin[::2]) and any(begin[1::2])):
+        raise ValueError(f"{name} looks like UTF-16 text (every other byte is 0): save it as UTF-8")
+    return data.removeprefix(codecs.BOM_UTF8)

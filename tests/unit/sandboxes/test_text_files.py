@@ -1,0 +1,61 @@
+"""Text as people's editors save it: the mark and the line ends of Windows are no content, other encodings are named."""
+
+import codecs
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandboxes.text_files import is_script, read_text, read_toml, script_of, text_of
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0\ufeff"))
+
+
+@given(text=TEXTS)
+def test_a_mark_and_the_line_ends_of_windows_do_not_change_what_is_read(text: str) -> None:
+    as_windows = text.replace("\n", "\r\n").encode("utf-8-sig")
+    assert text_of(as_windows, "a") == text == text_of(text.encode(), "a")
+    assert script_of(b"\n" + text.encode(), "a") == b"\n" + text.encode(), (
+        "a script without CRLF keeps its bytes"
+    )
+
+
+@given(text=TEXTS.filter(bool), encoding=st.sampled_from(("utf-16", "utf-32")))
+def test_another_encoding_is_refused_by_its_name(text: str, encoding: str) -> None:
+    for read in (text_of, script_of):
+        with pytest.raises(ValueError, match=rf"^some file is {encoding.upper()} text: save it as UTF-8$"):
+            read(text.encode(encoding), "some file")
+
+
+def test_utf_16_without_a_mark_and_latin_1_are_refused_too() -> None:
+    with pytest.raises(ValueError, match=r"a.toml looks like UTF-16 text"):
+        text_of("name = 'a'".encode("utf-16-le"), "a.toml")
+    with pytest.raises(ValueError, match=r"a.toml is not UTF-8 text \(byte 11\): save it as UTF-8"):
+        text_of(codecs.BOM_UTF8 + b"name = '\xe9'", "a.toml")
+    assert text_of(b"bytes \0 of two kinds", "a") == "bytes \0 of two kinds", "a NUL alone names no encoding"
+
+
+def test_a_script_of_windows_is_started_by_its_first_line(tmp_path: Path) -> None:
+    written = codecs.BOM_UTF8 + b"#!/bin/sh\r\nset -e\r\necho started\r\n"
+    assert is_script(written)
+    script = tmp_path / "script"
+    script.write_bytes(script_of(written, "script"))
+    script.chmod(0o755)
+    assert subprocess.run([script], capture_output=True, check=True).stdout == b"started\n"
+
+
+def test_a_return_that_a_script_of_unix_holds_is_kept() -> None:
+    wanted = b"#!/bin/sh\nprintf 'a\r\n' > windows.txt\n"
+    assert script_of(wanted, "script") == wanted
+
+
+def test_a_file_that_is_no_toml_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_bytes(codecs.BOM_UTF8 + b"[a]\r\nb = 1\r\n")
+    assert read_toml(file) == {"a": {"b": 1}} and read_text(file) == "[a]\nb = 1\n"
+    for content in (b"[a", b"a = " + b"[" * 100_000):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{file} is not valid TOML: "):
+            read_toml(file)
