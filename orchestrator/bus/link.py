@@ -37,6 +37,7 @@ OLDEST_SERVER = (2, 10)  # older servers silently ignore parts of the configurat
 FIRST_WAIT_S = 0.05
 LEADERLESS_S = 0.25  # a cluster that has lost a leader answers nothing until it elects another
 _LOOK_AT_CLIENT_S = 0.2
+_LOGIN_REFUSED = "Authorization Violation"  # as the server says it; the client has no error of its own for it
 
 
 class LinkLost(Exception):
@@ -88,6 +89,7 @@ class Link:
         self._url = itertools.cycle(random.sample(urls, len(urls)))
         self._servers = len(urls)
         self._places = " or ".join(map(_place, urls))
+        self._has_login = any(map(login_of, urls))
         self._name = name
         self._on_up = on_up  # called after each reconnection, not after the first connection
         self._current: Connection | None = None
@@ -100,7 +102,7 @@ class Link:
         return self._current
 
     async def open(self, patience_s: float) -> None:
-        """Connect for the first time. Raises UnfitServer at once and BusUnavailable after ``patience_s`` seconds."""
+        """Connect for the first time. Raises UnfitServer at once, also for a refused login, and BusUnavailable after ``patience_s`` seconds."""
         refused: Exception | None = None
         with anyio.move_on_after(patience_s):
             for delay in delays():
@@ -108,6 +110,8 @@ class Link:
                     await self._dial_any()
                     return
                 except (OSError, nats.errors.Error) as error:
+                    if _LOGIN_REFUSED in str(error):
+                        raise UnfitServer(self._login_refused()) from None
                     refused = error
                 await anyio.sleep(delay)
         if isinstance(refused, ServiceUnavailableError):
@@ -117,6 +121,14 @@ class Link:
         raise BusUnavailable(
             f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): start it there, or check NATS_URL"
         )
+
+    def _login_refused(self) -> str:
+        if self._has_login:
+            return (
+                f"the NATS server at {self._places} refuses the login in NATS_URL: check its user and password, or its token, "
+                "in which / : @ and % are written %2F, %3A, %40 and %25"
+            )
+        return f"the NATS server at {self._places} requires a login, and NATS_URL has none: write user:password@ or token@ before the host"
 
     async def run(self) -> None:
         """Dial again whenever the connection is lost."""

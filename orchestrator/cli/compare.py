@@ -1,6 +1,7 @@
 """`penstock compare`: several runs side by side, each with its own directory and data pool."""
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +71,7 @@ async def _read(home: Home, keys: tuple[str, ...]) -> "Compared":
     except PenstockError as error:
         run_directory = home.file.parent
         raise PenstockError(
-            f"{run_directory}: {error} (its services and dashboard alone: penstock up -c {run_directory} --only web)"
+            f"{run_directory}: {error} (its services and dashboard alone: penstock up -c {shlex.quote(str(run_directory))} --only web)"
         ) from error
 
 

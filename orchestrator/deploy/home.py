@@ -9,7 +9,6 @@
 """
 
 import hashlib
-import json
 import os
 import socket
 import stat
@@ -205,5 +204,12 @@ def write_template(directory: Path, name: str, model: str) -> Path:
     quoted = {key: json.dumps(text, ensure_ascii=False) for key, text in (("name", name), ("model", model))}
     file.touch(mode=0o600)  # it may get passwords
     file.write_text(TEMPLATE.format(**quoted), encoding="utf-8")
+    file.write_text(TEMPLATE.format(name=_toml(name), model=_toml(model)), encoding="utf-8")
     load(file)
     return file
+
+
+def _toml(text: str) -> str:
+    import tomlkit  # loaded by `penstock init` alone
+
+    return tomlkit.item(text).as_string()

@@ -5,7 +5,6 @@ There is not an index for every query, and no full-text index at all: one over t
 `BUDGET_S` is spent. `next` gives the place to continue from. An empty page does not prove that nothing matches.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,6 +13,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.languages import json_text, like
 from orchestrator.contracts.states import GroupState, Purpose
 from orchestrator.pool.rows import from_row
 from orchestrator.queries.filters import GroupFilters, RolloutFilters
@@ -210,10 +210,7 @@ def _row(row: Any) -> RolloutRow:
 
 def _pattern(wanted: str) -> str:
     """An ILIKE pattern that finds `wanted` in the JSON text of messages."""
-    escaped = json.dumps(wanted, ensure_ascii=False)[1:-1]
-    for special in ("\\", "%", "_"):
-        escaped = escaped.replace(special, "\\" + special)
-    return f"%{escaped}%"
+    return f"%{like(json_text(wanted)[1:-1])}%"
 
 
 _PLACE = text(

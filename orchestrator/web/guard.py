@@ -8,6 +8,7 @@
 | static file, /healthz | only pass the first check: they hold nothing of the run's contents |
 """
 
+import html
 import ipaddress
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -171,7 +172,7 @@ def refusal(request: web.Request, status: int, sentence: str) -> web.Response:
 
 
 def _page(sentence: str) -> str:
-    escaped = sentence.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = html.escape(sentence, quote=False)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         '<title>Penstock</title><link rel="stylesheet" href="/static/style.css">'

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from orchestrator.contracts.languages import json_text
 from orchestrator.deploy.cluster.placement import PlacedProcess, placed
 from orchestrator.deploy.cluster.processes import (
     Command,
@@ -114,13 +115,15 @@ def nats_conf(site: HostSite, process: PlacedProcess, store: str, listen: str, l
     directory, since NATS accepts no other path. Empty: no login is required."""
     all_of_them = [each for each in site.processes if each.role == "nats"]
     lines = [
-        f'server_name: "{process.name}"',
-        f'listen: "{listen}:{process.ports["client"]}"',
-        f'http: "{listen}:{process.ports["monitor"]}"  # JetStream\'s state, for monitoring',
+        f"server_name: {json_text(process.name)}",
+        "listen: " + json_text(f"{listen}:{process.ports['client']}"),
+        "http: "
+        + json_text(f"{listen}:{process.ports['monitor']}")
+        + "  # JetStream's state, for monitoring",
         f"max_payload: {MAX_PAYLOAD}",
-        *([f'include "{login}"', "authorization { token: $NATS_TOKEN }"] if login else []),
+        *([f"include {json_text(login)}", "authorization { token: $NATS_TOKEN }"] if login else []),
         "jetstream {",
-        f'  store_dir: "{store}"',
+        f"  store_dir: {json_text(store)}",
         f"  max_file_store: {site.topology.nats.store_gb}GB",
         "}",
     ]

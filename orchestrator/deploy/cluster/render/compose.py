@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.contracts.languages import without_interpolation
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
     TRAINS,
@@ -141,7 +142,7 @@ class _Compose:
         ]
         found = self._base(role, topology.images.sglang if sglang else topology.images.penstock, process)
         found["user"] = f"{USER}:{USER}"
-        found["command"] = [part.replace("$", "$$") for part in argv]
+        found["command"] = argv
         # Containers count their GPUs from 0: they see no others.
         environment = {
             key: value for key, value in starts.environment.items() if key != "CUDA_VISIBLE_DEVICES"
@@ -309,7 +310,7 @@ class _Compose:
             }
         title = f"The Penstock run {self.topology.name}" + ("" if self.single else f" on {self.host}")
         files[f"{directory}compose.yaml"] = f"# {title}. Written by `penstock cluster render`.\n" + to_yaml(
-            document
+            without_interpolation(document)
         )
         return files
 

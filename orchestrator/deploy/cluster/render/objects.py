@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.contracts.languages import without_interpolation
 from orchestrator.deploy.cluster.topology import (
     Resources,
     RunnerPool,
@@ -91,10 +92,11 @@ def container(
     probes: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Object:
-    """A container that may write only to its volumes, and cannot gain privileges."""
-    found: Object = {"name": name, "image": image, "command": [argv[0]], "args": list(argv[1:])}
+    """A container that may write only to its volumes, and cannot gain privileges. `$` in `argv` and `environment` begins no variable."""
+    words = without_interpolation(list(argv))
+    found: Object = {"name": name, "image": image, "command": words[:1], "args": words[1:]}
     if environment:
-        found["env"] = list(environment)
+        found["env"] = without_interpolation(list(environment))
     if ports:
         found["ports"] = [{"name": port_name, "containerPort": port} for port_name, port in ports.items()]
     found["resources"] = resources

@@ -7,6 +7,7 @@ requeued job, even on other nodes, continues where it was. When any step ends, a
 import math
 from collections.abc import Mapping, Sequence
 
+from orchestrator.contracts.languages import VARIABLE, here_document, shell_word
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import READS_POOL, configuration, migrate
 from orchestrator.deploy.cluster.render.bare import (
@@ -60,10 +61,11 @@ process() {
   local name="$1" wait="$8" prepared
   local place=("${@:1:7}")
   shift 8
-  prepared="mkdir -p -m 700 '$PENSTOCK_STATE/$name' && cp '$logs/penstock.toml' '$PENSTOCK_STATE/$name/'"
+  local home="$PENSTOCK_STATE/$name"
+  prepared="mkdir -p -m 700 ${home@Q} && cp ${logs@Q}/penstock.toml ${home@Q}/"
   case "$wait" in
-    schema) prepared+=" && '$BIN/penstock' cluster wait -c '$PENSTOCK_STATE/$name'" ;;
-    run) prepared+=" && '$BIN/penstock' cluster wait -c '$PENSTOCK_STATE/$name' --run" ;;
+    schema) prepared+=" && ${BIN@Q}/penstock cluster wait -c ${home@Q}" ;;
+    run) prepared+=" && ${BIN@Q}/penstock cluster wait -c ${home@Q} --run" ;;
   esac
   step "${place[@]}" bash -c "$prepared"' && exec "$@"' "$name" "$@"
 }
@@ -137,12 +139,14 @@ class _Job:
             topology = topology.model_copy(update={"secrets": own})
         self.site = HostSite(
             topology=topology,
-            address=lambda host: f"${{NODES[{self.node[host]}]}}",
-            home=lambda process: f"$PENSTOCK_STATE/{unit_of(process)}",
+            address=lambda host: f"{VARIABLE}{{NODES[{self.node[host]}]}}",
+            home=lambda process: f"{VARIABLE}PENSTOCK_STATE/{unit_of(process)}",
             secret=lambda key: (
-                f"$logs/{key.key}" if key == OWN_URL else below(topology.secrets.directory, key.name, key.key)
+                f"{VARIABLE}logs/{key.key}"
+                if key == OWN_URL
+                else below(topology.secrets.directory, key.name, key.key)
             ),
-            programs="$BIN/",
+            programs=f"{VARIABLE}BIN/",
         )
 
         self.narrow = {host for host in topology.machines if not _fits(host, self.topology, self.takes(host))}
@@ -225,13 +229,6 @@ def _time(hours: float) -> str:
     return f"{days}-{rest_minutes // 60:02d}:{rest_minutes % 60:02d}:00"
 
 
-def _shell(argument: str) -> str:
-    """Quoted, with the job's own variables left to the shell."""
-    if all(letter.isalnum() or letter in "-_./:=,@%+" for letter in argument):
-        return argument
-    return '"' + argument.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
-
-
 def _line(job: _Job, process: PlacedProcess) -> str:
     starts = job.site.command(process)
     resources = resources_of(job.topology, process)
@@ -252,13 +249,8 @@ def _line(job: _Job, process: PlacedProcess) -> str:
         "" if process.role not in READS_POOL else "schema" if process.role == "orchestrator" else "run"
     )
     argv = ["env", *environment, *starts.argv] if environment else list(starts.argv)
-    return f"process {' '.join(map(str, position))} {dependency or 'nothing'} {' '.join(map(_shell, argv))}"
-
-
-def _here(text: str) -> str:
-    """The text of a here document: only nodes' names are substituted."""
     return (
-        text.replace("\\", "\\\\").replace("`", "\\`").replace("$", "\\$").replace("\\${NODES[", "${NODES[")
+        f"process {' '.join(map(str, position))} {dependency or 'nothing'} {' '.join(map(shell_word, argv))}"
     )
 
 
@@ -267,11 +259,12 @@ def script(topology: Topology) -> str:
     job = _Job(topology)
     first = next(each for each in job.site.processes if each.role == "orchestrator")
     secrets = dict.fromkeys(
-        _shell(below(topology.secrets.directory, key.name, key.key)) for key in topology.secrets.keys
+        shell_word(below(topology.secrets.directory, key.name, key.key)) for key in topology.secrets.keys
     )
     login: list[str] = []
     if not topology.nats.external:
-        login_lines = nats_logins(job.site, '"$logs/nats.login"', '"$logs/nats.url"')
+        made = nats_logins(job.site, '"$logs/nats.login"', '"$logs/nats.url"')
+        login_lines = [line.replace(VARIABLE, "$") for line in made]
         login = ["# --- the login of this attempt's NATS, for the job's user alone ---", *login_lines, ""]
     count = sum(len(names) for _, names in job.entries)
     lines = [
@@ -279,9 +272,9 @@ def script(topology: Topology) -> str:
         f"# The Penstock run {topology.name} as one job of {count} node{'s' if count > 1 else ''}. Written by `penstock cluster render`.",
         *job.header(),
         "set -euo pipefail",
-        f"BIN={topology.bare.install}/bin",
-        f"SHARED={topology.shared.path}",
-        f"GRES={topology.slurm.gres if any(host.gpus for host in topology.hosts) else ''}",
+        f"BIN={shell_word(f'{topology.bare.install}/bin')}",
+        f"SHARED={shell_word(topology.shared.path)}",
+        f"GRES={shell_word(topology.slurm.gres) if any(host.gpus for host in topology.hosts) else ''}",
         f"SECRETS=({' '.join(secrets)})",
         "# The nodes, in the order of the topology's hosts: " + ", ".join(name for name, _ in job.entries),
         *job.nodes(),
@@ -289,12 +282,12 @@ def script(topology: Topology) -> str:
         "",
         PREPARE,
         'cat > "$logs/penstock.toml" <<TOML',
-        _here(to_toml(configuration(job.site.topology, job.site.links))) + "TOML",
+        here_document(to_toml(configuration(job.site.topology, job.site.links))) + "TOML",
         "",
         *login,
         "# --- the schema, before the rest ---",
-        f"(cd {topology.bare.install} && DATABASE_URL_FILE={_shell(job.site.secret(topology.secrets.database_url))} "
-        f"{' '.join(migrate(job.site.where(first)))}) > \"$logs/migrate.log\" 2>&1",
+        f"(cd {shell_word(topology.bare.install)} && DATABASE_URL_FILE={shell_word(job.site.secret(topology.secrets.database_url))} "
+        f"{' '.join(map(shell_word, migrate(job.site.where(first))))}) > \"$logs/migrate.log\" 2>&1",
         "",
         "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS HAS … ---",
     ]  # fmt: skip
@@ -307,10 +300,10 @@ def script(topology: Topology) -> str:
         group, node = job.place[process.host]
         home = job.site.home(process)
         nats_resources = topology.nats.resources
-        conf = nats_conf(job.site, process, home, "0.0.0.0", "nats.login").replace(home, "STATE")
+        conf = nats_conf(job.site, process, home, "0.0.0.0", "nats.login")
         lines += [
             f'cat > "$logs/{process.name}.conf" <<NATS',
-            _here(conf).replace("STATE", home) + "NATS",
+            here_document(conf) + "NATS",
             f"step {process.name} {group} {node} {math.ceil(nats_resources.cpus)} {round(nats_resources.memory_gb * 1000)} 0 {job.has(process)} "
             f'"$BIN/nats-server" --config "$logs/{process.name}.conf"',
         ]

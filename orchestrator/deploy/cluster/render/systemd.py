@@ -1,8 +1,9 @@
 """Units for hosts that people run themselves: one directory per host, one unit per process, each with only the permissions that it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from posixpath import relpath
 
+from orchestrator.contracts.languages import SPECIFIER, systemd_argument, systemd_value, systemd_word
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
     READS_POOL,
@@ -82,19 +83,18 @@ def site(topology: Topology) -> HostSite:
         topology=topology,
         address=lambda host: machines[host].address,
         home=lambda process: below(topology.bare.state, topology.name, unit_of(process)),
-        secret=lambda key: f"%d/{_credential(key)}",
+        secret=lambda key: f"{SPECIFIER}d/{_credential(key)}",  # the unit's directory of credentials
         programs=f"{topology.bare.install}/bin/",
     )
 
 
-def _quoted(argument: str) -> str:
-    """One argument of ExecStart=. `%d` is the unit's directory of credentials; every other % is literal."""
-    text = argument.replace("%", "%%").replace("%%d/", "%d/").replace("$", "$$")
-    return f'"{text}"' if any(letter in text for letter in " \t;'\"\\") else text
+def _exec(argv: Sequence[str]) -> str:
+    return " ".join(map(systemd_argument, argv))
 
 
-def _exec(argv: tuple[str, ...] | list[str]) -> str:
-    return " ".join(map(_quoted, argv))
+def _loads(topology: Topology, key: SecretKey) -> str:
+    path = below(topology.secrets.directory, key.name, key.key)
+    return f"LoadCredential={_credential(key)}:{systemd_value(path)}"
 
 
 def _unit(here: HostSite, process: PlacedProcess) -> str:
@@ -108,10 +108,7 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
         *start_command.files.values(),
         *([topology.secrets.gateway_admin] if process.role in ("gateway", "runner") else []),
     ]
-    credentials = dict.fromkeys(
-        f"LoadCredential={_credential(key)}:{below(topology.secrets.directory, key.name, key.key)}"
-        for key in keys
-    )
+    credentials = dict.fromkeys(_loads(topology, key) for key in keys)
     lines = [
         "[Unit]",
         f"Description=Penstock run {topology.name}: {name}",
@@ -123,17 +120,18 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
         "",
         "[Service]",
         "Type=exec",
-        f"User={topology.bare.user}",
-        f"Group={topology.bare.user}",
+        f"User={systemd_value(topology.bare.user)}",
+        f"Group={systemd_value(topology.bare.user)}",
         f"StateDirectory=penstock/{topology.name}/{name}",
         "StateDirectoryMode=0700",
-        f"WorkingDirectory={home}",
-        *(f"Environment={_quoted(f'{key}={value}')}" for key, value in environment.items()),
+        f"WorkingDirectory={systemd_value(home)}",
+        *(f"Environment={systemd_word(f'{key}={value}')}" for key, value in environment.items()),
         *credentials,
     ]
     if owned:
         settings = f"/etc/penstock/{topology.name}/penstock.toml"
-        lines.append(f"ExecStartPre=/usr/bin/install -m 0600 {settings} {home}/penstock.toml")
+        copied = ["/usr/bin/install", "-m", "0600", settings, f"{home}/penstock.toml"]
+        lines.append(f"ExecStartPre={_exec(copied)}")
         lines.append(f"ExecStartPre={_exec(wait(location, run=process.role != 'orchestrator'))}")
         lines.append("TimeoutStartSec=660")
     lines += [
@@ -157,7 +155,7 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
         lines += COMPUTES.splitlines()
     if process.role in ("trainer", "gateway", "rollout-server"):
         mode = "ReadWritePaths" if process.role == "trainer" else "ReadOnlyPaths"
-        lines.append(f"{mode}={topology.shared.path}")
+        lines.append(f"{mode}={systemd_word(topology.shared.path)}")
     lines += ["", "[Install]", f"WantedBy=penstock-{topology.name}.target", ""]
     return "\n".join(lines)
 
@@ -174,11 +172,11 @@ def _migrate(here: HostSite, process: PlacedProcess) -> str:
         "[Service]",
         "Type=oneshot",
         "RemainAfterExit=yes",
-        f"User={topology.bare.user}",
-        f"Group={topology.bare.user}",
-        f"WorkingDirectory={topology.bare.install}",
+        f"User={systemd_value(topology.bare.user)}",
+        f"Group={systemd_value(topology.bare.user)}",
+        f"WorkingDirectory={systemd_value(topology.bare.install)}",
         f"Environment=DATABASE_URL_FILE=%d/{_credential(key)}",
-        f"LoadCredential={_credential(key)}:{below(topology.secrets.directory, key.name, key.key)}",
+        _loads(topology, key),
         f"ExecStart={_exec(migrate(here.where(process)))}",
         "",
         *HARDENED.splitlines(),
@@ -194,6 +192,7 @@ def _migrate(here: HostSite, process: PlacedProcess) -> str:
 
 def _nats(here: HostSite, process: PlacedProcess) -> str:
     topology, resources, login = here.topology, here.topology.nats.resources, here.topology.secrets.nats_login
+    conf = f"/etc/penstock/{topology.name}/{process.name}.conf"
     lines = [
         "[Unit]",
         f"Description=Penstock run {topology.name}: {process.name} (JetStream)",
@@ -203,18 +202,12 @@ def _nats(here: HostSite, process: PlacedProcess) -> str:
         "",
         "[Service]",
         "Type=exec",
-        f"User={topology.bare.user}",
-        f"Group={topology.bare.user}",
+        f"User={systemd_value(topology.bare.user)}",
+        f"Group={systemd_value(topology.bare.user)}",
         f"StateDirectory=penstock/{topology.name}/{process.name}",
         "StateDirectoryMode=0700",
-        *(
-            [
-                f"LoadCredential={_credential(login)}:{below(topology.secrets.directory, login.name, login.key)}"
-            ]
-            if login is not None
-            else []
-        ),
-        f"ExecStart={topology.bare.install}/bin/nats-server --config /etc/penstock/{topology.name}/{process.name}.conf",
+        *([_loads(topology, login)] if login is not None else []),
+        f"ExecStart={_exec([f'{topology.bare.install}/bin/nats-server', '--config', conf])}",
         "ExecReload=/bin/kill -HUP $MAINPID",
         "Restart=always",
         "RestartSec=2",

@@ -1,5 +1,6 @@
-"""YAML in a readable style: keys in insertion order, long texts as blocks, no references."""
+"""YAML in a readable style: keys in insertion order, long texts as blocks, no references. Texts are texts for readers of YAML 1.1, 1.2 and Go."""
 
+import re
 from typing import Any
 
 import yaml
@@ -21,8 +22,12 @@ class PlaceholderNumber(int):
     place = ""
 
 
+_NOT_A_TEXT = re.compile(r"[-+]?\.?[0-9].*|[-+]?\.(inf|nan)|y|n", re.IGNORECASE | re.DOTALL)
+"""Texts that some reader takes for a number, a time or a truth value: 1e3, 0o17 and 25921e05 are none in YAML 1.1, which PyYAML writes."""
+
+
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "|" if "\n" in text else '"' if PLACE in text else None
+    style = "|" if "\n" in text else '"' if PLACE in text or _NOT_A_TEXT.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
 
 

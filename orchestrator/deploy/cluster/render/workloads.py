@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.contracts.languages import VARIABLE
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
     Command,
@@ -233,7 +234,7 @@ class Workloads:
         section = self.topology.gateways
         address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         template = self._process(
-            process, section, section.resources, where=self.where("$(POD_IP)"), environment=[address],
+            process, section, section.resources, where=self.where(f"{VARIABLE}(POD_IP)"), environment=[address],
             secrets=[self.topology.secrets.gateway_admin], shared="read", probes=own_probes("http"), kept_state=True,
         )  # fmt: skip
         claim_spec: Object = {
@@ -270,7 +271,11 @@ class Workloads:
         pool = pool_of(self.topology, process)
         index = "metadata.labels['apps.kubernetes.io/pod-index']"
         number = {"name": "NUMBER", "valueFrom": {"fieldRef": {"fieldPath": index}}}
-        location = self.where(leader="$(LWS_LEADER_ADDRESS)", node="$(LWS_WORKER_INDEX)", number="$(NUMBER)")
+        location = self.where(
+            leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)",
+            node=f"{VARIABLE}(LWS_WORKER_INDEX)",
+            number=f"{VARIABLE}(NUMBER)",
+        )
         start_command = command(self.topology, process, location)
         volume, mount = self._shared(read_only=True)
         sglang = pool.engine == "sglang"
@@ -304,7 +309,7 @@ class Workloads:
     def trainer(self, process: PlacedProcess) -> list[Object]:
         """Exactly one: a set keeps a pod's name until it is certainly gone. If it spans several machines, all end together."""
         section = self.topology.trainer
-        location = self.where(leader="$(LWS_LEADER_ADDRESS)", node="$(LWS_WORKER_INDEX)")
+        location = self.where(leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)", node=f"{VARIABLE}(LWS_WORKER_INDEX)")
         template = self._process(
             process, section, section.resources, where=location, shared="write", ranks=True,
             environment=[{"name": "HOME", "value": "/tmp"}], probes=own_probes(start_s=SERVER_START_S),

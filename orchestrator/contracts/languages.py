@@ -1,0 +1,120 @@
+"""Values in texts of other languages: one function per language, which gives the value the quoting of that language.
+
+YAML has its own writer (`orchestrator.deploy.cluster.render.text`), TOML too (`orchestrator.deploy.cluster.toml`); HTML is `html.escape`, URLs are
+`urllib.parse.quote`, a shell's words that contain no variable are `shlex.quote`.
+
+A `$` or `%` of ours that the other language has to expand is written as `VARIABLE` or `SPECIFIER` until then: no value contains them.
+"""
+
+import json
+from typing import Final, TypeVar
+
+from orchestrator.contracts.quote import quoted
+
+Value = TypeVar("Value")
+VARIABLE: Final = "\ue024"
+"""Stands for the `$` of a variable that we name ourselves."""
+SPECIFIER: Final = "\ue025"
+"""Stands for the `%` of a systemd specifier that we name ourselves."""
+_PLAIN: Final = frozenset("-_./:=,@%+")
+
+
+def shell_word(text: str) -> str:
+    """One word of a POSIX shell, in which only variables of our own are expanded.
+
+    >>> print(shell_word("a-b"), shell_word(f"{VARIABLE}BIN/penstock"), shell_word('5 $ and "x"'))
+    a-b "$BIN/penstock" "5 \\$ and \\"x\\""
+    """
+    if text and all((letter.isascii() and letter.isalnum()) or letter in _PLAIN for letter in text):
+        return text
+    for special in '\\"`$':
+        text = text.replace(special, f"\\{special}")
+    return f'"{text.replace(VARIABLE, "$")}"'
+
+
+def here_document(text: str) -> str:
+    """The lines of an unquoted here-document, in which only variables of our own are expanded."""
+    for special in "\\`$":
+        text = text.replace(special, f"\\{special}")
+    return text.replace(VARIABLE, "$")
+
+
+def systemd_value(text: str) -> str:
+    """The whole value of a setting that is one text or one path. ValueError for a line break.
+
+    >>> print(systemd_value("/srv/50%"))
+    /srv/50%%
+    """
+    if any(ord(letter) < 32 for letter in text):
+        raise ValueError(
+            f"{quoted(text)} cannot be written into a unit of systemd: remove its control characters"
+        )
+    return text.replace("%", "%%").replace(SPECIFIER, "%")
+
+
+def systemd_word(text: str) -> str:
+    """One of several words of a setting, such as a variable of Environment= or a path of ReadOnlyPaths=. ValueError for a line break.
+
+    >>> print(systemd_word("A=b"), systemd_word('A=a "b"'))
+    A=b "A=a \\"b\\""
+    """
+    value = systemd_value(text)
+    if value and not any(letter in " ;'\"\\" for letter in value):
+        return value
+    for special in '\\"':
+        value = value.replace(special, f"\\{special}")
+    return f'"{value}"'
+
+
+def systemd_argument(text: str) -> str:
+    """One word of a command line, in which systemd also expands variables. ValueError for a line break.
+
+    >>> print(systemd_argument("5$"))
+    5$$
+    """
+    return systemd_word(text.replace("$", "$$"))
+
+
+def without_interpolation(value: Value) -> Value:
+    """A document whose texts Compose and Kubernetes take literally: both expand variables after one `$`. Variables of our own are expanded.
+
+    >>> without_interpolation({"command": ["echo", "5$"], "ports": 3})
+    {'command': ['echo', '5$$'], 'ports': 3}
+    """
+    found: object = value
+    if isinstance(value, str):
+        found = value.replace("$", "$$").replace(VARIABLE, "$")
+    elif isinstance(value, dict):
+        found = {key: without_interpolation(each) for key, each in value.items()}
+    elif isinstance(value, list):
+        found = [without_interpolation(each) for each in value]
+    return found  # type: ignore[return-value]
+
+
+def json_text(text: str) -> str:
+    """A text in double quotes, for JSON and for the configuration of NATS.
+
+    >>> print(json_text('a "b"'))
+    "a \\"b\\""
+    """
+    return json.dumps(text, ensure_ascii=False)
+
+
+def sql_text(text: str) -> str:
+    """A text in a statement that another program runs, so that it cannot be a parameter.
+
+    >>> print(sql_text("it's"))
+    'it''s'
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+def like(text: str) -> str:
+    """The pattern of SQL's LIKE and ILIKE that matches exactly `text`.
+
+    >>> print(like("50%_\\\\"))
+    50\\%\\_\\\\
+    """
+    for special in "\\%_":
+        text = text.replace(special, f"\\{special}")
+    return text
