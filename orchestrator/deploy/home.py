@@ -201,9 +201,7 @@ def write_template(directory: Path, name: str, model: str) -> Path:
     if file.exists():
         raise ConfigurationError(f"{file} exists already; edit it, or choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    quoted = {key: json.dumps(text, ensure_ascii=False) for key, text in (("name", name), ("model", model))}
     file.touch(mode=0o600)  # it may get passwords
-    file.write_text(TEMPLATE.format(**quoted), encoding="utf-8")
     file.write_text(TEMPLATE.format(name=_toml(name), model=_toml(model)), encoding="utf-8")
     load(file)
     return file

@@ -307,6 +307,7 @@ PATHS: Final = (
     "policy.model",
     "policy.directory",
     "gateway.secret_file",
+    "servers.key_file",
     "sandbox.images.directory",
     "sandbox.kubernetes.token_file",
     "sandbox.kubernetes.ca_file",

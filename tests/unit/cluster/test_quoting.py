@@ -39,7 +39,7 @@ from tests.unit.cluster.rendered import CLUSTER
 from tests.unit.cluster.tools import wants
 
 LINE = st.text(
-    st.characters(codec="utf-8", exclude_categories=("Cc",), exclude_characters=f"{VARIABLE}{SPECIFIER}"),
+    st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters=f"{VARIABLE}{SPECIFIER}"),
     max_size=30,
 )
 SHORT = st.text("$%{}()\\\"'` ;#!*?~&|<>=a1:@,\u00e9", max_size=12)
