@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.languages import SPECIFIER, VARIABLE
+from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.checks import problems
 from orchestrator.deploy.cluster.inline import login, secret_options
 from orchestrator.deploy.cluster.topology import Topology
@@ -78,6 +80,19 @@ def _inline(node: Any, key: str = "") -> list[str]:
     )
 
 
+def _marked(node: Any, key: str = "") -> Iterator[str]:
+    """Keys whose name or text has a character by which the renderers mark variables of their own."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _marked(name, below := f"{key}.{name}" if key else str(name))
+            yield from _marked(value, below)
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _marked(value, f"{key}[{number}]")
+    elif isinstance(node, str) and (VARIABLE in node or SPECIFIER in node):
+        yield key
+
+
 def _keyed(raw: dict[str, Any]) -> Iterator[str]:
     """Options of rollout servers that take a secret."""
     pools = raw.get("servers")
@@ -95,6 +110,10 @@ def read(raw: dict[str, Any], source: str = "topology") -> Topology:
     found_problems = [
         f"{key} holds a login, given inline: keep the whole URL as a secret, and name that in [secrets]"
         for key in _inline(raw)
+    ]
+    found_problems += [
+        f"{quoted(key)} has the character U+{ord(VARIABLE):04X} or U+{ord(SPECIFIER):04X} of the private use area: take it out"
+        for key in dict.fromkeys(_marked(raw))
     ]
     found_problems += _keyed(raw)
     for owned, by in OWNED.items():

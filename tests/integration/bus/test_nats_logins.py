@@ -28,7 +28,7 @@ def served(directory: Path, authorization: dict[str, object]) -> Iterator[int]:
         "listen": f"127.0.0.1:{port}", "server_name": f"n{port}", "jetstream": {"store_dir": str(directory / "store")},
         "authorization": authorization, "ports_file_dir": str(ready), "max_payload": 8 << 20,
     }  # fmt: skip
-    (directory / "nats.conf").write_text(json.dumps(configuration))
+    (directory / "nats.conf").write_text(json.dumps(configuration, ensure_ascii=False))
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen([find_nats().path, "-c", directory / "nats.conf"], stdout=log, stderr=log)
     try:

@@ -28,8 +28,8 @@ RECIPE = re.compile(
     re.M,
 )
 QUERIES = {found["question"]: found for found in RECIPE.finditer(PAGE.read_text())}
+LEARNED = "Did it learn? Held-out success, with 95 % intervals"
 NOT_HERE = (  # no rows below answer these until `what_is_rare` adds some
-    "Did it learn? Held-out success, with 95 % intervals",
     "Do the rollouts of a group only repeat one another?",
     "Which train steps were skipped, and why?",
     "Whose reward looks too easy? (reward hacking suspects)",
@@ -152,8 +152,12 @@ async def test_rare_cases_are_found_where_they_occur(engine: AsyncEngine, reader
             rows = (await connection.exec_driver_sql(QUERIES[question]["query"])).mappings().all()
             assert rows, question
             found[question] = dict(rows[0])
-    learned, repeats, skipped, easy, dull, voided = (found[question] for question in NOT_HERE)
-    assert (learned["label"], learned["rollouts"], learned["success"]) == ("held", 2, 0.5)
+        shares = (await connection.exec_driver_sql(QUERIES[LEARNED]["query"])).mappings().all()
+    (learned,) = (row for row in shares if row["label"] == "held")
+    (unjudged,) = (row for row in shares if row["label"] != "held")
+    repeats, skipped, easy, dull, voided = (found[question] for question in NOT_HERE)
+    assert (learned["wanted"], learned["judged"], learned["success"]) == (2, 2, 0.5)
+    assert unjudged["wanted"] > 0 and (unjudged["judged"], unjudged["success"]) == (0, None)
     assert (repeats["group_id"], repeats["size"], repeats["different"]) == (1, 4, 3)
     assert (skipped["part"], skipped["skip_reason"]) == (1, "nonfinite")
     assert (easy["task"], easy["went_well"]) == ("a", 0)

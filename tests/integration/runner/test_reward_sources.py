@@ -92,16 +92,16 @@ async def test_the_named_numbers_of_a_task_are_kept_and_a_setting_names_the_one_
 
 
 @pytest.mark.parametrize("process", ['{"plan": 2}', '{"Plan!": 1}', "[1]", '{"plan": true}', '{"plan": "1"}'])
-async def test_a_malformed_word_on_the_process_is_a_failure_of_the_verifier_with_its_words(
+async def test_a_malformed_word_on_the_process_pays_nothing_and_is_noted_in_the_verdict(
     opens: Opens, process: str
 ) -> None:
     async with opens() as rig:
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(a_task(says("done"), check=judging(process)))
-        await rig.state(rollout, "lost")
-        (row,) = await rig.rows(
-            "SELECT failure_class, reason FROM rollouts WHERE rollout_id = :id", id=rollout
-        )
-        assert "/logs/verifier/process.json: " in row.reason
-        assert await rig.rows("SELECT 1 FROM rewards WHERE rollout_id = :id", id=rollout) == []
+        row = await rig.until(PAID, lambda row: True, id=rollout)
+        assert row.performance == 1.0
+        (verdict,) = await rig.rows("SELECT process, log FROM verdicts WHERE rollout_id = :id", id=rollout)
+        assert verdict.process in (None, {})
+        assert "/logs/verifier/process.json: " in verdict.log
+        assert "plan" not in row.process_by_signal

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.languages import (
     SPECIFIER,
     VARIABLE,
@@ -194,6 +195,14 @@ def test_systemd_itself_accepts_units_with_odd_places(tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, check=False)
     complaints = [line for line in done.stderr.decode().splitlines() if "odd.service" in line]
     assert complaints == [], complaints
+
+
+@pytest.mark.parametrize("mark", [VARIABLE, SPECIFIER])
+def test_the_marks_of_our_own_variables_are_refused_in_a_topology(mark: str) -> None:
+    raw = tomllib.loads((CLUSTER / "topology.toml").read_text())
+    raw["shared"]["path"] = f"/srv/{mark}HOME"
+    with pytest.raises(ConfigurationError, match=r"'shared\.path' has the character U\+E024 or U\+E025"):
+        read(raw)
 
 
 def test_the_units_of_odd_places_name_these_places() -> None:
