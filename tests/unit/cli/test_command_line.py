@@ -136,7 +136,7 @@ def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_mo
 def test_a_run_made_with_a_relative_model_starts_from_every_directory(
     tmp_path: Path, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.deploy.preflight.check_model", lambda _: None)
+    monkeypatch.setattr("orchestrator.deploy.preflight.check_model", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     assert penstock("init", "runs/first", "--model", "models/start").code == 0
     for directory, given in ((tmp_path, "runs/first"), (tmp_path / "runs" / "first", ".")):
@@ -236,7 +236,8 @@ def test_a_run_is_called_as_its_directory_where_that_can_be(penstock: Penstock, 
     for directory, named in (("first", "first"), ("My run", "default")):
         write_template(tmp_path / directory, "", 'a "b" \\ c')
         kept = json.loads(penstock("config", "-c", str(tmp_path / directory)).out)
-        assert (kept["run"]["name"], kept["policy"]["model"]) == (named, 'a "b" \\ c')
+        model = str(tmp_path / directory / 'a "b" \\ c')
+        assert (kept["run"]["name"], kept["policy"]["model"]) == (named, model)
     error = refused(penstock("init", str(tmp_path / "second"), "--name", "Second"))
     assert "'Second' is not a valid name" in error and not (tmp_path / "second").exists()
     assert f"penstock init {tmp_path / 'second'}\n" in refused(

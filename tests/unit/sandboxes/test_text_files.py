@@ -51,7 +51,7 @@ def test_a_return_that_a_script_of_unix_holds_is_kept() -> None:
     assert script_of(wanted, "script") == wanted
 
 
-def test_a_file_that_is_no_toml_is_named_once(tmp_path: Path) -> None:
+def test_invalid_toml_is_refused_by_a_sentence_that_names_the_file_once(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_bytes(codecs.BOM_UTF8 + b"[a]\r\nb = 1\r\n")
     assert read_toml(file) == {"a": {"b": 1}} and read_text(file) == "[a]\nb = 1\n"
