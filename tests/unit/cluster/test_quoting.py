@@ -72,7 +72,7 @@ for tag, pattern in (
     Yaml12.add_constructor(f"tag:tests,2026:{tag}", lambda _, node: (node.tag, node.value))
 
 
-@given(text=NUMBERS | WORDS | st.text(max_size=20))
+@given(text=NUMBERS | WORDS | st.text(max_size=20) | st.text("a \n\r\x85\u2028\u2029: -1", max_size=6))
 @settings(max_examples=500)
 def test_a_text_of_yaml_is_a_text_for_every_version_of_its_readers(text: str) -> None:
     document = {"key": text, text or "empty": ["a", text, {"inner": text}], "count": 3}

@@ -117,7 +117,7 @@ def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path)
         ),
         (MINIMAL + "[needs]\nmemory = 1", r"\[needs\] must hold whole numbers from 0 on for memory_mb"),
         (MINIMAL + '[check]\nend = "x"', r"\[check\] end is not a known key"),
-        ("name =", "scaffold.toml: "),
+        ("name =", "scaffold.toml is not valid TOML: "),
     ],
 )
 def test_a_bad_toml_scaffold_gets_one_sentence_with_the_key(tmp_path: Path, toml: str, problem: str) -> None:

@@ -25,9 +25,14 @@ class PlaceholderNumber(int):
 _NOT_A_TEXT = re.compile(r"[-+]?\.?[0-9].*|[-+]?\.(inf|nan)|y|n", re.IGNORECASE | re.DOTALL)
 """Texts that some reader takes for a number, a time or a truth value: 1e3, 0o17 and 25921e05 are none in YAML 1.1, which PyYAML writes."""
 
+_OTHER_BREAKS = frozenset("\r\x85\u2028\u2029")
+"""What YAML 1.1 takes for line breaks, and YAML 1.2 does not: between single quotes or in a block, PyYAML reads a blank or a line break back."""
+
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "|" if "\n" in text else '"' if PLACE in text or _NOT_A_TEXT.fullmatch(text) else None
+    block = "\n" in text and _OTHER_BREAKS.isdisjoint(text)
+    quoted = PLACE in text or _NOT_A_TEXT.fullmatch(text) or not _OTHER_BREAKS.isdisjoint(text)
+    style = "|" if block else '"' if quoted else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
 
 
