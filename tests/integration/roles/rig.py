@@ -3,7 +3,7 @@
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 import nats
+from nats.js.errors import NotFoundError
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -171,9 +172,14 @@ async def staged(engine: AsyncEngine, url: str, **sections: dict[str, object]) -
             yield Stage(flow=flow, run=run, bus=bus, prefix=name, url=url)
         finally:
             client = await nats.connect(url)
-            for stream in STREAMS:
-                await client.jetstream().delete_stream(f"{name.upper()}_{stream.name}")
-            await client.close()
+            try:
+                for stream in STREAMS:
+                    with suppress(
+                        NotFoundError
+                    ):  # the test may have wiped it, and end before anybody makes it again
+                        await client.jetstream().delete_stream(f"{name.upper()}_{stream.name}")
+            finally:
+                await client.close()
 
 
 @asynccontextmanager

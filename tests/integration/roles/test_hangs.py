@@ -17,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.heartbeats import BEATS, present, send_heartbeats
 from orchestrator.pool.leases import Lease
@@ -192,12 +193,12 @@ async def test_a_worker_with_an_unreported_error_is_named_with_the_error(
     hold, failed = Assignments._hold, anyio.Event()
 
     async def swallowed(self: Assignments, held: Lease) -> None:
-        with suppress(RuntimeError):
+        with suppress(ServiceError):
             await hold(self, held)
 
     async def attempt(self: RolloutRunner, lease: Lease) -> Any:
         failed.set()
-        raise RuntimeError("the tokenizer has no such token")
+        raise ServiceError("the disk of the tokenizer is away")
 
     monkeypatch.setattr(Assignments, "_hold", swallowed)
     monkeypatch.setattr(RolloutRunner, "attempt", attempt)
@@ -209,10 +210,10 @@ async def test_a_worker_with_an_unreported_error_is_named_with_the_error(
                 await failed.wait()
             found = await until_named(detector, "run", within_s=BEAT_S, process="runner", loop="attempt")
             assert found.item == f"rollout {rollout}"
-            assert "RuntimeError: the tokenizer has no such token" in found.sentence
+            assert "ServiceError: the disk of the tokenizer is away" in found.sentence
             (line, *_) = lines(logs, "watchdog.stuck", process="runner", loop="attempt")
             assert line["item"] == f"rollout {rollout}"
-            assert line["ended"] == "RuntimeError: the tokenizer has no such token"
+            assert line["ended"] == "ServiceError: the disk of the tokenizer is away"
             async with rig.flow.engine.connect() as connection:
                 sentences = stuck(await present(connection, rig.flow.run_id), NO_PROGRESS_S)
             assert sentences == [found.sentence]
