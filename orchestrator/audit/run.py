@@ -16,7 +16,7 @@ from orchestrator.audit.i3_steps import announced, sample_of, sampling_digests, 
 from orchestrator.audit.i4_queue import QUEUE, takes
 from orchestrator.audit.i5_leases import LEASES
 from orchestrator.audit.i5_sandboxes import sandboxes
-from orchestrator.audit.i6_versions import VERSIONS, weights
+from orchestrator.audit.i6_versions import VERSIONS, generated, weights
 from orchestrator.audit.i7_failures import FAILURES
 from orchestrator.audit.resumes import RESUMES
 from orchestrator.audit.snapshot import Outside, Snapshot, take_snapshot
@@ -89,6 +89,7 @@ async def _checks(snapshot: Snapshot, tick: Callable[[int, int], None]) -> list[
         RESUMES,
         VERSIONS,
         weights,
+        generated,
         FAILURES,
     )
     checks: list[Checked] = []

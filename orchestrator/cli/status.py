@@ -11,8 +11,9 @@ from rich.table import Table
 
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.contracts.states import GroupState, RunState
+from orchestrator.contracts.states import GroupState, RunState, ServerState
 from orchestrator.deploy.embedded.process_spec import ProcessState, SupervisorStatus
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import Config, effective
@@ -28,9 +29,9 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class StatusReport:
-    """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `drains`: processes and servers that
-    drain; `no_signal`: a sentence if the newest groups all scored alike; `without_verdict`: one about their
-    rollouts that have no verdict. `open_batch`: the batch that waits for more groups."""
+    """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `servers`: about rollout servers that
+    do not serve; `drains`: processes and servers that drain; `no_signal`: a sentence if the newest groups all scored alike; `without_verdict`:
+    one about their rollouts that have no verdict. `open_batch`: the batch that waits for more groups."""
 
     run: str
     state: RunState
@@ -39,6 +40,7 @@ class StatusReport:
     stages: "list[BacklogStage]"
     stall_causes: "dict[str, StallCause]"
     stuck: list[str]
+    servers: list[str]
     drains: "list[Drainable]"
     no_signal: str | None
     without_verdict: str | None = None
@@ -76,6 +78,7 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.pool.heartbeats import present
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
+    from orchestrator.queries.installation import reported_servers
     from orchestrator.queries.signal import no_signal, without_verdict
     from orchestrator.roles.dispatcher import queue_settings
 
@@ -100,6 +103,11 @@ async def read_run(config: Config) -> StatusReport:
                 stages=found,
                 stall_causes=stall_causes(found, processes, limit),
                 stuck=stuck(processes, limit),
+                servers=[
+                    f"the rollout server {server.url} serves nothing: {server.detail}"
+                    for server in await reported_servers(connection, run.run_id)
+                    if server.state is ServerState.FAILED and server.leased and server.detail
+                ],
                 drains=[
                     drainable
                     for drainable in await drainables(connection, run.run_id, limit)
@@ -191,6 +199,8 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
         typer.echo(f"NO SIGNAL: {run.no_signal}")
     if run.without_verdict:
         typer.echo(f"NO VERDICT: {run.without_verdict}")
+    for sentence in run.servers:
+        typer.echo(plain(sentence))
     for drainable in run.drains:
         typer.echo(drainable.sentence)
     named = {stall_cause.sentence for stall_cause in run.stall_causes.values()}

@@ -10,7 +10,7 @@ A missing text is None and is not written. Older senders write "" for it: `__pos
 
 import json
 from difflib import get_close_matches
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -104,6 +104,10 @@ class StepRoutes(msgspec.Struct, frozen=True, kw_only=True):
     sha: Name
 
 
+MOST_WEIGHTS: Final = 64
+"""Digests of weights in one step: as many weight syncs may interrupt an action."""
+
+
 class StepRecorded(Event, frozen=True, kw_only=True):
     """Signals that one completion happened: the token delta, never the whole context. gateway (journal) → orchestrator.
 
@@ -144,6 +148,9 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     )
     marks: list[Name] = []  # why the step must not train, as known when it was recorded (StepMark)
     routes: StepRoutes | None = None  # with routing replay only
+    weights: list[
+        Name
+    ] = []  # version:digest of the weights that generated it, where the rollout server tells digests
 
     def __post_init__(self) -> None:
         without_empty(self, "request_digest")

@@ -70,11 +70,17 @@ class Home:
 
     @property
     def server_key(self) -> Path | None:
-        """The file with the key of the run's rollout servers: `servers.key_file`; else that of the embedded ones, made here. None: they have none."""
+        """The file with the key of the run's rollout servers: `servers.key_file`; else one for those that are started here with a key. None: they
+        have none."""
         servers = load(self.file, self.overrides).servers
         if servers.key_file:
             return Path(servers.key_file)
-        return None if servers.urls or servers.command else self.layout.run / "server.key"
+        return None if servers.urls or not servers.takes_key else self.layout.run / "server.key"
+
+    @property
+    def server_key_config(self) -> Path:
+        """The same key as a file for SGLang's `--config`."""
+        return self.layout.run / "server.key.yaml"
 
     @property
     def web_url_file(self) -> Path:

@@ -5,6 +5,7 @@ Services that the configuration names are used; the others are started here. Eac
 """
 
 import contextlib
+import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -50,7 +51,7 @@ from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import passing, transact
 from orchestrator.runtime.plugins import names
-from orchestrator.runtime.secret_file import shared_secret
+from orchestrator.runtime.secret_file import shared_secret, write_private
 from orchestrator.settings.config import (
     Config,
     effective,
@@ -273,23 +274,33 @@ def _rollout_servers(home: Home, config: Config, model: str) -> list[tuple[Proce
     if config.servers.urls:
         return []
     key = () if (file := home.server_key) is None else ("--key-file", str(file))
-    if file is not None:
-        shared_secret(file)  # made before any process reads it
+    secret = None if file is None else shared_secret(file)  # made before any process reads it
+    if (
+        secret is not None and config.servers.command
+    ):  # SGLang takes options from a file, and so others cannot read them
+        write_private(
+            home.server_key_config, f"api-key: {json.dumps(secret)}\nadmin-api-key: {json.dumps(secret)}\n"
+        )
     found = []
     for index in range(config.servers.embedded):
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         seed = config.run.seed + index
-        argv = config.servers.starts(model, port, seed) or (
+        argv = config.servers.starts(
+            model, port, seed, key_file=file or Path(), key_config=home.server_key_config
+        ) or (
             sys.executable, "-m", "trainer.serving", "--model-path", model, "--host", "127.0.0.1",
             "--port", str(port), "--max-running-requests", str(config.servers.max_running),
             "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed), *key,
         )  # fmt: skip
+        answers = _answers(f"{url}/model_info", secret)  # even while it is paused
         spec = ProcessSpec(
             name="rollout-server" if index == 0 else f"rollout-server-{index + 1}",
             argv=argv,
             env={"OMP_NUM_THREADS": "1"},
-            ready=_answers(f"{url}/model_info"),
+            ready=answers,
+            answers=answers,
+            hang_s=config.servers.hang_s,
             ready_timeout_s=COMMAND_START_S if config.servers.command else 60.0,
             grace_s=SERVER_STOP_S,
         )
@@ -372,11 +383,13 @@ def _processes(
         )
 
 
-def _answers(url: str) -> Callable[[], Awaitable[bool]]:
+def _answers(url: str, key: str | None = None) -> Callable[[], Awaitable[bool]]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
     async def ready() -> bool:
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), headers=headers) as session,
                 session.get(url) as response,
             ):
                 return response.status == 200

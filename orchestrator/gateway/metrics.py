@@ -133,7 +133,7 @@ class GatewayMetrics:
         )
         self.canary = Gauge(
             "penstock_gateway_canary_difference",
-            "largest |logprob difference| between trainer and server at its last weight sync",
+            "largest |logprob difference| between trainer and server at its last canary",
             ["server"],
             registry=r,
         )
@@ -175,6 +175,12 @@ class UpstreamMetrics:
             "penstock_gateway_upstream_errors",
             "calls that a rollout server did not answer well: unreachable, silent, broken, refused",
             ["server", "kind"],
+            registry=registry,
+        )
+        self.wrong_weights = Counter(
+            "penstock_gateway_wrong_weights",
+            "times that a rollout server was found with other weights than it was given",
+            ["server"],
             registry=registry,
         )
         self.call_s = Histogram(

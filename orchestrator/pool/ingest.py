@@ -4,6 +4,7 @@ One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a differen
 order, so a parent may be missing for a while: `broken_steps` checks whole trajectories once they are complete.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import StepRecorded
+from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded
 from orchestrator.contracts.ids import (
     LOGPROB_SLACK,
     NO_PARENT,
@@ -49,6 +50,7 @@ from orchestrator.trajectory.routes import routes_sha
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
+_WEIGHTS = re.compile(r"[0-9]{1,10}:[0-9a-f]{64}")
 YEAR = 366 * 86400.0
 LAST = 200 * YEAR  # seconds since 1970
 
@@ -114,6 +116,8 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
         yield "action and logprobs do not hold full_len - state_len values"
     if fault := not_tiling(event.spans, n):
         yield fault
+    if len(event.weights) > MOST_WEIGHTS or not all(map(_WEIGHTS.fullmatch, event.weights)):
+        yield f"weights are not version:digest, {MOST_WEIGHTS} times at most"
     for span in event.spans:
         if not 0 <= span.version < 2**31:
             yield f"policy version {span.version} does not exist"
@@ -340,7 +344,7 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "full_len": event.full_len,
         "v_lo": min(versions),
         "v_hi": max(versions),
-        "spans": _int_array(flat(event.spans)),
+        "spans": _array(flat(event.spans)),
         "sampling_id": sampling_id,
         "agent": clean(event.agent),
         "finish": clean(event.finish),
@@ -358,10 +362,12 @@ def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
         "delta": step.delta,
         "action": step.action,
         "logprobs": step.logprobs,
+        "weights": _array(event.weights) if event.weights else None,
     }
 
 
-def _int_array(values: Iterable[int]) -> str:
+def _array(values: Iterable[object]) -> str:
+    """For numbers, and texts without quotes and commas."""
     return "{" + ",".join(map(str, values)) + "}"
 
 

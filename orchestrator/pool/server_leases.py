@@ -23,10 +23,12 @@ log = get(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRow:
-    """The owner's report: `version` serves when the state is ready. `live`: the lease has not run out."""
+    """The owner's report: `version` serves when the state is ready, `weights_digest` of its weights, where the server tells it. `live`: the
+    lease has not run out."""
 
     state: ServerState
     version: int | None
+    weights_digest: str | None
     owner: str | None
     live: bool
 
@@ -104,12 +106,20 @@ class ServerRows:
         return await transact(self._engine, end, at="server.lease.ended")
 
     async def write(
-        self, url: str, epoch: int, state: ServerState, version: int | None, detail: str | None = None
+        self,
+        url: str,
+        epoch: int,
+        state: ServerState,
+        version: int | None,
+        detail: str | None = None,
+        weights_digest: str | None = None,
     ) -> bool:
-        """Write a server's state; `version` serves after a passed canary. False when another gateway has the lease."""
+        """Write a server's state; `version` serves after a passed canary, with the weights of `weights_digest`. False when another gateway has the
+        lease."""
         values = {
             "state": state.value,
             "version": version,
+            "weights_digest": weights_digest,
             "detail": detail[:500] if detail else None,
             "changed": func.clock_timestamp(),
         }
@@ -132,6 +142,7 @@ class ServerRows:
             return ServerRow(
                 state=ServerState(found.state),
                 version=found.version,
+                weights_digest=found.weights_digest,
                 owner=found.owner,
                 live=bool(found.live),
             )

@@ -10,7 +10,10 @@ from orchestrator.contracts.states import ServerState
 from orchestrator.pool.rows import from_row
 
 _RUN = text("SELECT run_id FROM runs WHERE name = :name")
-_SERVERS = text("SELECT url, state, owner, detail FROM rollout_servers WHERE run_id = :run ORDER BY url")
+_SERVERS = text(
+    """SELECT url, state, owner, detail, coalesce(lease_until > clock_timestamp(), false) AS leased
+         FROM rollout_servers WHERE run_id = :run ORDER BY url"""
+)
 _LIVING = text(
     "SELECT split_part(process, '-', 1) AS role, count(*) AS n FROM processes WHERE NOT stopped AND last_seen > now() - interval '1 day' GROUP BY 1"
 )
@@ -22,12 +25,13 @@ _TRAINED = text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedServer:
-    """A rollout server as its gateway reports it. `owner`: the gateway; None: none has it."""
+    """A rollout server as its gateway reports it. `owner`: the gateway; None: none has it. `leased`: a gateway has it now."""
 
     url: str
     state: ServerState
     owner: str | None
     detail: str | None
+    leased: bool
 
 
 @dataclass(frozen=True, slots=True)

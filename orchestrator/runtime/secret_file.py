@@ -7,6 +7,16 @@ from pathlib import Path
 from orchestrator.contracts.errors import ConfigurationError
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its user reads, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
 def shared_secret(path: Path) -> str:
     """The secret in `path`, created (mode 0600) when the file is absent. Raises ConfigurationError when it is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)

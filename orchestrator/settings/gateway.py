@@ -1,6 +1,7 @@
 """`[gateway]` and `[servers]`."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -8,7 +9,9 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
-from orchestrator.settings.timeouts import Seconds
+from orchestrator.settings.timeouts import Seconds, Wait
+
+KEY_FILE, KEY_CONFIG = "{key_file}", "{key_config}"
 
 
 class GatewaySection(Section):
@@ -53,7 +56,8 @@ class ServersSection(Section):
     """Rollout servers that speak SGLang's protocol: running ones (`urls`), or as many as `embedded` says are started here.
 
     In `command`, `{model}` is the policy's directory, `{port}` the port of 127.0.0.1 to listen on and `{seed}` a number of each server's own.
-    The last `evaluation` servers serve what open evaluations pin, and never train.
+    `{key_file}` is a file with the run's key, `{key_config}` one with that key for SGLang's `--config`: a key on a command line could be read by
+    every user of the machine. The last `evaluation` servers serve what open evaluations pin, and never train.
     """
 
     urls: list[str] = Field(default=[])
@@ -63,9 +67,9 @@ class ServersSection(Section):
     evaluation: Count = 0
     """How many of the rollout servers are kept for evaluations; with 0 evaluations run on the newest policy version alone."""
     command: list[str] = Field(default=[])
-    """The program and arguments that start a rollout server, with {model}, {port} and {seed} filled in; empty: the embedded CPU server."""
+    """The program and arguments of a rollout server; {model}, {port}, {seed}, {key_file}, {key_config} are filled in; empty: the embedded one."""
     key_file: str = ""
-    """The file with the key that rollout servers require as a bearer token; empty: the embedded servers get one of their own, others none."""
+    """The file with the key that rollout servers require as a bearer token; empty: servers that are started here with a key get one of their own."""
     max_running: Positive = 64
     """Requests that an embedded server runs at a time; a server of `command` has options of its own."""
     max_total_tokens: Positive = 262144
@@ -74,6 +78,8 @@ class ServersSection(Section):
     """Seconds between two checks of a rollout server's health."""
     silence_s: Seconds = 5.0
     """Seconds without an answer after which a rollout server is lost and its calls go on elsewhere."""
+    hang_s: Seconds = 60.0
+    """Seconds without an answer after which a rollout server that was started here is ended and started again."""
     spill_s: Seconds = 2.0
     """Seconds of expected wait above which a call leaves the server that has its session's prefix for another."""
     lease_ttl_s: Seconds = 10.0
@@ -84,6 +90,8 @@ class ServersSection(Section):
     """Seconds that a server may take to load new weights."""
     retry_s: Seconds = 10.0
     """The longest wait in seconds between two tries of a weight sync that failed."""
+    canary_interval_s: Wait = 300.0
+    """Seconds between two checks by log-probabilities of a server that serves, besides the check after each weight sync; 0: none."""
     version_poll_interval_s: Seconds = 2.0
     """Seconds between two looks into Postgres for policy versions that the bus did not announce."""
     transport: Literal["directory", "distributed"] = "directory"
@@ -120,9 +128,19 @@ class ServersSection(Section):
             )
         return self
 
-    def starts(self, model: str, port: int, seed: int) -> tuple[str, ...]:
+    @property
+    def takes_key(self) -> bool:
+        """Whether the servers that are started here require a key."""
+        return not self.command or any(
+            place in part for part in self.command for place in (KEY_FILE, KEY_CONFIG)
+        )
+
+    def starts(
+        self, model: str, port: int, seed: int, *, key_file: Path, key_config: Path
+    ) -> tuple[str, ...]:
         """`command` with its places filled in; empty: the embedded server."""
         placeholders = {"{model}": model, "{port}": str(port), "{seed}": str(seed)}
+        placeholders |= {KEY_FILE: str(key_file), KEY_CONFIG: str(key_config)}
         return tuple(
             re.sub("|".join(placeholders), lambda found: placeholders[found[0]], part)
             for part in self.command

@@ -65,6 +65,7 @@ EXEMPT = {
     "orchestrator/cli/scaffold.py:TIMEOUT_S": PEOPLE,
     "orchestrator/cli/status.py:PATIENCE_S": PEOPLE,
     "orchestrator/cli/tail.py:POLL_INTERVAL_S": PEOPLE,
+    "orchestrator/deploy/embedded/supervised.py:_LONGEST_LOOK_S": POLL,
     "orchestrator/deploy/embedded/supervised.py:_READY_POLL_S": POLL,
     "orchestrator/deploy/embedded/supervisor.py:POLL_INTERVAL_S": POLL,
     "orchestrator/evaluation.py:ANSWER_S": PEOPLE,
@@ -193,6 +194,7 @@ EXEMPT = {
     "trainer/ranks/rank_env.py:POLL_INTERVAL_S": POLL,
     "trainer/ranks/rank_env.py:NAMED_S": STOP,
     "trainer/serving/__main__.py:SHUTDOWN_S": STOP,
+    "trainer/serving/engine.py:LOOK_S": "a hundred looks at one step, longer than any takes: the process then ends",
     "trainer/serving/received.py:JOIN_S": WIRE,
     "trainer/serving/received.py:SILENT_S": WIRE,
 }

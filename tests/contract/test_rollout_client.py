@@ -58,7 +58,7 @@ def test_a_recorded_completion_is_read_completely() -> None:
     got = parse_generation(recorded)
     assert list(got.output_ids) == recorded["output_ids"]
     assert got.logprobs[0] == recorded["meta_info"]["output_token_logprobs"][0][0]
-    assert got.spans == (WeightSpan("default", 0, 8),)
+    assert got.spans == (WeightSpan(version="default", start=0, end=8),)
     assert (got.finish.kind, got.finish.matched) == ("length", None)
     assert (got.prompt_tokens, got.completion_tokens, got.cached_tokens) == (7, 8, 0)
     assert got.timings.queue_s == recorded["meta_info"]["queue_time"]
@@ -68,7 +68,7 @@ def test_a_recorded_completion_is_read_completely() -> None:
 def test_a_recorded_abort_is_a_valid_partial_completion() -> None:
     got = parse_generation(golden("midflight_abort")[1]["body"])
     assert (got.finish.kind, got.finish.message, got.completion_tokens) == ("abort", "Aborted", 15)
-    assert got.spans == (WeightSpan("step-2-retract", 0, 15),)
+    assert got.spans == (WeightSpan(version="step-2-retract", start=0, end=15),)
 
 
 @pytest.mark.parametrize("name", ["generate_err_bad_param", "generate_err_empty", "generate_err_too_long"])

@@ -28,6 +28,7 @@ from orchestrator.gateway.servers.client import (
     SamplingParams,
     WeightUpdateRefused,
 )
+from orchestrator.runtime.weights_digest import weights_digest
 from tests.contract.answers import CONTEXT, PROMPT, VOCABULARY, assert_close, logprobs_of, plain, spans
 from tests.contract.rollout_server import ServerProcess, golden, running_server
 from tests.waiting import eventually
@@ -90,6 +91,26 @@ async def test_a_key_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for name, why in (("missing", "cannot be read"), ("empty", "is empty")):
         with pytest.raises(ValueError, match=f"--key-file .*{name} {why}"):
             parse_arguments(["--model-path", "model", "--key-file", str(tmp_path / name)])
+
+
+@pytest.mark.embedded("SGLang tells no digest")
+async def test_a_server_tells_the_digest_of_the_weights_that_it_holds_whatever_they_are_called(
+    client: RolloutServerClient, models: Path
+) -> None:
+    digests = [weights_digest([models / f"model{seed}" / "model.safetensors"]) for seed in (0, 1)]
+    assert digests[0] != digests[1]
+    for seed in (1, 0):
+        await client.update_weights(str(models / f"model{seed}"), "the same label")
+        info = await client.model_info()
+        assert (info["weight_version"], info["weights_digest"]) == ("the same label", digests[seed])
+        got = await client.generate(PROMPT, plain(3))
+        assert got.weights == {("the same label", digests[seed])}
+        empty = await client.generate(PROMPT, plain(0))
+        assert empty.weights == {("the same label", digests[seed])}
+    async with aiohttp.ClientSession() as http:
+        await http.post(f"{client.base_url}/update_weight_version", json={"new_version": "another"})
+    got = await client.generate(PROMPT, plain(1))
+    assert got.weights == {("another", digests[0])}
 
 
 async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:

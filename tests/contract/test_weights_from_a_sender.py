@@ -14,6 +14,7 @@ from orchestrator.gateway.servers.client import (
     WeightUpdateRefused,
 )
 from orchestrator.gateway.servers.transfer import TransferFailed, sending
+from orchestrator.runtime.weights_digest import weights_digest
 from tests.contract.answers import PROMPT, assert_close, logprobs_of, plain, spans
 
 pytestmark = pytest.mark.anyio
@@ -40,6 +41,15 @@ async def test_weights_from_a_sender_are_served_as_those_of_a_directory(
     assert (await client.model_info())["weight_version"] == "v1"
     assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[1], PROMPT))
     assert spans(await client.generate(PROMPT, plain(4))) == [("v1", 0, 4)]
+
+
+@pytest.mark.embedded("SGLang tells no digest")
+async def test_weights_from_a_sender_have_the_digest_of_the_directory(
+    client: RolloutServerClient, models: Path
+) -> None:
+    await sent(client, models / "model1", "v1", part_bytes=100_000)
+    expected = weights_digest([models / "model1" / "model.safetensors"])
+    assert (await client.model_info())["weights_digest"] == expected
 
 
 async def test_a_group_that_was_never_opened_is_refused_and_the_weights_stay(

@@ -201,7 +201,7 @@ async def in_flight(
         batches=1,
         lease_ttl_s=TTL_S,
         more=f'scaffolds = {{ "{scaffold}" = 1.0 }}\n[gateway]\nspool_mb = {SPOOL_MB}\n'
-        f"[servers]\nlease_ttl_s = {TTL_S}\nsilence_s = {min(5.0, OUTAGE_S / 4)}\n"
+        f"[servers]\nlease_ttl_s = {TTL_S}\nsilence_s = {min(5.0, OUTAGE_S / 4)}\nhang_s = 3600.0\n"
         f'[services]\ndatabase_url = "{where.postgres.url}"\nnats_url = "{where.nats.url}"\n',
     )
     await stack.up(

@@ -107,7 +107,10 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
         forward=type(model).__name__,
         start_s=round(time.monotonic() - started, 2),
     )
-    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(service.crashed.wait())]
+    waits = [
+        asyncio.ensure_future(wait)
+        for wait in (stop.wait(), service.crashed.wait(), service.give_up_when_hanging())
+    ]
     with measuring() as measures, watching("rollout-server", WatchdogSettings()) as dog:
         service.metrics.join(measures.registry)
         service.metrics.join(dog.registry)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from orchestrator.runtime.weights_digest import weights_digest
 from trainer.model_directory import ModelDirectory
 from trainer.serving.kv import KvShape
 from trainer.serving.packing import Plan, attend
@@ -82,6 +83,7 @@ class DenseModel:
         self.vocab_size = directory.vocab_size
         self.kv_shape = KvShape(layers=layers, heads=self._kv, key_dim=self._dim, value_dim=self._dim)
         tensors = _read(directory)
+        self.digest = weights_digest(directory.weight_files)
         self._embedding = _take(tensors, "model.embed_tokens.weight", (self.vocab_size, hidden))
         self._norm = _take(tensors, "model.norm.weight", (hidden,))
         if config.get("tie_word_embeddings"):

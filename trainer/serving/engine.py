@@ -3,9 +3,10 @@
 Torch never runs in the event loop's thread. Commands are closures over the scheduler and run in the order of their
 calls. A submission is a command too, so a request that comes after a pause waits. If a step fails, the engine
 stops permanently and reports it once (`on_crash`): a half-done step leaves nothing worth keeping, and a supervisor
-restarts the process.
+restarts the process. So does it if one step never returns (`hanging`): the server would accept requests and never answer them.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,10 @@ from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
 
 T = TypeVar("T")
+
+LOOK_S = 5.0
+LOOKS = 100
+"""Looks at one and the same step after which it hangs: looks, because a process that stood still has not looked either."""
 
 
 class EngineStopped(Exception):
@@ -38,6 +43,8 @@ class Engine:
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._stopping = False
+        self._turns = 0
+        self._working = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -49,6 +56,14 @@ class Engine:
             self._stopping = True
             self._wake.notify()
         self._thread.join(timeout)
+
+    async def hanging(self, looks: int = LOOKS, every_s: float = LOOK_S) -> None:
+        """Return once the thread has been seen `looks` times in a row in one and the same step or command."""
+        seen, turn = 0, -1
+        while seen < looks:
+            await asyncio.sleep(every_s)
+            same = self._working and self._turns == turn
+            seen, turn = (seen + 1 if same else 0), self._turns
 
     def call(self, command: Callable[[Scheduler], T]) -> "Future[T]":
         """Run `command` between two steps, even if its caller no longer waits. Raises EngineStopped if it can no longer run."""
@@ -97,12 +112,15 @@ class Engine:
 
     def _turn(self) -> bool:
         """Wait for work and do it; False if the engine should stop."""
+        self._working = False
         with self._wake:
             while not (self._stopping or self._commands or self.scheduler.has_work):
                 self._wake.wait()
             commands, self._commands = self._commands, []
             if self._stopping:
                 return False
+        self._turns += 1
+        self._working = True
         for command in commands:
             command()
         if self.scheduler.has_work:

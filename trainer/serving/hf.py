@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.runtime.weights_digest import weights_digest
 from trainer.model_directory import ModelDirectory
 from trainer.serving.kv import KvShape
 from trainer.serving.packing import Plan, attend, keep_routes
@@ -78,6 +79,7 @@ class HfModel:
         AttentionInterface.register(ATTENTION, _packed_attention)
         self.config = directory.config
         self.vocab_size = directory.vocab_size
+        self.digest = weights_digest(directory.weight_files)
         try:
             self._model = AutoModelForCausalLM.from_pretrained(
                 str(directory.path),

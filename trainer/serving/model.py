@@ -18,6 +18,8 @@ class Model(Protocol):
     config: Mapping[str, Any]
     vocab_size: int
     kv_shape: KvShape
+    digest: str
+    """Of the tensors in its files (`runtime.weights_digest`)."""
 
     def logits(self, plan: Plan) -> Tensor:
         """fp32 [M, vocabulary] for the wanted tokens of `plan`; stores the keys and values of all its tokens."""

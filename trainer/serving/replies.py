@@ -1,6 +1,7 @@
 """The JSON of `/generate`: one object per completion, with the keys and shapes of SGLang 0.5.23.
 
-Only finished completions have per-token versions, routes and the closing times, as in SGLang.
+Only finished completions have per-token versions, routes and the closing times, as in SGLang. Beyond SGLang, the digest of the weights
+stands beside each version, because a version is only what a client called them.
 """
 
 import base64
@@ -10,7 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trainer.serving import stopping
-from trainer.serving.sequence import Sequence, TopLogprobs
+from trainer.serving.sequence import Label, Sequence, TopLogprobs
+
+DIGEST = "weights_digest"
 
 
 def _entry(logprob: float | None, token: int, text: str | None) -> list[Any]:
@@ -69,16 +72,18 @@ class Replies:
             meta["output_token_sampling_mask_length"] = tokens
         return meta
 
-    def reply(self, sequence: Sequence, version: str) -> dict[str, Any]:
-        """The whole reply so far; `version` labels an unfinished one."""
+    def reply(self, sequence: Sequence, label: Label) -> dict[str, Any]:
+        """The whole reply so far; `label` is of an unfinished one."""
         finish = sequence.finish
         tokens = sequence.completion_tokens
         request = sequence.request
+        version, digest = sequence.final_label if finish else label
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": finish,
             "prompt_tokens": sequence.prompt_tokens,
-            "weight_version": sequence.final_version if finish else version,
+            "weight_version": version,
+            DIGEST: digest,
             "num_retractions": sequence.retractions,
             "storage_prefetch_wait": 0.0,
             "storage_staging_wait": 0.0,
@@ -94,7 +99,8 @@ class Replies:
         meta |= {"reasoning_tokens": 0, "completion_tokens": tokens, "cached_tokens": cached}
         if finish:
             meta["weight_versions"] = [
-                {"version": name, "start": start, "end": end} for name, start, end in sequence.spans
+                {"version": name, "start": start, "end": end, DIGEST: content}
+                for (name, content), start, end in sequence.spans
             ]
             if request.return_routes:
                 meta["routed_experts"] = _routed_experts(sequence)

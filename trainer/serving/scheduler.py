@@ -29,7 +29,7 @@ from trainer.serving.model import Model
 from trainer.serving.packing import Feed, pack
 from trainer.serving.prefix_cache import Ids, PrefixCache
 from trainer.serving.sampling import Draw, Drawn, draw, likeliest, noise_key
-from trainer.serving.sequence import Sequence, aborted
+from trainer.serving.sequence import Label, Sequence, aborted
 
 PREFILL_TOKENS = 1024
 """Prompt tokens per pass: bounds how long a long prompt delays the decoding sequences."""
@@ -53,6 +53,18 @@ class Counters:
     """Generated tokens per second over the last full second of work."""
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The weights and their version: one reference, so that other threads never see those of two exchanges."""
+
+    model: Model
+    version: str
+
+    @property
+    def label(self) -> Label:
+        return self.version, self.model.digest
+
+
 @dataclass(slots=True)
 class _Swap:
     model: Model
@@ -73,8 +85,7 @@ class Scheduler:
         seed: int,
     ) -> None:
         assert context_length <= max_total_tokens
-        self.model = model
-        self.version = version
+        self.served = Served(model, version)
         self.context_length = context_length
         self.max_total_tokens = max_total_tokens
         self.max_running = max_running
@@ -90,7 +101,19 @@ class Scheduler:
         self._swaps: list[_Swap] = []
         self._rate_since, self._rate_tokens = time.monotonic(), 0
 
+    @property
+    def model(self) -> Model:
+        return self.served.model
+
+    @property
+    def version(self) -> str:
+        return self.served.version
+
     # ---- commands, run between two steps ----
+
+    def relabel(self, version: str) -> None:
+        """Call the same weights by another version."""
+        self.served = Served(self.model, version)
 
     def submit(self, sequence: Sequence) -> None:
         if sequence.internal:
@@ -114,7 +137,7 @@ class Scheduler:
         for sequence in ended:
             if sequence.row is None:
                 self.waiting.remove(sequence)
-                sequence.end(aborted("Abort in waiting queue"), self.version)
+                sequence.end(aborted("Abort in waiting queue"), self.served.label)
             else:
                 self._finish(sequence, aborted())
         self.counters.aborted += len(ended)
@@ -155,8 +178,7 @@ class Scheduler:
             return
         swaps, self._swaps = self._swaps, []
         for swap in swaps:
-            self.model = swap.model
-            self.version = self.version if swap.version is None else swap.version
+            self.served = Served(swap.model, self.version if swap.version is None else swap.version)
             self._epoch += 1
             self.cache.clear()
             for sequence in self.running:
@@ -351,7 +373,7 @@ class Scheduler:
             sequence.tops.append(drawn.top)
         if sequence.request.return_mask:
             sequence.masks.append((drawn.kept, drawn.kept_logprob))
-        sequence.append(drawn.token, drawn.logprob, self.version)
+        sequence.append(drawn.token, drawn.logprob, self.served.label)
         finish = stopping.check(sequence, self._tokenizer)
         if finish is not None:
             self._finish(sequence, finish)
@@ -379,7 +401,7 @@ class Scheduler:
             sequence.routes = row.read(start, end)[2][:, 0].transpose(0, 1)
         self._cache_row(sequence)
         self._leave(sequence)
-        sequence.end(finish, self.version)
+        sequence.end(finish, self.served.label)
 
     def _retract(self, sequence: Sequence) -> None:
         """Back to the front of the queue; keys and values are computed again."""

@@ -19,6 +19,9 @@ Finish = dict[str, Any]
 
 TopLogprobs = list[tuple[float, int]]
 
+Label = tuple[str, str]
+"""The version that weights are called by, and the digest of what they are."""
+
 
 def aborted(message: str = "Aborted") -> Finish:
     return {"type": "abort", "message": message, "status_code": None, "err_type": None}
@@ -29,7 +32,7 @@ class Sequence:
     """`computed` tokens of `ids` have their keys and values in `row`; a finished sequence has no row.
 
     Invariants: len(logprobs) == sum of span lengths == completion tokens; spans are half-open, adjacent, and name
-    the version whose weights gave the logits that the token was drawn from."""
+    the weights that gave the logits that the token was drawn from."""
 
     request: GenerateRequest
     limit: int
@@ -41,7 +44,7 @@ class Sequence:
 
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
-    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    spans: list[tuple[Label, int, int]] = field(default_factory=list)
     tops: list[TopLogprobs] = field(default_factory=list)
     masks: list[tuple[list[int] | None, float]] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
@@ -50,7 +53,7 @@ class Sequence:
     """int16 [tokens, layers, top_k] of a finished sequence whose request wants them: from `routes_start` on, all but the last token, which
     was never fed. None if it was aborted without its own keys and values."""
     finish: Finish | None = None
-    final_version: str = ""
+    final_label: Label = ("", "")
 
     row: KvRow | None = None
     computed: int = 0
@@ -79,17 +82,17 @@ class Sequence:
     def completion_tokens(self) -> int:
         return len(self.ids) - len(self.request.ids)
 
-    def append(self, token: int, logprob: float, version: str) -> None:
+    def append(self, token: int, logprob: float, label: Label) -> None:
         """Record one sampled token; `ids` grows last (see above)."""
         at = len(self.logprobs)
         self.logprobs.append(logprob)
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1] = (version, self.spans[-1][1], at + 1)
+        if self.spans and self.spans[-1][0] == label:
+            self.spans[-1] = (label, self.spans[-1][1], at + 1)
         else:
-            self.spans.append((version, at, at + 1))
+            self.spans.append((label, at, at + 1))
         self.ids.append(token)
 
-    def end(self, finish: Finish, version: str) -> None:
-        self.final_version = version
+    def end(self, finish: Finish, label: Label) -> None:
+        self.final_label = label
         self.finished = time.time()
         self.finish = finish

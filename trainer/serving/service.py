@@ -77,6 +77,12 @@ class Service:
     def stop(self) -> None:
         self._engine.stop(timeout=0.3)
 
+    async def give_up_when_hanging(self) -> None:
+        """Return once the engine hangs; the process then ends as after a crash."""
+        await self._engine.hanging()
+        log.critical("engine hangs", consequence="the process ends, and a supervisor starts it again")
+        self._give_up()
+
     # ---- called by the engine's thread ----
 
     def _from_engine(self, touched: list[Sequence]) -> None:
@@ -149,7 +155,7 @@ class Service:
             for sequence in opened:
                 while sequence.finish is None:
                     await self._step(sequence)
-            return [self._replies.reply(entry, self.scheduler.version) for entry in opened]
+            return [self._replies.reply(entry, self.scheduler.served.label) for entry in opened]
         finally:
             for sequence in opened:
                 self._close(sequence)
@@ -161,7 +167,7 @@ class Service:
         try:
             while sequence.finish is None:
                 await self._step(sequence)
-                yield self._replies.reply(sequence, self.scheduler.version)
+                yield self._replies.reply(sequence, self.scheduler.served.label)
         finally:
             self._close(sequence)
 
@@ -206,11 +212,7 @@ class Service:
 
     async def relabel(self, version: str) -> None:
         """Give the served weights another label, for all tokens sampled later."""
-
-        def change(scheduler: Scheduler) -> None:
-            scheduler.version = version
-
-        await asyncio.wrap_future(self._engine.call(change))
+        await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.relabel(version)))
 
     async def update(self, path: str, version: str | None, *, flush: bool, abort_all: bool) -> None:
         """Serve the weights in `path`. They are loaded and checked while the old ones are served, and exchanged between two steps.
@@ -245,4 +247,6 @@ class Service:
             self._engine.call(lambda scheduler: scheduler.swap(model, version, post_done))
         )
         await done.wait()
-        log.info("weights updated", path=path, weight_version=self.scheduler.version)
+        log.info(
+            "weights updated", path=path, weight_version=self.scheduler.version, weights_digest=model.digest
+        )

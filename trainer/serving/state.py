@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainer.serving.metrics import hit_rate
+from trainer.serving.replies import DIGEST
 from trainer.serving.service import Service
 from trainer.serving.settings import ServerSettings
 
@@ -24,14 +25,15 @@ class Described:
 
 
 def model_info(service: Service, described: Described) -> dict[str, Any]:
-    path = str(described.settings.model_path)
+    path, served = str(described.settings.model_path), service.scheduler.served
     return {
         "model_path": service.model_path,
         "served_model_name": path,
         "tokenizer_path": path,
         "is_generation": True,
         "preferred_sampling_params": None,
-        "weight_version": service.scheduler.version,
+        "weight_version": served.version,
+        DIGEST: served.model.digest,
         "load_format": "auto",
         "reasoning_parser": None,
         "tool_call_parser": None,

@@ -1,7 +1,7 @@
 """The life of one supervised process: start, ready, death, pause, restart; until it is stopped or counts as failed.
 
 Loop: waits for its dependencies to be ready (unblocked by them or by stop), then for its child's death (unblocked by the kernel) or by stop,
-then for a pause. Every wait is bounded: ready checks and graces have limits.
+then for a pause. Every wait is bounded: ready checks and graces have limits. A ready process that does not answer any more is killed.
 """
 
 import os
@@ -36,6 +36,8 @@ from orchestrator.runtime.log import get
 log = get(__name__)
 
 _READY_POLL_S = 0.05
+_LOOKS = 12  # at a process, in the time after which it hangs
+_LONGEST_LOOK_S = 5.0
 
 
 class SupervisedProcess:
@@ -193,6 +195,7 @@ class SupervisedProcess:
         try:
             async with anyio.create_task_group() as watch:
                 watch.start_soon(self._await_ready, child)
+                watch.start_soon(self._end_when_it_hangs, child)
                 watch.start_soon(self._end_on_request, child)
                 watch.start_soon(self._end_to_renew, child)
                 status = await reap(child)
@@ -246,6 +249,28 @@ class SupervisedProcess:
             self._ready_at = time.monotonic()
             self.ready.set()
             self._become(ProcessState.READY)
+
+    async def _end_when_it_hangs(self, child: subprocess.Popen[bytes]) -> None:
+        answers, hang_s = self.spec.answers, self.spec.hang_s
+        if answers is None:
+            return
+        pause_s, silent_s = min(hang_s / _LOOKS, _LONGEST_LOOK_S), 0.0
+        while silent_s < hang_s:
+            looked_at = time.monotonic()
+            await anyio.sleep(pause_s)
+            if self._state is not ProcessState.READY or await answers():
+                silent_s = 0.0
+            else:  # this process may have stood still itself, and then has not looked
+                silent_s += min(time.monotonic() - looked_at, pause_s + _LONGEST_LOOK_S)
+        self._detail = f"hanging: it did not answer for {silent_s:.0f} s"
+        log.error(
+            "process.hangs",
+            process=self.spec.name,
+            pid=child.pid,
+            silent_s=round(silent_s),
+            then="it is started again",
+        )
+        kill_group(child)
 
     async def _end_on_request(self, child: subprocess.Popen[bytes]) -> None:
         await self._stop.wait()

@@ -11,7 +11,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.courier import Courier
 from orchestrator.bus.journal import JournalFull
-from orchestrator.contracts.events import StepRecorded, StepRoutes, StepTimings, encode
+from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded, StepRoutes, StepTimings, encode
 from orchestrator.contracts.ids import (
     NO_PARENT,
     Ids,
@@ -220,6 +220,7 @@ class Recorder:
             shown = [dict(tool) for tool in request.tools]
             appended.insert(0, {"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown})
         root = idx if is_root else _root(origin)
+        versions = {span.version for span in generated.spans}
         event = StepRecorded(
             run=self._run,
             rollout=spec.rollout,
@@ -251,6 +252,9 @@ class Recorder:
             branch_reason=origin.reason,
             branch=origin.difference.plain() if origin.difference is not None else None,
             routes=self._routes(generated, origin, len(full), chain),
+            weights=[told for told in generated.weights if int(told.partition(":")[0]) in versions][
+                :MOST_WEIGHTS
+            ],
         )
         node = Node(
             idx=idx,
@@ -268,7 +272,7 @@ class Recorder:
             parse=parsed.status,
             finish=generated.finish,
             digest=request.digest,
-            versions=tuple(sorted({span.version for span in generated.spans})),
+            versions=tuple(sorted(versions)),
             generation_s=generated.timings.generation,
             ended_at=generated.timings.ended,
         )

@@ -1,4 +1,5 @@
-"""Health of one rollout server: does it answer, does it serve the expected version, how long is its queue. Checks run during all other operations.
+"""Health of one rollout server: does it answer, does it hold the weights that it was given (weights.py), how long is its queue. Checks run during
+all other operations.
 
 | produces | waits for | unblocked by |
 |---|---|---|
@@ -9,12 +10,12 @@ counts as lost after two checks in a row without an answer, `silence_s` in total
 (/health does not).
 """
 
-from orchestrator.gateway.metrics import GatewayMetrics
+from orchestrator.gateway.metrics import GatewayMetrics, UpstreamMetrics
 from orchestrator.gateway.servers.client import RequestRefused, RolloutServerError, RolloutServerSilent
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
-from orchestrator.runtime.metrics import each
+from orchestrator.runtime.metrics import each, measured
 
 log = get(__name__)
 
@@ -26,7 +27,8 @@ class HealthProbe:
         self._server = server
         self._metrics = metrics
         self._probe_s = probe_s
-        for counter in (metrics.servers_lost, metrics.weights_refused):
+        wrong_weights = measured(UpstreamMetrics).wrong_weights
+        for counter in (metrics.servers_lost, metrics.weights_refused, wrong_weights):
             each(counter, server.url)
         self._silent = 0
 
@@ -39,22 +41,22 @@ class HealthProbe:
     async def check(self) -> None:
         """One check."""
         server = self._server
-        openings, version = server.openings, server.version
+        openings = server.openings
         try:
-            label = (await server.client.model_info(timeout=server.silence_s / 2)).get("weight_version")
+            info = await server.client.model_info(timeout=server.silence_s / 2)
         except RolloutServerSilent as silence:
             self._silent += 1
             if self._silent > 1:
-                self._lose(f"{silence}, {self._silent} times in a row")
+                self._lose(silence)
             return
         except RolloutServerError as error:
-            self._lose(str(error))
+            self._lose(error)
             return
         self._silent = 0
         server.back()
         self._metrics.server_up.labels(server.url).set(1)
-        if server.ready and openings == server.openings and label != str(version):
-            server.invalidate(f"it serves the weights {label!r} instead of {version}")
+        if server.ready and openings == server.openings:
+            server.compare(info)
         try:
             server.load.update(await server.client.loads(timeout=server.silence_s / 2), len(server.in_flight))
         except RequestRefused:  # a server without this route: its queue is unknown, so no calls spill
@@ -63,8 +65,8 @@ class HealthProbe:
             log.info("server.load_unknown", server=server.url, error=str(error))
         self._metrics.server_delay.labels(server.url).set(server.delay)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, error: RolloutServerError) -> None:
         if self._server.answers:
             self._metrics.servers_lost.labels(self._server.url).inc()
         self._metrics.server_up.labels(self._server.url).set(0)
-        self._server.lost(reason)
+        self._server.lost(error)

@@ -48,9 +48,17 @@ class ServerLease:
                 self._set(None)
             self._last_answer = anyio.current_time()
 
-    async def write(self, state: ServerState, version: int | None, detail: str | None = None) -> None:
+    async def write(
+        self,
+        state: ServerState,
+        version: int | None,
+        detail: str | None = None,
+        weights_digest: str | None = None,
+    ) -> None:
         """As `ServerRows.write`. Raises LeaseLost."""
-        if self.epoch is None or not await self._rows.write(self.url, self.epoch, state, version, detail):
+        if self.epoch is None or not await self._rows.write(
+            self.url, self.epoch, state, version, detail, weights_digest
+        ):
             self._set(None)
             raise LeaseLost(self.url)
 

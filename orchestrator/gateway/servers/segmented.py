@@ -51,7 +51,8 @@ class Generated:
     segment as it was sent, and the reply to it; empty where nothing was sent. `segments`: number of replies that it consists of.
     `repeats`: the repetition stop ended it. `routes`: int16[n, layers, top_k] of the positions from `routes_from` on, each as it was when
     the next token was sampled. There are fewer routes than positions where servers did not send them, more where the action was cut at its
-    end; None: no server sent any. `generating`: when its tokens were generated, `time.monotonic()`, without the time of lost replies."""
+    end; None: no server sent any. `generating`: when its tokens were generated, `time.monotonic()`, without the time of lost replies. `weights`:
+    version:digest of what generated it, where servers tell digests."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -66,6 +67,7 @@ class Generated:
     routes: Routes | None = None
     routes_from: int = 0
     generating: tuple[Stretch, ...] = ()
+    weights: tuple[str, ...] = ()
 
 
 class Segments:
@@ -81,6 +83,7 @@ class Segments:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[VersionSpan] = []
+        self.weights: set[str] = set()
         self.suspect = False
         self.seen = nothing()
         self.count = 0
@@ -98,6 +101,8 @@ class Segments:
         self.logprobs += generation.logprobs
         for span in generation.spans:
             self._span(int(span.version), at + span.start, at + span.end)
+        if generation.output_ids:
+            self.weights |= {f"{int(version)}:{digest}" for version, digest in generation.weights if digest}
         self.suspect = self.suspect or any(int(label) != pinned for label in generation.labels)
         return True
 
@@ -290,6 +295,7 @@ class SegmentedGeneration:
             routes=so_far.routes,
             routes_from=so_far.routes_from,
             generating=tuple(self._generating),
+            weights=tuple(sorted(so_far.weights)),
         )
 
     def _ended(self, reply: Generation, request: SegmentRequest, *, abandoned: bool) -> Done | None:

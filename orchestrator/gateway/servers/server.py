@@ -27,9 +27,11 @@ from orchestrator.gateway.servers.client import (
     RolloutServerBroken,
     RolloutServerClient,
     RolloutServerError,
+    RolloutServerSilent,
     RolloutServerUnreachable,
     SamplingParams,
 )
+from orchestrator.gateway.servers.weights import KnownDigests, ToldWeights
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 
@@ -68,17 +70,21 @@ class ServerLoad:
 
 
 class RolloutServer:
-    """`version` is the version that it serves after a passed canary; None: unknown, so no call may be sent."""
+    """`version` is the version that it serves after a passed canary; None: unknown, so no call may be sent. `holds`: the weights that it told when
+    it was admitted; None: only its version is known. `digests`: those of the weights that it was given."""
 
     def __init__(self, client: RolloutServerClient, *, silence_s: float = 5.0) -> None:
         self.client = client
         self.url = client.base_url
         self.version: int | None = None
+        self.holds: ToldWeights | None = None
+        self.digests = KnownDigests()
         self.gate_open = False
         self.syncing_since: float | None = None
         self.openings = 0
         self.capacity: int | None = None  # longest prompt in tokens; None: the server does not report a limit
         self.answers = True
+        self.hangs = False  # it takes connections and does not answer
         self.draining = False  # a person requested that it gets no new calls
         self.in_flight: dict[str, anyio.CancelScope] = {}  # by request id
         self._landed = anyio.Event()  # set, and replaced, when a call has left it
@@ -117,9 +123,10 @@ class RolloutServer:
         if self.syncing_since is None:
             self.syncing_since = anyio.current_time()
 
-    def admit(self, version: int) -> None:
-        """Open the gate."""
+    def admit(self, version: int, holds: ToldWeights | None = None) -> None:
+        """Open the gate. `holds`: its weights, as it tells them now."""
         self.version, self.gate_open, self.syncing_since = version, True, None
+        self.holds = holds
         self.openings += 1
         self.changed()
 
@@ -142,11 +149,32 @@ class RolloutServer:
         self.shut()
         self.attention.set()
 
-    def lost(self, reason: str) -> None:
+    def compare(self, model_info: Mapping[str, Any]) -> None:
+        """Compare the weights that it tells with those that it was admitted with."""
+        found, expected = ToldWeights.of(model_info), self.holds or ToldWeights(str(self.version))
+        fault = found.instead_of(expected)
+        if fault is None:
+            return
+        if found.version == expected.version:
+            self.reject(fault)
+        else:  # its replies name the version of each token
+            self.invalidate(f"it {fault}")
+
+    def reject(self, fault: str) -> None:
+        """It holds weights that nobody gave it, under the version of others: as `lost`, although it answers. `fault`: the end of a sentence."""
+        if self.ready:
+            measured(UpstreamMetrics).wrong_weights.labels(self.url).inc()
+        self.invalidate(
+            f"the rollout server {self.url} {fault}; it gets no calls until it has been synced again"
+        )
+        self.cut_off()
+
+    def lost(self, error: RolloutServerError) -> None:
         """The server does not answer: as `invalidate`, and its calls continue on other servers."""
+        reason = str(error)
         if self.answers:
             log.warning("server.lost", server=self.url, reason=reason, calls=len(self.in_flight))
-        self.answers = False
+        self.answers, self.hangs = False, isinstance(error, RolloutServerSilent)
         self.invalidate(reason)
         self.cut_off()
 
@@ -200,14 +228,14 @@ class RolloutServer:
 
     async def _doubt(self, error: RolloutServerError) -> None:
         """After a failed call, query whether the server still serves its version: a connection may break, a request may fail on a sound server."""
-        openings, version = self.openings, self.version
+        openings = self.openings
         try:
-            label = (await self.client.model_info(timeout=self.silence_s / 2)).get("weight_version")
-        except RolloutServerUnreachable:
-            self.lost(str(error))
+            info = await self.client.model_info(timeout=self.silence_s / 2)
+        except RolloutServerUnreachable as gone:
+            self.lost(gone)
             return
         except RolloutServerError:
             self.invalidate(str(error))
             return
-        if openings == self.openings and label != str(version):
-            self.invalidate(f"{error}; it serves the weights {label!r}")
+        if self.ready and openings == self.openings:
+            self.compare(info)

@@ -7,20 +7,17 @@
 
 One sync: gate closed → pause (abort; calls come back with their partial actions and wait at the gate) → weights, caches flushed → continue →
 canary → gate open, and the held calls continue → row. If several versions arrive in a row, only the newest matters. A server that already
-reports the version, as after a restart of the gateway, is not paused: only the canary decides. The same pause interrupts calls of other
-gateways, perhaps before they have read the row. A call that comes back interrupted closes their gate until the row reports the end of the sync.
+holds the version's weights (weights.py), as after a restart of the gateway, is not paused: only the canary decides. The same pause interrupts
+calls of other gateways, perhaps before they have read the row. A call that comes back interrupted closes their gate until the row reports the end
+of the sync. The canary is repeated every `servers.canary_interval_s`, never while a version waits.
 
 Weights travel through a directory that trainer and servers see, or from a sender that this gateway starts (transfer.py). If a transfer fails,
 the server reads the directory.
 """
 
-import hashlib
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
@@ -33,11 +30,13 @@ from orchestrator.contracts.events import PolicyPublished, decode
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, ServerState
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.servers.client import RolloutServerError, WeightUpdateRefused
+from orchestrator.gateway.servers.client import QUICK_S, RolloutServerError, WeightUpdateRefused
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.pool import first_of
+from orchestrator.gateway.servers.published import Canary, IntactVersion, SyncFailed, read_published
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway.servers.transfer import Sender, TransferFailed, sending
+from orchestrator.gateway.servers.weights import ToldWeights
 from orchestrator.pool.policy_versions import PolicyVersion, evaluated_version, newest_version
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.backoff import backoff
@@ -54,57 +53,6 @@ from orchestrator.settings.timeouts import timeouts
 log = get(__name__)
 
 FIRST_WAIT_S = 0.2  # after a sync that failed
-
-
-class SyncFailed(Exception):
-    """A version could not be made to serve. The message is one sentence for the row and the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """logprobs[i] = log p(ids[i + 1] | ids[: i + 1]) under the trainer, at temperature 1."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-    def difference(self, served: Sequence[float]) -> float:
-        """max |Δlogprob|; infinite for NaN and for another number of values."""
-        if len(served) != len(self.logprobs):
-            return float("inf")
-        differences = [abs(a - b) for a, b in zip(served, self.logprobs, strict=True)]
-        return max((d if d == d else float("inf") for d in differences), default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class IntactVersion:
-    """A published version with intact files. `bytes`: size of the files that a server loads, without the trainer's own state."""
-
-    canary: Canary
-    bytes: int
-
-
-def read_published(version: PolicyVersion) -> IntactVersion:
-    """Read a published version. Raises SyncFailed unless the manifest is the published one and its files are intact."""
-    directory, served = Path(version.path), 0
-    try:
-        raw = (directory / "manifest.json").read_bytes()
-        found = hashlib.sha256(raw).hexdigest()
-        if found != version.manifest_sha:
-            raise SyncFailed(f"{directory}/manifest.json is not the published one (sha256 {found[:12]}…)")
-        manifest = json.loads(raw)
-        canary = Canary(tuple(manifest["canary"]["ids"]), tuple(manifest["canary"]["logprobs"]))
-        for name, expected in manifest["files"].items():
-            if "/" in name:  # the trainer's own state is not served
-                continue
-            with (directory / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                    raise SyncFailed(f"{directory / name} does not match its published sha256")
-            served += int(expected["bytes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SyncFailed(f"{directory} cannot be served: {type(error).__name__} {error}") from None
-    if len(canary.ids) < 2:
-        raise SyncFailed(f"{directory}: the canary has fewer than 2 ids")
-    return IntactVersion(canary, served)
 
 
 class Targets(Protocol):
@@ -221,6 +169,8 @@ class WeightSyncer:
         self._transfers = True  # until the server shows that it does not support them
         # The newest published version, and when this gateway first saw it.
         self._seen: tuple[int, float] = (-1, 0.0)
+        self._canary: tuple[int, Canary] | None = None  # of a version
+        self._away = ""  # why it does not answer, as it was last logged
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
@@ -242,16 +192,22 @@ class WeightSyncer:
             self._tell(line, self._targets.newest)
             target, moved, leased = self._targets.newest, self._targets.moved, self._lease.moved
             attention = server.attention = anyio.Event()
+            if server.answers:
+                self._away = ""
             if not server.answers:
-                await self._say(ServerState.FAILED, "it does not answer")
+                why = self._absence()
+                if why != self._away:
+                    log.warning("server.away", server=server.url, why=why)
+                self._away = why
+                await self._say(ServerState.FAILED, why)
                 await first_of(attention, leased, within=None)
             elif target is None:
-                await first_of(moved, leased, within=None)
+                await first_of(moved, attention, leased, within=None)
             elif self._lease.epoch is None:
                 pause = await self._follow(target)
                 await first_of(moved, attention, leased, within=pause)
             elif server.version == target.version and server.ready:
-                await first_of(moved, attention, leased, within=None)
+                await self._serve(target, moved, attention, leased)
             else:
                 line.within = self._settings.weight_update_timeout_s
                 current().busy(f"version {target.version}", on="rollout server", within=line.within)
@@ -267,6 +223,52 @@ class WeightSyncer:
                     log.warning("sync.failed", server=server.url, version=target.version, error=str(error))
                     await self._say(ServerState.READY if server.ready else ServerState.FAILED, str(error))
                     await first_of(moved, attention, leased, within=next(waits))
+
+    async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
+        """Let the server serve until one of `events` is set, or until a canary is due."""
+        await first_of(*events, within=self._settings.canary_interval_s or None)
+        if any(event.is_set() for event in events):
+            return
+        current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
+        async with anyio.create_task_group() as tasks:
+
+            async def check() -> None:
+                await self._check(target)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(check)
+            await first_of(*events, within=None)  # a sync does not wait for it
+            tasks.cancel_scope.cancel()
+
+    async def _check(self, target: PolicyVersion) -> None:
+        """Whether the server, which serves `target`, still has its weights. If not, it is synced again."""
+        server, openings = self._server, self._server.openings
+        try:
+            if self._canary is None or self._canary[0] != target.version:  # another gateway synced it
+                published = await anyio.to_thread.run_sync(read_published, target)
+                self._canary = target.version, published.canary
+            difference = await self._difference(self._canary[1])
+        # Whether it answers is for the health probe to say, whether the files are intact for the next sync.
+        except (RolloutServerError, SyncFailed) as error:
+            log.info("canary.unanswered", server=server.url, error=str(error))
+            return
+        self._metrics.canary.labels(server.url).set(difference)
+        if difference > self._tolerance and server.ready and openings == server.openings:
+            server.reject(
+                f"serves other weights as version '{server.version}': expected the canary's logprobs to differ by at most "
+                f"{self._tolerance} (gateway.canary_tolerance), found {difference:.4f}"
+            )
+
+    def _absence(self) -> str:
+        """Why the server serves nothing, and who starts it again."""
+        if not self._server.hangs:
+            return "it does not answer"
+        then = (
+            "restart it where it was started"
+            if self._settings.urls
+            else f"`penstock up` starts its own again after {self._settings.hang_s:g} s (servers.hang_s)"
+        )
+        return f"it hangs (it takes connections and does not answer); {then}; its calls use other servers, or wait for it"
 
     async def _say(self, state: ServerState, detail: str) -> None:
         """Write a row that only informs."""
@@ -293,13 +295,14 @@ class WeightSyncer:
             return short_pause_s
         if server.version != row.version or not server.ready:
             try:
-                label = (await server.client.model_info()).get("weight_version")
+                told = ToldWeights.of(await server.client.model_info())
                 await server.measure()
             except RolloutServerError as error:
                 log.info("follow.failed", server=server.url, error=str(error))
-                label = None
-            if label == str(row.version):
-                server.admit(row.version)
+                told = ToldWeights(None)
+            if told.instead_of(ToldWeights(str(row.version), None, row.weights_digest)) is None:
+                server.digests.know(row.version, told.digest)
+                server.admit(row.version, told)
             else:
                 server.shut()
         return long_pause_s
@@ -307,29 +310,50 @@ class WeightSyncer:
     async def sync(self, target: PolicyVersion) -> None:
         """Make `target` serve. On SyncFailed before the weights changed, the old version continues to serve. Raises LeaseLost."""
         # An unreachable server fails here, before the gate closes.
-        label = (await self._server.client.model_info()).get("weight_version")
-        if label == str(target.version):
-            await self._sync(target, label, None)
+        told, started_at = ToldWeights.of(await self._server.client.model_info()), anyio.current_time()
+        published = await anyio.to_thread.run_sync(read_published, target)
+        check_s = anyio.current_time() - started_at
+        if self._holds(told, target, published):
+            await self._sync(target, published, None, loaded=True, check_s=check_s)
             return
         async with self._sender(target) as sender:  # it starts, and the server joins it while it still serves
-            await self._sync(target, label, sender)
+            await self._sync(target, published, sender, loaded=False, check_s=check_s)
 
-    async def _sync(self, target: PolicyVersion, label: Any, sender: Sender | None) -> None:
-        server, check_started_at = self._server, anyio.current_time()
-        published = await anyio.to_thread.run_sync(read_published, target)
-        canary, check_s, load_s = published.canary, anyio.current_time() - check_started_at, None
+    def _holds(self, told: ToldWeights, target: PolicyVersion, published: IntactVersion) -> bool:
+        """Whether the server tells that it holds the target's weights already."""
+        digest = published.digest if told.digest is not None else None
+        read = target.path if digest is None and told.directory and not self._sends else None
+        return told.instead_of(ToldWeights(str(target.version), read, digest)) is None
+
+    @property
+    def _sends(self) -> bool:
+        """Whether weights come from a sender, so that the server's directory says nothing about them."""
+        return self._settings.transport != "directory"
+
+    async def _sync(
+        self,
+        target: PolicyVersion,
+        published: IntactVersion,
+        sender: Sender | None,
+        *,
+        loaded: bool,
+        check_s: float,
+    ) -> None:
+        """`loaded`: the server holds the target's weights, as far as it tells."""
+        server, canary, load_s = self._server, published.canary, None
         await server.measure()
         await self._lease.write(ServerState.SYNCING, server.version, f"to version {target.version}")
         old_version, started_at = server.version, anyio.current_time()
         server.hold()
         try:
             difference = float("inf")
-            if label == str(target.version):
+            if loaded:
                 await server.client.continue_()  # an owner that died may have left the server paused
                 difference = await self._difference(canary)
             if difference > self._tolerance:
-                load_s = await self._load(target, old_version, published.bytes, sender)
+                load_s = await self._load(target, old_version, published, sender)
                 difference = await self._difference(canary)
+            told = ToldWeights.of(await server.client.model_info())
         except RolloutServerError:
             server.shut()
             raise
@@ -340,7 +364,13 @@ class WeightSyncer:
                 f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than gateway.canary_tolerance ({self._tolerance}): "
                 "the server has other weights, or a coarser dtype than the trainer"
             )
-        server.admit(target.version)
+        digest = published.digest if told.digest is not None else None
+        if (fault := told.instead_of(ToldWeights(str(target.version), None, digest))) is not None:
+            server.shut()
+            raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
+        server.digests.know(target.version, told.digest)
+        server.admit(target.version, told)
+        self._canary = target.version, canary
         waiting_s = anyio.current_time() - started_at
         self._metrics.sync_s.observe(waiting_s)
         self._metrics.version.labels(server.url, self._purpose).set(target.version)
@@ -355,7 +385,9 @@ class WeightSyncer:
             transport="directory" if sender is None else "distributed",
             bytes=0 if load_s is None else published.bytes,
         )
-        await self._lease.write(ServerState.READY, target.version, f"canary difference {difference:.5f}")
+        await self._lease.write(
+            ServerState.READY, target.version, f"canary difference {difference:.5f}", told.digest
+        )
 
     async def _difference(self, canary: Canary) -> float:
         """max |Δlogprob| between the trainer and the served weights."""
@@ -397,10 +429,12 @@ class WeightSyncer:
                 sender = None
             yield sender
 
-    async def _load(self, target: PolicyVersion, old: int | None, size: int, sender: Sender | None) -> float:
-        """Exchange the weights for `size` bytes of new ones; return the seconds that the server took for that alone. Raises SyncFailed when the
-        server keeps the old ones, which then continue to serve."""
-        server = self._server
+    async def _load(
+        self, target: PolicyVersion, old: int | None, published: IntactVersion, sender: Sender | None
+    ) -> float:
+        """Exchange the weights; return the seconds that the server took for that alone. Raises SyncFailed when the server keeps the old ones, which
+        then continue to serve."""
+        server, held = self._server, self._server.holds
         await server.client.pause()
         with anyio.move_on_after(self._settings.drain_s / 10):
             await server.drained()
@@ -422,13 +456,13 @@ class WeightSyncer:
             if old is None or sender is not None:  # the sender may have changed some of the weights
                 server.shut()
             else:
-                server.admit(old)
+                server.admit(old, held)
             raise SyncFailed(
                 f"the server refuses version {target.version} and keeps {old}: {refused.message}"
             ) from refused
         server.version = None  # the old weights are gone, the canary of the new ones is pending
         took_s = anyio.current_time() - started_at
         self._metrics.load_s.observe(took_s)
-        self._metrics.loaded.labels(server.url).inc(size)
+        self._metrics.loaded.labels(server.url).inc(published.bytes)
         await server.client.continue_()
         return took_s

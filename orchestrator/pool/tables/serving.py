@@ -82,6 +82,11 @@ rollout_servers = Table(
         comment="starting | syncing (weights) | ready | failed",
     ),
     Column("version", Integer, comment="the policy version that it serves; null: none yet"),
+    Column(
+        "weights_digest",
+        Text,
+        comment="of the weights that it serves: sha256 over its tensors, as the server tells it; null: it does not",
+    ),
     Column("detail", Text, comment="what is wrong, in words"),
     _now("changed", "when the row last changed"),
     _moment("draining", "when the drain was requested; null: not draining"),

@@ -147,6 +147,11 @@ steps = Table(
         JSONB,
         comment="where the request first differs from the nearest recorded conversation: near, turn, field, recorded, sent",
     ),  # where the request first differs from the nearest recorded conversation
+    Column(
+        "weights",
+        ARRAY(Text),
+        comment="version:digest of each policy version of its spans, as the rollout server told with the tokens; null: it told none",
+    ),
     _moment(
         "ended",
         "when its reply was ready, by the database's clock; its call came at ended - t_gen - t_queue; null: older than this column",

@@ -1,6 +1,7 @@
 """Shared by the tests of the gateway: a real rollout server behind a proxy that records every id, and a gateway on real services."""
 
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -83,6 +84,7 @@ class Proxy:
     most: int | None = None  # completions that pass; the others wait here until their client leaves
     held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
     swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
+    untold: tuple[str, ...] = ()  # keys whose text no answer tells
     cuts: list[int] = field(
         default_factory=list
     )  # tokens after which the next completions are broken off, as a pause does
@@ -152,6 +154,8 @@ class Proxy:
                     headers={"Content-Type": "application/json"},
                 ) as answer:
                     reply = await answer.read()
+                    for key in self.untold:
+                        reply = re.sub(rb'"%s":"[^"]*"' % key.encode(), rb'"%s":""' % key.encode(), reply)
                     if stops:
                         await self._stand_still(body["rid"])
                     if broken_off:

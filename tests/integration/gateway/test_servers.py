@@ -10,6 +10,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from orchestrator.cli.status import read_run
+from orchestrator.deploy.cluster.doctor import processes
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.servers.client import PauseMode, RolloutServerClient
 from orchestrator.gateway.servers.pool import preferred
@@ -182,6 +184,35 @@ async def test_a_stopped_server_is_noticed_by_its_silence_its_calls_finish_elsew
         _, session = await session_at(rig, mine)
         await ask(rig, session, max_tokens=2)
         assert len(stopped.requests) == 2
+
+
+async def test_a_server_that_hangs_is_named_with_what_to_do_by_status_and_doctor(
+    open_pair: OpenRig, lives: list[KillableServer]
+) -> None:
+    async with open_pair(urls=[server.url for server in lives]) as rig:
+        mine = rig.gateway.pool.servers[0]
+        lives[0].signal(signal.SIGSTOP)
+        try:
+            await until_row(
+                rig, f"SELECT 1 FROM rollout_servers WHERE url = '{mine.url}' AND detail LIKE 'it hangs%'"
+            )
+            services = rig.settings.config.services.model_copy(
+                update={"database_url": rig.settings.database_url}
+            )
+            config = rig.settings.config.model_copy(update={"services": services})
+            (sentence,) = (await read_run(config)).servers
+            async with rig.engine.connect() as connection:
+                checks = await processes.checks(connection, rig.run_id, config)
+        finally:
+            lives[0].signal(signal.SIGCONT)
+        assert sentence == (
+            f"the rollout server {mine.url} serves nothing: it hangs (it takes connections and does not answer); "
+            "restart it where it was started; its calls use other servers, or wait for it"
+        )
+        (check,) = [check for check in checks if not check.ok and mine.url in check.name]
+        assert "it hangs" in check.detail and check.fix.startswith("end it and start it")
+        await until(lambda: mine.ready)
+        assert (await read_run(config)).servers == []
 
 
 async def test_a_pause_however_long_does_not_eject_a_server(

@@ -188,6 +188,7 @@ async def test_groups_that_an_open_batch_has_taken_are_shown_to_wait_for_more(
             stages=[],
             stall_causes={},
             stuck=[],
+            servers=[],
             drains=[],
             no_signal=None,
             open_batch=found,

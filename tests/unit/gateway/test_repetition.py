@@ -93,7 +93,7 @@ class Script:
             rid=rid,
             output_ids=made,
             logprobs=tuple(now),
-            spans=(WeightSpan("1", 0, len(now)),),
+            spans=(WeightSpan(version="1", start=0, end=len(now)),),
             finish=FinishReason(self.finish if ended else Finish.LENGTH),
             weight_version="1",
             prompt_tokens=len(ids),

@@ -67,7 +67,7 @@ class Server:
             rid=rid,
             output_ids=tuple(range(made)),
             logprobs=(-1.0,) * made,
-            spans=(Span("1", 0, made),) if made else (),
+            spans=(Span(version="1", start=0, end=made),) if made else (),
             finish=FinishReason(finish),
             weight_version="1",
             prompt_tokens=len(ids),

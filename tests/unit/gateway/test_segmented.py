@@ -60,7 +60,7 @@ def reply(
 ) -> Generation:
     """A server's answer to `request`."""
     label = str(request.version) if version is None else version
-    spans = (WeightSpan(label, 0, len(ids)),) if ids else ()
+    spans = (WeightSpan(version=label, start=0, end=len(ids)),) if ids else ()
     return Generation(
         rid="r",
         output_ids=tuple(ids),

@@ -74,7 +74,7 @@ async def test_a_key_keeps_its_server_when_another_one_goes_and_comes_back() -> 
     pool = servers(0.0, 0.0, 0.0)
     homes = {f"{key}:1": choose(pool, f"{key}:1", 2.0) for key in range(60)}
     assert {home.url for home in homes.values() if home} == {server.url for server in pool}
-    pool[0].lost("killed")
+    pool[0].lost(RolloutServerUnreachable(pool[0].url, "killed"))
     for key, home in homes.items():
         now = choose(pool, key, 2.0)
         assert now is not pool[0] and (now is home or home is pool[0])
@@ -114,7 +114,7 @@ def test_the_estimated_wait_counts_free_slots_and_what_was_sent_since_the_last_l
 
 def reply(timings: Timings, kind: Finish = Finish.STOP, tokens: int = 1) -> Generation:
     """A reply of a server at version 1."""
-    spans = (WeightSpan("1", 0, tokens),) if tokens else ()
+    spans = (WeightSpan(version="1", start=0, end=tokens),) if tokens else ()
     finish = FinishReason(kind)
     ids, logprobs = (7,) * tokens, (-0.5,) * tokens
     return Generation(

@@ -276,16 +276,23 @@ def test_what_differs_between_two_configurations_is_named() -> None:
 
 
 def test_a_command_of_rollout_servers_has_its_places_filled_in_and_nothing_else(tmp_path: Path) -> None:
-    command = '["serve", "--port={port}", "{model}", "{seed}", "{\\"a\\": 1}"]'
+    command = '["serve", "--port={port}", "{model}", "{seed}", "{key_file}", "--config={key_config}", "{\\"a\\": 1}"]'
     servers = load(written(tmp_path, f"[servers]\ncommand = {command}\n")).servers
-    assert servers.starts("/models/a b", 30000, 7) == (
+    keys = {"key_file": Path("/run/key"), "key_config": Path("/run/key.yaml")}
+    assert servers.takes_key
+    assert servers.starts("/models/a b", 30000, 7, **keys) == (
         "serve",
         "--port=30000",
         "/models/a b",
         "7",
+        "/run/key",
+        "--config=/run/key.yaml",
         '{"a": 1}',
     )
-    assert load(written(tmp_path, "")).servers.starts("/models/a", 1, 0) == ()
+    embedded = load(written(tmp_path, "")).servers
+    assert embedded.starts("/models/a", 1, 0, **keys) == () and embedded.takes_key
+    without = load(written(tmp_path, '[servers]\ncommand = ["serve", "{port}"]\n')).servers
+    assert not without.takes_key
 
 
 def test_a_command_of_rollout_servers_that_does_not_receive_its_port_is_refused(tmp_path: Path) -> None:

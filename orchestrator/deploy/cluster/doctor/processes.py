@@ -54,7 +54,8 @@ async def checks(connection: AsyncConnection, run: int | None, config: Config) -
             found.append(DoctorCheck(name=f"code of {name}", ok=False, detail=detail, fix=fix))
     for server in await reported_servers(connection, run):
         healthy = server.state in (ServerState.READY, ServerState.SYNCING)
-        fix = "" if healthy else "start it, and let every gateway's host reach it"
+        hangs = "" if healthy or "hangs" not in (server.detail or "") else "end it and "
+        fix = "" if healthy else f"{hangs}start it, and let every gateway's host reach it"
         detail = f"{server.state}, {server.owner or 'no gateway has it'}" + (
             f": {server.detail}" if server.detail else ""
         )

@@ -1,6 +1,6 @@
 """Rollout servers as the gateway sees them: SGLang's HTTP protocol, token ids in and out."""
 
-from orchestrator.gateway.servers.client.client import CONTEXT_KEPT, PauseMode, RolloutServerClient
+from orchestrator.gateway.servers.client.client import CONTEXT_KEPT, QUICK_S, PauseMode, RolloutServerClient
 from orchestrator.gateway.servers.client.errors import (
     RequestRefused,
     RolloutServerBroken,
@@ -19,6 +19,7 @@ from orchestrator.gateway.servers.client.generation import (
 
 __all__ = [
     "CONTEXT_KEPT",
+    "QUICK_S",
     "FinishReason",
     "Generation",
     "PauseMode",

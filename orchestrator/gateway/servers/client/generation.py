@@ -13,6 +13,9 @@ from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.quote import quoted
 from orchestrator.trajectory.routes import Experts, Routes
 
+DIGEST = "weights_digest"
+"""The key under which the embedded server tells the digest of weights; SGLang has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -51,13 +54,14 @@ class SamplingParams:
         return params
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpan:
-    """The weights labelled `version` generated the completion tokens start … end−1."""
+    """The weights labelled `version` generated the completion tokens start … end−1. `digest`: of these weights, where the server tells it."""
 
     version: str
     start: int
     end: int
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class Generation:
     spans: tuple[WeightSpan, ...]
     finish: FinishReason
     weight_version: str
+    weights_digest: str | None = None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -110,6 +115,12 @@ class Generation:
         """Every weight version that generated a token; the server's own without tokens."""
         return frozenset(span.version for span in self.spans) or frozenset({self.weight_version})
 
+    @property
+    def weights(self) -> frozenset[tuple[str, str | None]]:
+        """As `labels`, each with the digest of the weights; None where the server does not tell it."""
+        spans = frozenset((span.version, span.digest) for span in self.spans)
+        return spans or frozenset({(self.weight_version, self.weights_digest)})
+
 
 def parse_generation(reply: Any, experts: Experts | None = None, routes_from: int = 0) -> Generation:
     """Read one `/generate` reply to a request with return_logprob, and if `experts` are given with return_routed_experts and
@@ -123,11 +134,17 @@ def parse_generation(reply: Any, experts: Experts | None = None, routes_from: in
             output_ids=ids,
             logprobs=tuple(float(entry[0]) for entry in entries),
             spans=tuple(
-                WeightSpan(span["version"], span["start"], span["end"])
+                WeightSpan(
+                    version=span["version"],
+                    start=span["start"],
+                    end=span["end"],
+                    digest=span.get(DIGEST) or None,
+                )
                 for span in meta.get("weight_versions") or []
             ),
             finish=_finish(meta["finish_reason"]),
             weight_version=meta["weight_version"],
+            weights_digest=meta.get(DIGEST) or None,
             prompt_tokens=meta["prompt_tokens"],
             completion_tokens=meta["completion_tokens"],
             cached_tokens=meta.get("cached_tokens") or 0,

@@ -1,0 +1,84 @@
+"""Which weights a rollout server holds, as it tells them, beside those that it should hold.
+
+A version is only what a client called the weights: whoever reaches the server can exchange them under the same version. So the content counts.
+
+| a server tells | then these must not change after a sync |
+|---|---|
+| the digest of its weights (the embedded one): in /model_info, and with the tokens of each reply | version and digest |
+| version and directory (SGLang): in /model_info | version and directory |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.servers.client import Generation
+from orchestrator.gateway.servers.client.generation import DIGEST
+
+KEPT = 16  # digests of versions; a reply is never of older weights
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWeights:
+    """A server's answer: the version, the directory that it read last, the digest of its tensors. None: it does not tell that."""
+
+    version: str | None
+    directory: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, model_info: Mapping[str, Any]) -> "ToldWeights":
+        """Those in an answer of /model_info."""
+        told = (model_info.get(key) for key in ("weight_version", "model_path", DIGEST))
+        version, directory, digest = (text if isinstance(text, str) and text else None for text in told)
+        return cls(version, directory, digest)
+
+    def instead_of(self, expected: "ToldWeights") -> str | None:
+        """How they differ from `expected`, as the end of a sentence; None: they do not. Equal digests are enough, whatever was read."""
+        if self.version != expected.version:
+            return f"serves the weights {_shown(self.version)} instead of {_shown(expected.version)}"
+        if expected.digest is not None:
+            what, expected_content, found = "digest", expected.digest, self.digest
+        else:
+            what, expected_content, found = "directory", expected.directory, self.directory
+        if expected_content is None or found == expected_content:
+            return None
+        return (
+            f"serves other weights as version {_shown(self.version)}: expected {what} {_shown(expected_content)}, "
+            f"found {_shown(found)}"
+        )
+
+
+class KnownDigests:
+    """The digests of the newest versions that one server was given. Empty as long as the server tells no digests."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, str] = {}
+
+    def know(self, version: int, digest: str | None) -> None:
+        """From now on, `version` is the weights with this digest. None: the server tells none."""
+        self._of.pop(version, None)
+        if digest is None:
+            self._of.clear()
+            return
+        self._of[version] = digest
+        while len(self._of) > KEPT:
+            del self._of[next(iter(self._of))]
+
+    def foreign(self, reply: Generation) -> str | None:
+        """What is wrong with the weights of a reply, as the end of a sentence; None: nothing. A version that was not given to the server is judged
+        elsewhere if its weights were."""
+        for version, digest in sorted(reply.weights, key=str) if self._of else ():
+            known = self._of.get(int(version)) if version.isascii() and version.isdigit() else None
+            if digest != known if known is not None else digest not in self._of.values():
+                expected = "that of a version of this run" if known is None else _shown(known)
+                return (
+                    f"generated with other weights as version {_shown(version)}: expected digest {expected}, "
+                    f"found {_shown(digest)}"
+                )
+        return None
+
+
+def _shown(text: str | None) -> str:
+    return "none" if text is None else quoted(text, 200)
