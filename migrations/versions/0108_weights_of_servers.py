@@ -1,4 +1,4 @@
-"""Digests of weights, beside the version that they are called by: of those that a rollout server serves, and of those that generated a step.
+"""Digests of weights, next to the version that they are called by: of those that a rollout server serves, and of those that generated a step.
 
 Revision: 0108. Expands.
 """

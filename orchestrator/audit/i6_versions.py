@@ -116,7 +116,7 @@ async def weights(snapshot: Snapshot) -> Checked:
     return findings.checked()
 
 
-# The weights that generated the steps, as the rollout servers told with their tokens.
+# The weights that generated the steps, as the rollout servers reported with their tokens.
 _GENERATED = """select u.*, v.path from (
                     select split_part(w, ':', 1)::bigint as version, split_part(w, ':', 2) as digest,
                            count(*) as steps, min(s.rollout_id) as rollout_id

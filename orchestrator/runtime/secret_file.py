@@ -8,13 +8,11 @@ from orchestrator.contracts.errors import ConfigurationError
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its user reads, whole or not at all. Raises OSError."""
+    """Write a file that only its user reads, and that no process reads yet. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-    os.replace(temporary, path)
 
 
 def shared_secret(path: Path) -> str:

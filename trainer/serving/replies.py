@@ -1,7 +1,7 @@
 """The JSON of `/generate`: one object per completion, with the keys and shapes of SGLang 0.5.23.
 
 Only finished completions have per-token versions, routes and the closing times, as in SGLang. Beyond SGLang, the digest of the weights
-stands beside each version, because a version is only what a client called them.
+stands next to each version, because a version is only what a client called them.
 """
 
 import base64

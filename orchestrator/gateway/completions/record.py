@@ -252,9 +252,9 @@ class Recorder:
             branch_reason=origin.reason,
             branch=origin.difference.plain() if origin.difference is not None else None,
             routes=self._routes(generated, origin, len(full), chain),
-            weights=[told for told in generated.weights if int(told.partition(":")[0]) in versions][
-                :MOST_WEIGHTS
-            ],
+            weights=[
+                reported for reported in generated.weights if int(reported.partition(":")[0]) in versions
+            ][:MOST_WEIGHTS],
         )
         node = Node(
             idx=idx,

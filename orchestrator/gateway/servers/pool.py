@@ -177,8 +177,8 @@ class ServerPool:
         self, server: RolloutServer, reply: Generation, pinned: int, *, abandoned: bool
     ) -> Generation | None:
         """The usable part of a reply; None if there is none. The reply may also show that another gateway's sync interrupted the server, that it
-        serves other weights than it should, or that it sends no routes. A reply of weights that nobody gave the server is like a lost one: no step
-        may be recorded under a version that did not generate it."""
+        serves other weights than it should, or that it sends no routes. A reply of weights that were not given to the server is like a lost one: no
+        step may be recorded under a version that did not generate it."""
         if not server.owned() and _before_sync(server, reply, pinned, abandoned=abandoned) is None:
             return None
         if (fault := server.digests.foreign(reply)) is not None:

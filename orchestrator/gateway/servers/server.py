@@ -31,7 +31,7 @@ from orchestrator.gateway.servers.client import (
     RolloutServerUnreachable,
     SamplingParams,
 )
-from orchestrator.gateway.servers.weights import KnownDigests, ToldWeights
+from orchestrator.gateway.servers.weights import KnownDigests, ReportedWeights
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 
@@ -70,14 +70,14 @@ class ServerLoad:
 
 
 class RolloutServer:
-    """`version` is the version that it serves after a passed canary; None: unknown, so no call may be sent. `holds`: the weights that it told when
-    it was admitted; None: only its version is known. `digests`: those of the weights that it was given."""
+    """`version` is the version that it serves after a passed canary; None: unknown, so no call may be sent. `holds`: the weights that it reported
+    when it was admitted; None: only its version is known. `digests`: those of the weights that it was given."""
 
     def __init__(self, client: RolloutServerClient, *, silence_s: float = 5.0) -> None:
         self.client = client
         self.url = client.base_url
         self.version: int | None = None
-        self.holds: ToldWeights | None = None
+        self.holds: ReportedWeights | None = None
         self.digests = KnownDigests()
         self.gate_open = False
         self.syncing_since: float | None = None
@@ -123,7 +123,7 @@ class RolloutServer:
         if self.syncing_since is None:
             self.syncing_since = anyio.current_time()
 
-    def admit(self, version: int, holds: ToldWeights | None = None) -> None:
+    def admit(self, version: int, holds: ReportedWeights | None = None) -> None:
         """Open the gate. `holds`: its weights, as it tells them now."""
         self.version, self.gate_open, self.syncing_since = version, True, None
         self.holds = holds
@@ -151,7 +151,7 @@ class RolloutServer:
 
     def compare(self, model_info: Mapping[str, Any]) -> None:
         """Compare the weights that it tells with those that it was admitted with."""
-        found, expected = ToldWeights.of(model_info), self.holds or ToldWeights(str(self.version))
+        found, expected = ReportedWeights.of(model_info), self.holds or ReportedWeights(str(self.version))
         fault = found.instead_of(expected)
         if fault is None:
             return
@@ -161,7 +161,7 @@ class RolloutServer:
             self.invalidate(f"it {fault}")
 
     def reject(self, fault: str) -> None:
-        """It holds weights that nobody gave it, under the version of others: as `lost`, although it answers. `fault`: the end of a sentence."""
+        """It holds weights that were not given to it, under the version of others: as `lost`, although it answers. `fault`: the end of a sentence."""
         if self.ready:
             measured(UpstreamMetrics).wrong_weights.labels(self.url).inc()
         self.invalidate(

@@ -36,7 +36,7 @@ from orchestrator.gateway.servers.pool import first_of
 from orchestrator.gateway.servers.published import Canary, IntactVersion, SyncFailed, read_published
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway.servers.transfer import Sender, TransferFailed, sending
-from orchestrator.gateway.servers.weights import ToldWeights
+from orchestrator.gateway.servers.weights import ReportedWeights
 from orchestrator.pool.policy_versions import PolicyVersion, evaluated_version, newest_version
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.backoff import backoff
@@ -295,14 +295,14 @@ class WeightSyncer:
             return short_pause_s
         if server.version != row.version or not server.ready:
             try:
-                told = ToldWeights.of(await server.client.model_info())
+                reported = ReportedWeights.of(await server.client.model_info())
                 await server.measure()
             except RolloutServerError as error:
                 log.info("follow.failed", server=server.url, error=str(error))
-                told = ToldWeights(None)
-            if told.instead_of(ToldWeights(str(row.version), None, row.weights_digest)) is None:
-                server.digests.know(row.version, told.digest)
-                server.admit(row.version, told)
+                reported = ReportedWeights(None)
+            if reported.instead_of(ReportedWeights(str(row.version), None, row.weights_digest)) is None:
+                server.digests.know(row.version, reported.digest)
+                server.admit(row.version, reported)
             else:
                 server.shut()
         return long_pause_s
@@ -310,20 +310,23 @@ class WeightSyncer:
     async def sync(self, target: PolicyVersion) -> None:
         """Make `target` serve. On SyncFailed before the weights changed, the old version continues to serve. Raises LeaseLost."""
         # An unreachable server fails here, before the gate closes.
-        told, started_at = ToldWeights.of(await self._server.client.model_info()), anyio.current_time()
+        reported, started_at = (
+            ReportedWeights.of(await self._server.client.model_info()),
+            anyio.current_time(),
+        )
         published = await anyio.to_thread.run_sync(read_published, target)
         check_s = anyio.current_time() - started_at
-        if self._holds(told, target, published):
+        if self._holds(reported, target, published):
             await self._sync(target, published, None, loaded=True, check_s=check_s)
             return
         async with self._sender(target) as sender:  # it starts, and the server joins it while it still serves
             await self._sync(target, published, sender, loaded=False, check_s=check_s)
 
-    def _holds(self, told: ToldWeights, target: PolicyVersion, published: IntactVersion) -> bool:
+    def _holds(self, reported: ReportedWeights, target: PolicyVersion, published: IntactVersion) -> bool:
         """Whether the server tells that it holds the target's weights already."""
-        digest = published.digest if told.digest is not None else None
-        read = target.path if digest is None and told.directory and not self._sends else None
-        return told.instead_of(ToldWeights(str(target.version), read, digest)) is None
+        digest = published.digest if reported.digest is not None else None
+        read = target.path if digest is None and reported.directory and not self._sends else None
+        return reported.instead_of(ReportedWeights(str(target.version), read, digest)) is None
 
     @property
     def _sends(self) -> bool:
@@ -353,7 +356,7 @@ class WeightSyncer:
             if difference > self._tolerance:
                 load_s = await self._load(target, old_version, published, sender)
                 difference = await self._difference(canary)
-            told = ToldWeights.of(await server.client.model_info())
+            reported = ReportedWeights.of(await server.client.model_info())
         except RolloutServerError:
             server.shut()
             raise
@@ -364,12 +367,12 @@ class WeightSyncer:
                 f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than gateway.canary_tolerance ({self._tolerance}): "
                 "the server has other weights, or a coarser dtype than the trainer"
             )
-        digest = published.digest if told.digest is not None else None
-        if (fault := told.instead_of(ToldWeights(str(target.version), None, digest))) is not None:
+        digest = published.digest if reported.digest is not None else None
+        if (fault := reported.instead_of(ReportedWeights(str(target.version), None, digest))) is not None:
             server.shut()
             raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
-        server.digests.know(target.version, told.digest)
-        server.admit(target.version, told)
+        server.digests.know(target.version, reported.digest)
+        server.admit(target.version, reported)
         self._canary = target.version, canary
         waiting_s = anyio.current_time() - started_at
         self._metrics.sync_s.observe(waiting_s)
@@ -386,7 +389,7 @@ class WeightSyncer:
             bytes=0 if load_s is None else published.bytes,
         )
         await self._lease.write(
-            ServerState.READY, target.version, f"canary difference {difference:.5f}", told.digest
+            ServerState.READY, target.version, f"canary difference {difference:.5f}", reported.digest
         )
 
     async def _difference(self, canary: Canary) -> float:

@@ -1,6 +1,7 @@
-"""Which weights a rollout server holds, as it tells them, beside those that it should hold.
+"""Which weights a rollout server holds, as it tells them, and those that it should hold.
 
-A version is only what a client called the weights: whoever reaches the server can exchange them under the same version. So the content counts.
+A version is only what a client called the weights: every client that reaches the server can exchange them under the same version. So the
+content counts.
 
 | a server tells | then these must not change after a sync |
 |---|---|
@@ -20,7 +21,7 @@ KEPT = 16  # digests of versions; a reply is never of older weights
 
 
 @dataclass(frozen=True, slots=True)
-class ToldWeights:
+class ReportedWeights:
     """A server's answer: the version, the directory that it read last, the digest of its tensors. None: it does not tell that."""
 
     version: str | None
@@ -28,13 +29,16 @@ class ToldWeights:
     digest: str | None = None
 
     @classmethod
-    def of(cls, model_info: Mapping[str, Any]) -> "ToldWeights":
+    def of(cls, model_info: Mapping[str, Any]) -> "ReportedWeights":
         """Those in an answer of /model_info."""
-        told = (model_info.get(key) for key in ("weight_version", "model_path", DIGEST))
-        version, directory, digest = (text if isinstance(text, str) and text else None for text in told)
-        return cls(version, directory, digest)
 
-    def instead_of(self, expected: "ToldWeights") -> str | None:
+        def text(key: str) -> str | None:
+            found = model_info.get(key)
+            return found if isinstance(found, str) and found else None
+
+        return cls(text("weight_version"), text("model_path"), text(DIGEST))
+
+    def instead_of(self, expected: "ReportedWeights") -> str | None:
         """How they differ from `expected`, as the end of a sentence; None: they do not. Equal digests are enough, whatever was read."""
         if self.version != expected.version:
             return f"serves the weights {_shown(self.version)} instead of {_shown(expected.version)}"

@@ -150,7 +150,7 @@ steps = Table(
     Column(
         "weights",
         ARRAY(Text),
-        comment="version:digest of each policy version of its spans, as the rollout server told with the tokens; null: it told none",
+        comment="version:digest of each policy version of its spans, as the rollout server reported with the tokens; null: it reported none",
     ),
     _moment(
         "ended",

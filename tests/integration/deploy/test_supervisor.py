@@ -141,40 +141,6 @@ async def test_a_killed_process_is_back_after_one_short_pause(layout: RunLayout)
         assert (status.restarts, status.last_exit) == (1, "killed by SIGKILL")
 
 
-async def test_a_process_that_hangs_is_killed_and_started_again(layout: RunLayout) -> None:
-    async with Supervisor(layout) as supervisor:
-
-        async def answers() -> bool:
-            pid = supervisor.status("worker").pid
-            return pid is None or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
-
-        supervisor.add(ProcessSpec(name="worker", argv=SLEEP, answers=answers, hang_s=0.2))
-        await supervisor.ready()
-        first = pid_of(supervisor, "worker")
-        first.send(signal.SIGSTOP)
-        await until(supervisor, "worker", lambda s: s.state is ProcessState.BACKOFF)
-        detail = supervisor.status("worker").detail
-        assert detail is not None and detail.startswith("hanging: it did not answer for ")
-        await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
-        assert not first.alive and supervisor.status("worker").restarts == 1
-
-
-async def test_a_process_that_answers_now_and_then_does_not_hang(layout: RunLayout) -> None:
-    looks = 0
-
-    async def answers() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks % 3 == 0
-
-    async with Supervisor(layout) as supervisor:
-        supervisor.add(ProcessSpec(name="worker", argv=SLEEP, answers=answers, hang_s=6.0))
-        await supervisor.ready()
-        first = supervisor.status("worker").pid
-        await eventually(lambda: looks > 18)  # in a row, they would be enough
-        assert (supervisor.status("worker").pid, supervisor.status("worker").restarts) == (first, 0)
-
-
 async def test_processes_start_after_what_they_need_and_stop_before_it(
     layout: RunLayout, tmp_path: Path
 ) -> None:

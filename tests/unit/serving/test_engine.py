@@ -12,7 +12,7 @@ from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.model import load_model
 from trainer.serving.packing import Plan
 from trainer.serving.protocol import GenerateRequest, Sampling
-from trainer.serving.scheduler import Scheduler
+from trainer.serving.scheduler import Scheduler, Served
 from trainer.serving.sequence import Sequence
 
 
@@ -67,11 +67,12 @@ def test_a_failing_step_is_reported_once_and_ends_the_engine(tmp_path: Path) -> 
         config = scheduler.model.config
         vocab_size = scheduler.model.vocab_size
         kv_shape = scheduler.model.kv_shape
+        digest = scheduler.model.digest
 
         def logits(self, plan: Plan) -> torch.Tensor:
             raise MemoryError("no room for the logits")
 
-    scheduler.model = Broken()
+    scheduler.served = Served(Broken(), "default")
     engine = Engine(scheduler, lambda touched: None, on_crash)
     engine.start()
     engine.submit(sequence("doomed"))

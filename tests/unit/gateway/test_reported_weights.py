@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.servers.client import FinishReason, Generation, Timings, WeightSpan
-from orchestrator.gateway.servers.weights import KEPT, KnownDigests, ToldWeights
+from orchestrator.gateway.servers.weights import KEPT, KnownDigests, ReportedWeights
 
-GIVEN = ToldWeights("3", "/runs/version-000003", "aa")
+GIVEN = ReportedWeights("3", "/runs/version-000003", "aa")
 
 
 def test_a_server_that_tells_a_digest_is_judged_by_it_and_not_by_the_directory() -> None:
@@ -27,14 +27,14 @@ def test_a_server_without_digests_is_judged_by_version_and_directory() -> None:
     assert fault == (
         "serves other weights as version '3': expected directory '/runs/version-000003', found '/tmp/elsewhere'"
     )
-    assert ToldWeights("3").instead_of(ToldWeights("3")) is None
-    assert ToldWeights("4").instead_of(given) == "serves the weights '4' instead of '3'"
+    assert ReportedWeights("3").instead_of(ReportedWeights("3")) is None
+    assert ReportedWeights("4").instead_of(given) == "serves the weights '4' instead of '3'"
 
 
 def test_answers_of_any_form_are_read() -> None:
-    told = ToldWeights.of({"weight_version": "3", "model_path": "", "weights_digest": ["aa"]})
-    assert told == ToldWeights("3", None, None)
-    assert ToldWeights.of({}) == ToldWeights(None)
+    reported = ReportedWeights.of({"weight_version": "3", "model_path": "", "weights_digest": ["aa"]})
+    assert reported == ReportedWeights("3", None, None)
+    assert ReportedWeights.of({}) == ReportedWeights(None)
 
 
 def reply(*spans: tuple[str, str | None]) -> Generation:
