@@ -1,4 +1,4 @@
-"""A rollout server that `penstock up` starts by a command: its key is no other user's, and when it hangs, it is started again and nothing is lost."""
+"""A rollout server that `penstock up` starts by a command: its key stays with its user, and when it hangs, it is started again and nothing is lost."""
 
 import json
 import os
@@ -23,7 +23,7 @@ COMMAND = [
 SERVERS = f"\n[servers]\nhang_s = 8.0\nsilence_s = 2.0\ncommand = {json.dumps(COMMAND)}\n"
 
 
-async def the_key_is_no_other_users(stack: Stack) -> None:
+async def the_key_stays_with_its_user(stack: Stack) -> None:
     """Not on a command line, which every user reads; the server requires it."""
     key = (stack.home.layout.run / "server.key").read_text().strip()
     config = stack.home.server_key_config
@@ -40,7 +40,7 @@ async def the_key_is_no_other_users(stack: Stack) -> None:
 async def test_the_only_rollout_server_of_a_run_hangs_and_the_run_goes_on(stack: Stack, model: Path) -> None:
     stack.configure(model, batches=10_000, more=SERVERS)
     await stack.up()
-    await the_key_is_no_other_users(stack)
+    await the_key_stays_with_its_user(stack)
     async with observing(stack.home) as seen:
 
         async def serves() -> bool:

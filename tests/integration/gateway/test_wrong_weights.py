@@ -183,7 +183,7 @@ async def test_a_sync_does_not_wait_for_a_canary_between_syncs(open_at: OpenRig)
         await eventually(lambda: server.version == 1 and server.ready)
 
 
-async def test_without_an_interval_there_is_no_canary_between_syncs(open_at: OpenRig) -> None:
+async def test_without_an_interval_no_canary_runs_between_syncs(open_at: OpenRig) -> None:
     async with open_at(canary_interval_s=0.0) as rig:
         await at_version_0(rig)
         canaries, looks = rig.proxy.seen.count("canary"), rig.proxy.seen.count("/model_info")
