@@ -1,4 +1,4 @@
-"""A rollout server that `penstock up` starts by a command: its key stays with its user, and when it hangs, it is started again and nothing is lost."""
+"""A rollout server that `penstock up` starts by a command keeps its key private; when it hangs, it is started again, and nothing is lost."""
 
 import json
 import os
