@@ -16,11 +16,14 @@ from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import Connection, pool, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.pool.address import Address, address_of
 from orchestrator.pool.engine import CANNOT_CONNECT, DRIVER, FIRST, bare_engine, check_migratable, refusal
+from orchestrator.pool.locks import MODE
+from orchestrator.pool.reader_rights import end_in_the_way
 from orchestrator.pool.rights import check_schema, no_place
 from orchestrator.pool.tables import metadata
 from orchestrator.pool.transact import sentence
@@ -54,6 +57,19 @@ def _comment(*, ctx: MigrationContext, heads: Collection[str], **_: Any) -> None
             ctx.execute(SetColumnComment(column))
 
 
+# Of two concurrent migrations, the second waits and has nothing to do. In an empty database it waits for the other's table, which alembic would make.
+# Only who may make and write tables can make it wait (orchestrator/pool/locks.py).
+ALONE = f"""DO $$ BEGIN
+    IF to_regclass('public.alembic_version') IS NULL THEN
+        BEGIN
+            CREATE TABLE alembic_version (version_num varchar(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num));
+        EXCEPTION WHEN duplicate_table OR unique_violation THEN NULL;
+        END;
+    END IF;
+    LOCK TABLE alembic_version IN {MODE} MODE;
+END $$"""
+UNBLOCK_S = 1.0
+
 AFTER_EACH = (_keep_compatibility, _comment)
 
 
@@ -62,9 +78,9 @@ def _include(name: str | None, kind: str, parents: object) -> bool:
 
 
 def _run(connection: Connection) -> None:
-    # Starts the transaction; alembic then leaves its end to `_online`. Of two concurrent migrations, the second waits and has nothing to do.
-    connection.execute(text("SELECT pg_advisory_xact_lock(7317)"))
+    # Starts the transaction; alembic then leaves its end to `_online`.
     check_schema(*connection.execute(text("SELECT session_user, current_schema()")).one())
+    connection.execute(text(ALONE))
     context.configure(
         connection=connection,
         target_metadata=metadata,
@@ -81,10 +97,30 @@ async def _online(url: str) -> None:
     engine = bare_engine(url, poolclass=pool.NullPool)
     try:
         async with engine.connect() as connection:
-            await connection.run_sync(_run)
+            pid = await connection.scalar(text("SELECT pg_backend_pid()"))
+            unblocking = asyncio.create_task(_unblock(engine, pid))
+            try:
+                await connection.run_sync(_run)
+            finally:
+                unblocking.cancel()
+                await asyncio.gather(unblocking, return_exceptions=True)
             await boundary("schema.commit", connection.commit)
     finally:
         await engine.dispose()
+
+
+async def _unblock(engine: AsyncEngine, pid: int) -> None:
+    """End sessions of readers that have kept the migration waiting: a table that changes waits for everybody who reads it."""
+    while True:
+        await asyncio.sleep(UNBLOCK_S)
+        async with engine.begin() as connection:
+            if await connection.scalar(
+                text(
+                    "SELECT to_regrole('penstock_reader') IS NOT NULL AND cardinality(pg_blocking_pids(:pid)) > 0"
+                ),
+                {"pid": pid},
+            ):
+                await end_in_the_way(connection, pid)
 
 
 def _sentence(error: BaseException, address: Address) -> str:

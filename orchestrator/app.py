@@ -17,6 +17,7 @@ One event loop, one task group, one role per file in `orchestrator.roles`:
     dead_letters    dead.*             → dead letters of processes that may not write to the pool
     reaper          expired leases     → new attempts
     run_end         end conditions     → filtered(run_ended), ended runs
+    readers         long transactions  → ended sessions of logins that only read
     rebuild         missing streams    → work.*, policy.* again, from Postgres
     stall_detector  unfinished work    → alarms that name the blocking process (pool.backlog, pool.stall_causes)
 
@@ -32,12 +33,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.deploy.preflight import check_config
-from orchestrator.pool.engine import check_revision, open_engine
+from orchestrator.pool.engine import CANNOT_CONNECT, check_revision, open_engine
 from orchestrator.pool.heartbeats import send_heartbeats
-from orchestrator.pool.runs import ensure_run
+from orchestrator.pool.reader_login import keep_login
+from orchestrator.pool.reader_rights import tighten
+from orchestrator.pool.runs import StoredRun, ensure_run
 from orchestrator.pool.transact import transact
 from orchestrator.roles.blobs import answer_missing, store_blobs
 from orchestrator.roles.context import Flow
@@ -45,6 +49,7 @@ from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
+from orchestrator.roles.readers import end_long_readers
 from orchestrator.roles.reaper import reaper
 from orchestrator.roles.rebuild import REBUILT, rebuild
 from orchestrator.roles.relay import relay
@@ -70,11 +75,17 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
         )
         async with engine.connect() as connection:
             await check_revision(connection)
-        run = await transact(
-            engine,
-            lambda connection: ensure_run(connection, config.run.name, config.to_json()),
-            at="run.create",
-        )
+
+        async def begin(connection: AsyncConnection) -> tuple[StoredRun, list[str]]:
+            return await ensure_run(connection, config.run.name, config.to_json()), await tighten(connection)
+
+        run, readers_may = await transact(engine, begin, at="run.create")
+        if readers_may:
+            log.info("database.readers", may=readers_may, advice="ops/guides/security.md")
+        try:
+            await keep_login(config.services.database_url)
+        except CANNOT_CONNECT as error:
+            log.warning("database.reader_login", error=str(error))
         if changed := ignored(run.config, config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
         config = effective(run.config, config)
@@ -113,6 +124,7 @@ async def orchestrate(config: Config) -> None:
             "reaper": partial(reaper, flow),
             "run_end": partial(run_end, flow),
             "stall_detector": StallDetector(flow).run,
+            "readers": partial(end_long_readers, flow),
         }
         async with send_heartbeats(flow.engine, flow.run_id), anyio.create_task_group() as tasks:
             for name, role in roles.items():  # a restarted role repeats what was cancelled halfway

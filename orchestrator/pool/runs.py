@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -12,6 +12,7 @@ from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Entity, RunState
 from orchestrator.pool import transitions
+from orchestrator.pool.locks import lock_table
 from orchestrator.pool.rows import from_wide_row, member
 from orchestrator.pool.tables import groups, queue, runs
 
@@ -48,10 +49,11 @@ async def get_run(connection: AsyncConnection, name: str) -> StoredRun:
 async def ensure_run(connection: AsyncConnection, name: str, config: dict[str, Any]) -> StoredRun:
     """The run of that name, created with `config` if it is new. An existing run keeps its original configuration."""
     check_name("run", name)
+    if (found := await find_run(connection, name)) is not None:
+        return found
     # One creator at a time: otherwise two first starts would both create the partition.
-    await connection.execute(text("select pg_advisory_xact_lock(hashtext('penstock.runs'))"))
-    found = await find_run(connection, name)
-    if found is not None:
+    await lock_table(connection, "runs")
+    if (found := await find_run(connection, name)) is not None:
         return found
     run_id = await connection.scalar(insert(runs).values(name=name, config=config).returning(runs.c.run_id))
     assert run_id is not None

@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.states import ServerState
+from orchestrator.pool.locks import lock_table
 from orchestrator.pool.tables import rollout_servers
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.log import get
@@ -54,7 +55,7 @@ class ServerRows:
 
         async def work(connection: AsyncConnection) -> int | None:
             # Two runs may claim the server concurrently, and share no row.
-            await connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(url, 0))))
+            await lock_table(connection, "rollout_servers")
             claimed = exists().where(
                 rollout_servers.c.url == url,
                 rollout_servers.c.run_id != self._run_id,

@@ -67,6 +67,8 @@ class Timeouts(BaseModel):
     """Seconds without a sign of life from the other machine after which a connection is broken."""
     pool_idle_s: Seconds = 10.0
     """Seconds that a process that stops in the middle of a transaction may hold its locks."""
+    pool_reader_s: Seconds = 3600.0
+    """Seconds after which a transaction of a login that only reads is ended, whatever its session has set."""
     arrival_s: Seconds = 60.0
     """Seconds that announced steps may take to arrive after their result."""
     stale_log_interval_s: Seconds = 10.0
@@ -105,6 +107,10 @@ class Timeouts(BaseModel):
     # The gateway and its rollout servers.
     session_sweep_s: Seconds = 60.0
     """Seconds between two sweeps for expired sessions; each expired session stays for one such time longer."""
+    request_head_s: Seconds = 30.0
+    """Seconds that a new connection to the gateway may take to send the head of its first request."""
+    request_body_s: Seconds = 120.0
+    """Seconds that the body of a request to the gateway may take to arrive."""
     server_connect_s: Seconds = 5.0
     """Seconds that the gateway waits for a connection to a rollout server."""
     sender_end_s: Seconds = 5.0

@@ -21,6 +21,7 @@ RESTARTABLE = {
     "orchestrator/runner/assignments.py:Assignments._serve": "orchestrator/runner/assignments.py",
     "orchestrator/roles/dispatcher.py:dispatcher": "orchestrator/app.py",
     "orchestrator/roles/run_end.py:run_end": "orchestrator/app.py",
+    "orchestrator/roles/readers.py:end_long_readers": "orchestrator/app.py",
     "orchestrator/runner/gateways.py:Gateways.watch": "orchestrator/runner/gateways.py",
     "orchestrator/runner/heartbeat.py:Heart.run": "orchestrator/runner/worker.py",
     "orchestrator/roles/stall_detector.py:StallDetector.run": "orchestrator/app.py",

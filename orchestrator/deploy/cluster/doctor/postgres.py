@@ -7,6 +7,7 @@ from orchestrator.deploy.cluster.doctor.expected import Expected, connections
 from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.deploy.embedded.postgres_binaries import OLDEST_MAJOR
 from orchestrator.pool.engine import REVISION, check_revision
+from orchestrator.pool.reader_rights import readers_may
 from orchestrator.queries.installation import living_processes
 from orchestrator.queries.postgres_server import server_settings
 
@@ -65,7 +66,15 @@ async def checks(connection: AsyncConnection, expected: Expected) -> list[Doctor
     result.append(revision)
     if revision.ok:
         result.append(await _room(connection, found, expected))
+        result.append(await _readers(connection))
     return result
+
+
+async def _readers(connection: AsyncConnection) -> DoctorCheck:
+    """Not an error: a login that is no superuser cannot take it from them."""
+    may = await readers_may(connection)
+    detail = f"may also {', '.join(may)}; the start of a run takes that from them where its login may (ops/guides/security.md)"
+    return DoctorCheck(name="PostgreSQL readers", ok=True, detail=detail if may else "may only read")
 
 
 async def _revision(connection: AsyncConnection) -> DoctorCheck:
