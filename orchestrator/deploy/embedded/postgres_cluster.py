@@ -34,6 +34,7 @@ from orchestrator.deploy.embedded.postgres_remains import (
     running_server,
 )
 from orchestrator.deploy.embedded.service_user import own, service_user
+from orchestrator.deploy.embedded.shared_memory import record_start, remove_orphans, remove_segments
 
 # For two cores and a few dozen connections. The defaults that matter are explicit: no acknowledged data is lost.
 _SETTINGS: Mapping[str, str] = {
@@ -47,7 +48,10 @@ _SETTINGS: Mapping[str, str] = {
     "max_wal_size": "2GB",
     "checkpoint_timeout": "10min",
     "jit": "off",  # the queries are short; compiling them costs more than it saves
-    "max_parallel_workers_per_gather": "0",  # two cores; and /dev/shm is 64 MB in many containers
+    "max_parallel_workers_per_gather": "0",  # two cores
+    # Files below the data directory: what a killed server leaves goes with it. /dev/shm is 64 MB in many containers.
+    "dynamic_shared_memory_type": "mmap",
+    "min_dynamic_shared_memory": "4MB",  # in memory from the start: these files stay small
     "autovacuum_max_workers": "2",
     "autovacuum_naptime": "10s",  # a queue table doubles in a minute
     "password_encryption": "scram-sha-256",
@@ -63,6 +67,16 @@ _NOT_DURABLE: Mapping[str, str] = {
     "full_page_writes": "off",
     "max_wal_size": "256MB",  # they may be in memory
 }
+# In the server's own databases PUBLIC may make temporary tables and large objects: only our login has business there.
+_HBA = "".join(
+    f"{kind} {databases} {who} {address} {method}\n"
+    for databases, who, method in (
+        ("postgres,template1", ROLE, "scram-sha-256"),
+        ("postgres,template1", "all", "reject"),
+        ("all", "all", "scram-sha-256"),
+    )
+    for kind, address in (("local", ""), ("host", f"{LOOPBACK}/32"))
+)
 
 
 class _Endpoint(msgspec.Struct, frozen=True):
@@ -120,6 +134,8 @@ class PostgresCluster:
             raise ValueError(f"PostgreSQL already serves {self.pgdata} (pid {server.pid}); stop it first")
         kill_orphans(self.pgdata)
         disarm_lock_file(self.pgdata)
+        remove_orphans()
+        record_start(self.pgdata)
         self.sockets.mkdir(mode=0o711, exist_ok=True)
         for leftover in self.sockets.iterdir():
             leftover.unlink()
@@ -134,9 +150,7 @@ class PostgresCluster:
         }
         lines = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
         self._configure("postgresql.conf", "# Written at every start; changes here are lost.\n" + lines)
-        self._configure(
-            "pg_hba.conf", f"local all all scram-sha-256\nhost all all {LOOPBACK}/32 scram-sha-256\n"
-        )
+        self._configure("pg_hba.conf", _HBA)
 
     def _configure(self, name: str, text: str) -> None:
         path = self.pgdata / name
@@ -188,6 +202,7 @@ def discard_cluster(data_dir: Path) -> None:
         if (server := running_server(pgdata)) is not None:
             server.send(signal.SIGKILL)
         kill_orphans(pgdata)
+        remove_segments(pgdata)
         shutil.rmtree(pgdata, ignore_errors=True)
         if pgdata.parent != data_dir.resolve():
             shutil.rmtree(pgdata.parent, ignore_errors=True)
