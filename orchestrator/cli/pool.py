@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from orchestrator.cli import tables
+from orchestrator.cli.csv_cells import guarded
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import PenstockError
@@ -144,18 +145,34 @@ def sql(
     ],
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    as_csv: Annotated[
+        bool,
+        typer.Option(
+            "--csv",
+            help="Print CSV instead of a table; text that a spreadsheet would run gets an apostrophe.",
+        ),
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --csv: every text as it is, for programs.")
+    ] = False,
     limit: Annotated[
         int, typer.Option(min=0, max=MOST_ROWS, help="Print at most this many rows (0: all).")
     ] = LIMIT,
     timeout_s: Annotated[
-        float, typer.Option(min=0, max=MOST_SECONDS, help="Give up after this many seconds (0: never).")
+        float,
+        typer.Option(
+            min=0,
+            max=MOST_SECONDS,
+            help="Give up after this many seconds (0: only timeouts.pool_reader_s of the run ends it).",
+        ),
     ] = TIMEOUT_S,
 ) -> None:
     """Run a read-only query; --json prints one object per line: penstock sql "select domain, avg(performance) from reward_breakdown group by 1" """
     ends_with_reader()
     if as_json and as_csv:
         raise ValueError("give --json or --csv, not both")
+    if exact and not as_csv:
+        raise ValueError("--exact goes with --csv; --json is always exact")
     if statement == "-":
         statement = sys.stdin.read()
     settings = Home.at(config).reading()
@@ -168,7 +185,7 @@ def sql(
         for row in answer.rows:
             typer.echo(tables.line(dict(zip(answer.columns, row, strict=True))))
     elif as_csv:
-        _print_csv(answer)
+        _print_csv(answer, exact=exact)
     else:
         tables.print_rows(answer.columns, answer.rows)
     if answer.more:
@@ -177,13 +194,14 @@ def sql(
         typer.echo(f"{len(answer.rows)} row{'s' * (len(answer.rows) != 1)}")
 
 
-def _print_csv(answer: Answer) -> None:
-    """RFC 4180 except for line ends; on a terminal without characters that move its cursor."""
+def _print_csv(answer: Answer, *, exact: bool) -> None:
+    """RFC 4180 except for line ends; on a terminal without characters that move its cursor. Unless `exact`, spreadsheets run no cell."""
     clean = plain if tables.looked_at() else str
+    guard = str if exact else guarded
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(answer.columns)
+    writer.writerow(map(guard, answer.columns))
     for row in answer.rows:
-        writer.writerow([clean(_exact(value)) for value in row])
+        writer.writerow([clean(guard(_exact(value))) for value in row])
 
 
 def _exact(value: Any) -> str:

@@ -237,6 +237,12 @@ def test_sql_prints_a_table_or_json(home: Path) -> None:
     }
     as_csv = invoke("sql", "-c", str(home), "--csv", statement)
     assert as_csv.stdout == 'one,raw,j,n,nan,text\n1,ab,[1],1.5,nan,"a,b"\n'
+    formula = """SELECT '=1+1' AS "@head", -1.5::numeric AS n, '-2'::text AS text, '-' AS dash"""
+    guarded = invoke("sql", "-c", str(home), "--csv", formula)
+    assert guarded.stdout == "'@head,n,text,dash\n'=1+1,-1.5,-2,'-\n"
+    exact = invoke("sql", "-c", str(home), "--csv", "--exact", formula)
+    assert exact.stdout == "@head,n,text,dash\n=1+1,-1.5,-2,-\n"
+    assert "--exact goes with --csv" in str(invoke("sql", "-c", str(home), "--exact", formula).exception)
     piped = CliRunner().invoke(
         app, ["sql", "-c", str(home), "--limit", "1", "-"], input="SELECT generate_series(1, 2) AS n"
     )
