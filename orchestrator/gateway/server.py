@@ -34,7 +34,7 @@ from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.http.admin import AdminRoutes
 from orchestrator.gateway.http.app import SandboxRoutes, guard
 from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
-from orchestrator.gateway.http.protocol import WireRunner
+from orchestrator.gateway.http.protocol import WireRunner, raise_descriptor_limit
 from orchestrator.gateway.http.stored_routes import StoredRoutes
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.render import experts, load_renderer, vocabulary
@@ -245,6 +245,7 @@ class Gateway:
 
 async def serve(settings: GatewaySettings) -> None:
     """The gateway as a process: it connects and serves until cancelled. ConfigurationError or ServiceError name the missing part."""
+    raise_descriptor_limit()
     async with (
         open_engine(
             settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=timeouts().pool_start_s

@@ -129,7 +129,8 @@ class SandboxRoutes:
         limit = self._completions.budgets.limit(session)
         try:
             await session.turn()  # a body that waits here has not been received yet
-            raw = await read_body(request, limit.bytes)
+            with session.receiving():
+                raw = await read_body(request, limit.bytes)
             session.charge_time(len(raw) / RECEIVED)
             if costly(raw):
                 check_room(session)

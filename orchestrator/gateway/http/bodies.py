@@ -36,6 +36,7 @@ from orchestrator.gateway.http.dialects.native import NativeDialect
 from orchestrator.gateway.http.dialects.responses import ResponsesDialect
 from orchestrator.gateway.http.encodings import Larger, codings, decoded
 from orchestrator.gateway.problems import BodyTooLarge, Problem, bad_request
+from orchestrator.settings.timeouts import timeouts
 
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), AnthropicDialect(), NativeDialect())
 LARGE = 1 << 20  # bytes
@@ -46,9 +47,15 @@ _PASSED = (AGENT_HEADER, RETRY_HEADER)
 
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The body, decoded, at most `limit` bytes. Raises BodyTooLarge above that, Problem 413 above the gateway's own limit; both before
-    reading if the request has a length. Raises Problem 415 for an unsupported encoding."""
+    reading if the request has a length. Raises Problem 415 for an unsupported encoding, Problem 408 if it takes too long to arrive."""
     encodings = codings(request.headers.get("Content-Encoding", ""))
-    raw = await _sent(request, limit)
+    try:
+        with anyio.fail_after(timeouts().request_body_s):
+            raw = await _sent(request, limit)
+    except TimeoutError:
+        raise Problem(
+            408, "request_timeout", f"the body has not arrived within {timeouts().request_body_s:g} s"
+        ) from None
     if not encodings:
         return raw
     maximum = min(limit, request.client_max_size)

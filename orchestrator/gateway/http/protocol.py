@@ -8,9 +8,14 @@
 | its own fault | 500 |
 
 The library does not decompress bodies: `encodings.py` does.
+
+A connection that sends no head of a request is closed after `timeouts.request_head_s`. There are at most `most_connections()`: above that, each
+new one closes the oldest on which no request is being answered. So a program that opens connections without end keeps no other from the gateway.
 """
 
+import asyncio
 import re
+import resource
 from http import HTTPStatus
 from typing import Any
 
@@ -23,8 +28,11 @@ from orchestrator.gateway.http.base import problem_response
 from orchestrator.gateway.http.dialects.errors import error_for
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.runtime.log import get
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
+
+CONNECTIONS = 4096  # or half of the process's descriptors, if those are fewer
 
 _KEPT = 4096  # bytes of a request's beginning that are searched for its wire
 _LINE = re.compile(rb"(?:^|\n)[A-Za-z]{1,16} +([^ \r\n]+) +HTTP/")
@@ -34,11 +42,35 @@ _BROKEN_LINE = re.compile(rb"^\S+ +([^ \r\n]+)")
 class _Connection(RequestHandler):
     """One connection. It keeps the beginning of its newest request, because errors of the library's parser have no path."""
 
-    __slots__ = ("_beginning", "_newest")
+    __slots__ = ("_beginning", "_newest", "_silence")
 
     def __init__(self, manager: Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._newest = self._beginning = b""
+        self._silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._silence = self._loop.call_later(timeouts().request_head_s, self.force_close)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._heard()
+        super().connection_lost(exc)
+
+    def _heard(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    @property
+    def resting(self) -> bool:
+        """Whether no request on it is being read or answered."""
+        return (
+            self._current_request is None
+            and not self._messages
+            and self.transport is not None
+            and not self.transport.is_closing()
+        )
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
@@ -47,6 +79,7 @@ class _Connection(RequestHandler):
         super().data_received(data)
         if self._request_count > before:  # a request has arrived, completely or as far as it can be read
             self._newest, self._beginning = self._beginning or data[:_KEPT], b""
+            self._heard()
 
     def handle_error(
         self,
@@ -76,8 +109,33 @@ class _Connection(RequestHandler):
         return problem_response(error_for(path, headers, problem), problem)
 
 
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as its connections may need, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """The limit of one listener's connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if soft == resource.RLIM_INFINITY else min(CONNECTIONS, soft // 2)
+
+
 class _Wires(Server):
-    """Creates our connections."""
+    """Creates our connections, and closes the oldest resting one when there are too many."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._most = most_connections()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._connections) <= self._most:
+            return
+        resting = (each for each in self._connections if each is not handler and each.resting)  # type: ignore[attr-defined]
+        (next(resting, None) or handler).force_close()
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)

@@ -105,7 +105,7 @@ class Session:
         self.exhausted: BudgetKind | None = None
         # Why the platform failed the newest call that ended; None if it did not.
         self.failing: str | None = None
-        self._rests_until, self._waiting_turn = 0.0, 0
+        self._rests_until, self._waiting_turn, self._receiving = 0.0, 0, 0
         self.worked_s = 0.0  # seconds of the gateway's own work for its requests, without waiting
         self.turns = 0  # steps that count against the budget: not aborted, not auxiliary
         self.auxiliary_calls = 0  # steps of calls outside the conversation, aborted ones too
@@ -178,6 +178,19 @@ class Session:
                 await anyio.sleep(remaining_s)
         finally:
             self._waiting_turn -= 1
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the body of one of its requests arrives. Raises Problem 503 when very many do."""
+        if self._receiving >= WAIT_TURN:
+            raise unavailable(
+                f"the bodies of {WAIT_TURN} requests of this session have not arrived yet: try again"
+            )
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
 
     def check_open(self) -> None:
         """Raise Problem 409 once the session is sealed, closed or expired."""

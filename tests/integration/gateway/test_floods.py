@@ -1,0 +1,148 @@
+"""Connections and bodies that do not end: those of one session keep no other session from the gateway."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import anyio
+import anyio.abc
+import pytest
+
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.http import protocol
+from orchestrator.settings.timeouts import Timeouts, use
+from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+
+MOST = 20
+
+
+@pytest.fixture(params=[{}], ids=["default"])
+async def rig(
+    request: pytest.FixtureRequest,
+    database_url: str,
+    nats_server: EmbeddedNats,
+    server_url: str,
+    policies: Policies,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(protocol, "CONNECTIONS", MOST)
+    with use(Timeouts(**request.param)):
+        async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
+            await rig.publish(0)
+            yield rig
+
+
+short = pytest.mark.parametrize(
+    "rig", [{"request_head_s": 0.3, "request_body_s": 0.3}], indirect=True, ids=["short"]
+)
+
+
+async def connect(rig: Rig) -> anyio.abc.SocketStream:
+    url = urlsplit(rig.gateway.url)
+    assert url.hostname is not None and url.port is not None
+    return await anyio.connect_tcp(url.hostname, url.port)
+
+
+def head(path: str, length: int) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+async def everything(stream: anyio.abc.ByteReceiveStream) -> bytes:
+    """What arrives until the other side closes."""
+    found = b""
+    with anyio.fail_after(60):
+        while True:
+            try:
+                found += await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                return found
+
+
+@short
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_that_trickles_is_given_up_in_the_words_of_its_wire(rig: Rig, path: str) -> None:
+    _, session = await rig.open()
+    async with await connect(rig) as stream:
+        await stream.send(head(session.path + path, 100) + b"{")
+        answer = await everything(stream)
+    status, _, reply = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 408 ")
+    assert message_of(path, json.loads(reply)) == "the body has not arrived within 0.3 s"
+
+
+@short
+@pytest.mark.parametrize("sent", [b"", b"POST /", b"POST / HTTP/1.1\r\nHost: a\r\n"])
+async def test_a_connection_that_sends_no_request_is_closed(rig: Rig, sent: bytes) -> None:
+    async with await connect(rig) as stream:
+        if sent:
+            await stream.send(sent)
+        assert await everything(stream) == b""
+
+
+async def test_bodies_of_one_session_that_do_not_arrive_keep_no_other_session_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.gateway.sessions.session.WAIT_TURN", 8)
+    (_, slow), (_, other) = await rig.open(), await rig.open()
+    async with AsyncExitStack() as stack:
+        for _ in range(8):
+            stream = await stack.enter_async_context(await connect(rig))
+            await stream.send(head(f"{slow.path}/chat/completions", 100) + b"{")
+
+        async def refused() -> bool:
+            status, reply, _ = await ask(rig, f"{slow.path}/chat/completions", b"{")
+            return (
+                status == 503 and "8 requests of this session have not arrived" in reply["error"]["message"]
+            )
+
+        await eventually(refused)
+        status, reply, _ = await ask(
+            rig, f"{other.path}/chat/completions", bodies("oak")["/chat/completions"]
+        )
+        assert status == 200, reply
+    await eventually(lambda: not_refused(rig, slow.path))
+
+
+async def not_refused(rig: Rig, path: str) -> bool:
+    status, _, _ = await ask(rig, f"{path}/chat/completions", b"{")
+    return status == 400
+
+
+async def test_connections_without_end_close_one_another_and_no_other_session_notices(rig: Rig) -> None:
+    _, session = await rig.open()
+    socket_path = str(rig.settings.socket_path)
+    closed: list[int] = []
+
+    async def held(number: int) -> None:
+        stream = await anyio.connect_unix(socket_path)
+        async with stream:
+            await stream.send(b"POST / HTTP/1.1\r\n")
+            if not await everything_or_held(stream):
+                closed.append(number)
+
+    async with anyio.create_task_group() as flood:
+        for number in range(5 * MOST):
+            flood.start_soon(held, number)
+        await eventually(lambda: len(closed) >= 4 * MOST)
+        connector = aiohttp.UnixConnector(socket_path)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for _ in range(3):  # each on the same connection or on a new one: both work
+                body = bodies("oak")["/chat/completions"]
+                async with http.post(f"http://gateway{session.path}/chat/completions", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+        flood.cancel_scope.cancel()
+
+
+async def everything_or_held(stream: anyio.abc.ByteReceiveStream) -> bytes:
+    try:
+        return await stream.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+        return b""
