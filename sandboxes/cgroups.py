@@ -23,6 +23,8 @@ from sandboxes import procfs
 from sandboxes.base import Limits, SandboxError
 
 _BASE = "penstock"
+_PROBE = "probe-"
+_PROBE_S = 60.0  # longer than any probe, for those whose owner cannot be judged here
 _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 
 
@@ -168,7 +170,7 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
     """The control groups that work here: version 2 if it has memory and pids, else version 1, else None."""
     for candidate in candidates(mountinfo.read_text()):
         try:
-            group = candidate.create(f"probe-{secrets.token_hex(4)}", Limits())
+            group = candidate.create(_probe_name(), Limits())
         except SandboxError:
             continue
         try:
@@ -181,6 +183,44 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
         finally:
             group.remove()
     return None
+
+
+def remove_probes(mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
+    """Remove the probes of `detect` whose owner was killed. Returns the number of directories."""
+    try:
+        mounts = {mount for found in candidates(mountinfo.read_text()) for mount in found.mounts}
+    except OSError:
+        return 0
+    removed = 0
+    for directory in (found for mount in mounts for found in (mount / _BASE).glob(f"{_PROBE}*")):
+        if _abandoned(directory):
+            # A probe that still has a process ends soon: `rmdir` refuses until then.
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+                removed += 1
+    return removed
+
+
+def _probe_name() -> str:
+    """With its owner: pid namespace, pid and start time."""
+    found = procfs.stat(os.getpid())
+    assert found is not None
+    return f"{_PROBE}{_namespace()}-{os.getpid()}-{found.start}-{secrets.token_hex(4)}"
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _abandoned(directory: Path) -> bool:
+    """Whether the owner in its name is dead. By its age where the owner is in another pid namespace, or not named."""
+    owner = re.fullmatch(rf"{_PROBE}(\d+)-(\d+)-(\d+)-[0-9a-f]+", directory.name)
+    if owner is not None and int(owner[1]) == _namespace():
+        found = procfs.stat(int(owner[2]))
+        return found is None or found.start != int(owner[3]) or found.state in "ZX"
+    with contextlib.suppress(OSError):
+        return time.time() - directory.stat().st_mtime > _PROBE_S
+    return False
 
 
 def candidates(mountinfo: str) -> list[Hierarchies]:

@@ -49,6 +49,7 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
         if not acquired:
             return Reaped(0, 0, (f"another process has been cleaning up {root} for {patience_s:g} s",))
         _sweep(root)
+        cgroups.remove_probes()
         removed = processes = 0
         failures: list[str] = []
         for record in records(root):

@@ -233,3 +233,19 @@ def test_apt_that_cannot_install_shows_why_in_every_try_and_one_sentence(
     assert sum(line.startswith("apt-get update") for line in log) == expected
     assert done.stderr.count(install) == 2 * expected, done.stderr
     assert done.stderr.endswith("\nmissing and could not be installed: apt-get install tree jq\n")
+
+
+def test_the_outputs_of_a_call_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    command = a_program(tmp_path / "hangs", f"touch '{tmp_path}/started'; exec sleep 600")
+
+    def outputs(pid: int) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"penstock-tries.*.{pid}.*"))
+
+    with subprocess.Popen([TRIES, command], start_new_session=True) as hanging:
+        eventually_blocking((tmp_path / "started").exists)
+        [left] = outputs(hanging.pid)
+        run(TRIES, "true")
+        assert left.is_dir(), "its call lives"
+        os.killpg(hanging.pid, signal.SIGKILL)
+    run(TRIES, "true")
+    assert not left.exists()

@@ -1,9 +1,16 @@
 """Finding control groups, and reading their counters in both versions."""
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from sandboxes import procfs
 from sandboxes.base import Limits
-from sandboxes.cgroups import Cgroup, Hierarchies, candidates
+from sandboxes.cgroups import Cgroup, Hierarchies, candidates, remove_probes
 
 V1 = """\
 30 23 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
@@ -56,3 +63,69 @@ def test_a_group_is_made_and_removed_with_its_parent(tmp_path: Path) -> None:
     group.remove()
     group.remove()
     assert not (tmp_path / "penstock").exists()
+
+
+def probe(mount: Path, name: str, age_s: float = 0.0) -> Path:
+    found = mount / "penstock" / name
+    found.mkdir(parents=True)
+    os.utime(found, (time.time() - age_s,) * 2)
+    return found
+
+
+def test_probes_of_dead_owners_are_removed_and_those_that_cannot_be_judged_by_their_age(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "mountinfo"
+    mount = tmp_path / "unified"
+    table.write_text(v2(mount, "memory pids"))
+    mine = procfs.stat(os.getpid())
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    assert mine is not None
+    dead = [
+        probe(
+            mount, f"probe-{namespace}-{os.getpid()}-{mine.start + 1}-00"
+        ),  # the number was given to us later
+        probe(mount, f"probe-{namespace}-{1 << 22}-1-00"),
+        probe(mount, f"probe-{namespace + 1}-1-1-00", age_s=120.0),  # of another container
+        probe(mount, "probe-00000000", age_s=120.0),  # of an older version
+    ]
+    kept = [
+        probe(mount, f"probe-{namespace}-{os.getpid()}-{mine.start}-00", age_s=120.0),
+        probe(mount, f"probe-{namespace + 1}-1-1-01"),
+        probe(mount, "probe-00000001"),
+        probe(mount, "a-sandbox", age_s=120.0),
+    ]
+    assert remove_probes(table) == len(dead)
+    assert all(each.is_dir() for each in kept) and not any(each.exists() for each in dead)
+
+
+PROBING = """
+import time
+from sandboxes import cgroups
+
+def hang(*_, **__):
+    print("probing", flush=True)
+    time.sleep(600)
+
+cgroups.subprocess.run = hang
+cgroups.detect()
+print("none", flush=True)
+"""
+
+
+def test_the_probe_of_a_killed_worker_is_gone_after_the_next_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROBING], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        if worker.stdout.readline() == b"none\n":
+            pytest.skip("no control groups can be made here")
+        left = [
+            found
+            for each in candidates(Path("/proc/self/mountinfo").read_text())
+            for mount in each.mounts
+            for found in (mount / "penstock").glob(f"probe-*-{worker.pid}-*")
+        ]
+        remove_probes()
+        assert left and all(each.is_dir() for each in left), "its owner lives"
+        worker.kill()
+    remove_probes()
+    assert not any(each.exists() for each in left)
