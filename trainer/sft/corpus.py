@@ -106,6 +106,14 @@ class Demonstrations:
             raise ValueError(
                 f"{path} was made with another tokenizer than the model's: record the demonstrations again"
             )
+        kinds = {name: (array.dtype.name, array.ndim) for name, array in arrays.items()}
+        if not any(
+            kinds == {"ids": (width, 1), "action": ("uint8", 1), "offsets": ("int64", 1)}
+            for width in ("uint16", "uint32")
+        ):
+            raise ValueError(
+                f"{path} is not a file of demonstrations: its arrays are {kinds}; remake the file"
+            )
         return cls(ids=arrays["ids"], action=arrays["action"], offsets=arrays["offsets"], tokenizer=tokenizer)
 
 
