@@ -31,6 +31,7 @@ from orchestrator.contracts.ids import (
     unb64,
 )
 from orchestrator.contracts.marks import MarkReason
+from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.spans import flat, not_tiling
 from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import transitions
@@ -95,7 +96,13 @@ def decode_step(event: StepRecorded) -> Decoded:
         )
     except ValueError as error:
         raise MessageError(f"{name}: {error}") from error
-    problems = [*_wrong_lengths(step), *_wrong_logprobs(step), *_wrong_lineage(step), *_wrong_times(step)]
+    problems = [
+        *_out_of_range(step),
+        *_wrong_lengths(step),
+        *_wrong_logprobs(step),
+        *_wrong_lineage(step),
+        *_wrong_times(step),
+    ]
     try:
         problems += [*_wrong_digests(step), *_wrong_routes(step)]
     except OverflowError as error:
@@ -103,6 +110,19 @@ def decode_step(event: StepRecorded) -> Decoded:
     if problems:
         raise MessageError(f"{name}: " + "; ".join(problems))
     return step
+
+
+def _out_of_range(step: Decoded) -> Iterable[str]:
+    """Numbers that no column holds: Postgres would refuse them in its own words."""
+    event = step.event
+    for name, value, most in (
+        ("rollout", event.rollout, INT8),
+        ("attempt", event.attempt, INT2),
+        ("epoch", event.epoch, INT4),
+        ("idx", event.idx, INT4),
+    ):
+        if not -most <= value <= most:
+            yield f"{name} {value} does not exist"
 
 
 def _wrong_lengths(step: Decoded) -> Iterable[str]:

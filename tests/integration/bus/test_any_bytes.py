@@ -137,6 +137,15 @@ def test_any_bytes_are_an_event_or_refused_in_one_sentence(kind: type[Event]) ->
     tried()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("rollout", 2**63), ("attempt", 2**15), ("epoch", -(2**31)), ("idx", 2**31)]
+)
+def test_a_number_of_a_step_that_no_column_holds_is_refused_by_its_name(name: str, value: int) -> None:
+    step = msgspec.structs.replace(an_event(EVENTS["StepRecorded"]), **{name: value})
+    with pytest.raises(MessageError, match=f"{name} {value} does not exist"):
+        decode_step(step)  # type: ignore[arg-type]
+
+
 SUBJECTS = {
     "TaskSubmitted": lambda run: subjects.tasks(run, "coding"),
     "StepRecorded": lambda run: subjects.steps(run, "7"),
