@@ -6,6 +6,7 @@
 | the same submissions again | an answer, while NATS or the orchestrator is down | their return |
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ops.lab.chaos.ledger import SUBMISSIONS, Ledger, lines
+from ops.lab.chaos.poison import agents
+from ops.lab.chaos.prepare import HARNESS
 from ops.lab.chaos.watch import AWAY
 from orchestrator.bus.base import BusError
 from orchestrator.bus.nats import NatsBus
@@ -24,8 +27,7 @@ from orchestrator.tasks.harbor import Task
 LOW, PAGE = 8, 8  # groups
 ANSWER_S = 5.0
 DOMAIN = "general"
-OPEN = """select count(*) from submissions s join groups g on g.run_id = s.run_id and g.submission = s.submission
- where s.run_id = :run and g.state = 'accepted'"""
+OPEN = """select count(*) from groups where run_id = :run and state = 'accepted'"""
 # A random reward: every group has a learning signal, independent of the policy.
 TEST = b"mkdir -p /logs/verifier; printf '0.%05d' $RANDOM > /logs/verifier/reward.txt\n"
 
@@ -43,6 +45,8 @@ def a_task(number: int) -> Task:
 
 def event_of(submission: str) -> tuple[str, TaskSubmitted]:
     """The event to publish for a line of the ledger."""
+    if submission.startswith(agents.PREFIX):
+        return DOMAIN, agents.event_of(submission, DOMAIN, str(HARNESS.resolve()))
     number = int(submission.removeprefix("chaos:"))
     return DOMAIN, TaskSubmitted(task=a_task(number).to_message(), submission=submission)
 
@@ -56,6 +60,7 @@ class SubmittedLoad:
         known = lines(Path(ledger.directory) / SUBMISSIONS)
         self._next = len(known)
         self._pending = known  # of an interrupted run: the ledger does not record whether they were answered
+        self._more: list[str] = []
         self.refused: list[str] = []
         self._done = anyio.Event()
         self._last = False
@@ -67,6 +72,9 @@ class SubmittedLoad:
                 async with NatsBus.connect(self._nats_url, name="chaos-client") as bus:
                     while True:
                         await self._publish(bus)
+                        if self._more:
+                            self._pending, self._more = self._more, []
+                            continue
                         if self._last and not self._pending:
                             self._done.set()
                             return
@@ -98,6 +106,17 @@ class SubmittedLoad:
                 return int(await connection.scalar(text(OPEN), {"run": self._run_id}) or 0)
         except AWAY:  # nothing is known
             return LOW
+
+    @property
+    def published(self) -> int:
+        """The number of submissions so far, over all starts of the run."""
+        return self._next
+
+    def also(self, submissions: Sequence[str]) -> None:
+        """Publish these soon, too."""
+        self._ledger.submits(submissions)
+        self._more += submissions
+        self._next += len(submissions)
 
     async def close(self) -> None:
         """Publish nothing new; returns when every published submission is answered."""

@@ -31,6 +31,7 @@ from ops.lab.chaos.ledger import (
 from ops.lab.chaos.links import Links
 from ops.lab.chaos.load import SubmittedLoad
 from ops.lab.chaos.plan import Fault
+from ops.lab.chaos.poison.mixing import Mixing, Poisoned
 from ops.lab.chaos.regenerated import Spent, spent
 from ops.lab.chaos.results import FaultOutcome
 from ops.lab.chaos.watch import Watch
@@ -73,6 +74,7 @@ class Results:
     problems: list[str] = field(default_factory=list)
     report: Report | None = None
     figures: Figures = Figures(steps=0, groups=0, batches=0, spent=Spent(0.0, 0.0))
+    poisoned: Poisoned = field(default_factory=Poisoned)
 
     @property
     def violations(self) -> int:
@@ -141,12 +143,27 @@ class ChaosRun:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(watch.run)
             tasks.start_soon(load.run)
+            mixing = Mixing(
+                nats_url=config.services.nats_url,
+                run=run.name,
+                run_id=run.run_id,
+                engine=engine,
+                load=load,
+                living=self._living,
+                poisoned=self.results.poisoned,
+                problems=self.results.problems,
+            )
             if run.state is RunState.ACTIVE:
-                for fault in self.faults:
-                    await self._one(fault, watch)
+                await self._until(mixing.alone, mixing.missing)
+                async with anyio.create_task_group() as poison:
+                    poison.start_soon(mixing.mixed)
+                    for fault in self.faults:
+                        await self._one(fault, watch)
+                    await self._until(mixing.close, mixing.missing)
             await self._until(load.close, "every submission is answered")
             self.results.problems += [f"submission {submission} was rejected" for submission in load.refused]
             await self._drain(watch, run.run_id)
+            await mixing.finish()
             self.results.report = await audit(
                 engine,
                 run.name,
@@ -236,6 +253,10 @@ class ChaosRun:
 
         await self._until(ended, "the run has drained and ended")
 
+    def _living(self) -> dict[str, int]:
+        status = read_status(self.home.layout)
+        return {process.name: process.pid for process in status.processes if process.pid} if status else {}
+
     def _alive(self) -> frozenset[str]:
         status = read_status(self.home.layout)
         return frozenset() if status is None else status.ready()
@@ -247,11 +268,12 @@ class ChaosRun:
 
         await self._until(poll, what)
 
-    async def _until(self, happens: Callable[[], object], what: str) -> None:
+    async def _until(self, happens: Callable[[], object], what: str | Callable[[], str]) -> None:
         with anyio.move_on_after(self.patience_s) as limit:
             await happens()  # type: ignore[misc]
         if limit.cancelled_caught:
-            raise Hangs(f"within {self.patience_s:g} s there was not: {what}")
+            missing = what if isinstance(what, str) else what()
+            raise Hangs(f"within {self.patience_s:g} s there was not: {missing}")
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

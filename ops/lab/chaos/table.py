@@ -69,6 +69,15 @@ def show(console: Console, done: Sequence[FaultOutcome], results: Results) -> No
         highlight=False,
         soft_wrap=True,
     )
+    poisoned = results.poisoned
+    ends = ", ".join(f"{count} {end}" for end, count in sorted(poisoned.ends.items()))
+    fates = ", ".join(f"{count} × {fate}" for fate, count in sorted(poisoned.agents.items()))
+    console.print(
+        f"{poisoned.messages} poison messages ({ends}), {sum(poisoned.agents.values())} poison agents ({fates}); "
+        f"{poisoned.restarts} processes ended because of them",
+        highlight=False,
+        soft_wrap=True,
+    )
     if results.report is not None:
         checks = [check for check in results.report.checks if not check.skipped]
         console.print(
@@ -119,6 +128,9 @@ def final_line(
             "steps": results.figures.steps,
             "groups": results.figures.groups,
             "batches": results.figures.batches,
+            "poison_messages": dict(results.poisoned.ends),
+            "poison_agents": dict(results.poisoned.agents),
+            "poison_restarts": results.poisoned.restarts,
             "seconds": round(seconds, 1),
         }
     )

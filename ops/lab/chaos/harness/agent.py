@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 TRIES = 40
 PAUSE_S = 0.1
+POISON = "Poison: "  # begins the instruction of a task whose agent leaves poison behind
 SOCKET = os.environ["PENSTOCK_SOCKET"]
 TOKEN = os.environ["PENSTOCK_TOKEN"]
 BASE = urlsplit(os.environ["PENSTOCK_BASE_URL"]).path
@@ -87,13 +88,20 @@ def tell(message: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": sys.stdin.read()}]
+    instruction = sys.stdin.read()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": instruction}]
     for number in range(int(os.environ["PENSTOCK_TURNS"])):
         message = complete(messages)
         tell(message)
         messages += [message, {"role": "user", "content": f"go on: {number}"}]
         time.sleep(PAUSE_S)
-    print("done")
+    if instruction.startswith(POISON):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+        import poison
+
+        poison.leave(instruction.removeprefix(POISON).strip())
+    else:
+        print("done")
 
 
 if __name__ == "__main__":
