@@ -103,7 +103,10 @@ def test_every_script_of_ours_has_the_options_tiers_and_names_that_are_used(page
         for arguments in arguments_of(line, "ops/bench"):
             assert arguments[0] in benches | {"NAME"}, line
             source = "".join(
-                found.read_text() for found in REPOSITORY.glob(f"*/benchmarks/{arguments[0]}.py")
+                found.read_text()
+                for room in ("trainer", "ops/lab")
+                for form in (".py", "/__main__.py")
+                if (found := REPOSITORY / room / "benchmarks" / f"{arguments[0]}{form}").exists()
             )
             assert all(f'"{word}"' in source for word in arguments if word.startswith("--")), line
         for program, function in (("ops/demo", demo), ("ops/chaos", chaos)):

@@ -1,0 +1,122 @@
+"""What is judged. The value of a bar is a slope per 1,000 ended rollouts over the last two thirds; it holds while the slope, less twice its noise, is
+at most its target: what is missed grows for certain.
+
+| grows | target per 1,000 rollouts |
+|---|---|
+| memory of a process; JetStream, weights, other files | `FOREVER` MiB, and `ONCE` MiB over the whole window |
+| journals, write-ahead log | `FOREVER` MiB, and `SEGMENTS_MIB` over the whole window |
+| database | `ROWS_MIB`, and `ONCE` MiB over the whole window |
+| logs | `LINES_MIB` |
+| descriptors, threads, processes, what is held in the kernel | 1 |
+| rollouts per CPU-second of a process, its decline | `SLOWER` % |
+
+Why: 1,000 rollouts are some minutes here, so that a process within its target grows by less than half a GiB a day; caches, arenas and statistics
+fill once. Each descriptor, thread and control group is taken and given back: one that is left by every rollout is 1,000. Messages and weights are kept
+until they are used or too old. Journals and the log are segments of 16 MiB, which fill up before they go. The rows and lines of a rollout stay: their
+targets are twice what was measured (ops/benchmarks/soak.md). Work per rollout must not grow with the rollouts before it.
+"""
+
+from collections.abc import Sequence
+
+from ops.lab.benchmarks.soak.fit import Trend, of_level, of_rate
+from ops.lab.benchmarks.soak.samples import Figure, Key, Sample, later, series
+from ops.lab.benchmarks.targets import BenchmarkTarget, at_least, at_most
+
+PER = 1000.0  # rollouts
+MIB = float(1 << 20)
+FOREVER = 1.0
+ONCE = 16.0
+SEGMENTS_MIB = 3 * 16.0
+ROWS_MIB = 96.0
+LINES_MIB = 8.0
+SLOWER = 5.0
+LEAST_CPU = 0.02  # of the time: a process that uses less is not worth a bar
+LEAST_ROLLOUTS = 60
+LEAST_SYNCS = 3
+
+_UNITS = {Figure.MEMORY: "MiB", Figure.DISK: "MiB"}
+_PLURALS = {Figure.MEMORY: "memory", Figure.CPU: "rollouts per CPU-second, decline"}
+
+
+class Found:
+    """The trends of a run, per 1,000 rollouts, in the units of their bars; `rates`: rollouts per CPU-second by process."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.window = later(samples)
+        self.trends: dict[Key, Trend] = {}
+        self.rates: dict[str, float] = {}
+        for key, rollouts, values in series(self.window):
+            if key[0] is Figure.CPU:
+                if (found := of_rate(rollouts, values)) is not None:
+                    self.rates[key[1]], trend = found
+                    self.trends[key] = trend.times(-100 * PER)
+            elif (level := of_level(rollouts, values)) is not None:
+                self.trends[key] = level.times(PER / (MIB if key[0] in _UNITS else 1.0))
+
+    @property
+    def rollouts(self) -> int:
+        """Ended in the window."""
+        return self.window[-1].rollouts - self.window[0].rollouts if self.window else 0
+
+    @property
+    def seconds(self) -> float:
+        return self.window[-1].at - self.window[0].at if self.window else 0.0
+
+    def used(self, process: str) -> float:
+        """The share of a core that a process used."""
+        ends = [sample.values.get((Figure.CPU, process)) for sample in (self.window[0], self.window[-1])]
+        return (ends[1] - ends[0]) / self.seconds if None not in ends and self.seconds else 0.0  # type: ignore[operator]
+
+
+def target(key: Key, rollouts: int) -> float:
+    """What a figure may grow by per 1,000 rollouts, in a window of so many."""
+    figure, of = key
+    match figure, of:
+        case Figure.CPU, _:
+            return SLOWER
+        case Figure.DISK, "database":
+            return ROWS_MIB + ONCE * PER / max(1, rollouts)
+        case Figure.DISK, "logs":
+            return LINES_MIB
+        case Figure.DISK, "journals" | "write-ahead log":
+            return FOREVER + SEGMENTS_MIB * PER / max(1, rollouts)
+        case ((Figure.MEMORY | Figure.DISK), _):
+            return FOREVER + ONCE * PER / max(1, rollouts)
+        case _:
+            return 1.0
+
+
+def name(key: Key) -> str:
+    """As it stands in the table."""
+    figure, of = key
+    return of if figure is Figure.KERNEL else f"{of}: {_PLURALS.get(figure, figure)}"
+
+
+def unit(figure: Figure) -> str:
+    """Of a slope."""
+    return f"{'CPU %' if figure is Figure.CPU else _UNITS.get(figure, 'number')} per 1,000 rollouts"
+
+
+def bars_of(found: Found, *, restarts: int, syncs: int, violations: int) -> list[BenchmarkTarget]:
+    """All bars. `restarts` of processes, `syncs` of weights; `violations` that the auditor found at the end."""
+    bars = [
+        at_least("rollouts in the last two thirds", found.rollouts, "count", LEAST_ROLLOUTS),
+        at_least("weight syncs", syncs, "count", LEAST_SYNCS),
+        at_most("restarts of processes", restarts, "count", 0),
+        at_most("violations of I1-I7", violations, "count", 0),
+    ]
+    for key, trend in found.trends.items():
+        figure, of = key
+        if figure is Figure.CPU and found.used(of) < LEAST_CPU:
+            continue
+        most = target(key, found.rollouts)
+        bars.append(
+            BenchmarkTarget(
+                name=name(key),
+                value=round(trend.slope, 3),
+                unit=unit(figure),
+                target=round(most, 3),
+                holds=trend.surely <= most,
+            )
+        )
+    return bars
