@@ -119,7 +119,7 @@ def test_work_per_rollout_that_grows_is_named_and_noise_of_it_is_not() -> None:
         return found
 
     slower = Found(spent(0.2, random.Random(2)))
-    assert missed(slower) == ["postgres: rollouts per CPU-second, decline"]
+    assert missed(slower) == ["postgres: rollouts/CPU-s, decline"]
     assert all(missed(Found(spent(0.0, random.Random(seed)))) == [] for seed in range(20))
     found = of_rate(X, [0.5 * x for x in X])
     assert found is not None and found[0] == pytest.approx(2.0) and found[1].slope == pytest.approx(0.0)

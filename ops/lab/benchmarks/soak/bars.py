@@ -10,10 +10,10 @@ at most its target: what is missed grows for certain.
 | descriptors, threads, processes, what is held in the kernel | 1 |
 | rollouts per CPU-second of a process, its decline | `SLOWER` % |
 
-Why: 1,000 rollouts are some minutes here, so that a process within its target grows by less than half a GiB a day; caches, arenas and statistics
-fill once. Each descriptor, thread and control group is taken and given back: one that is left by every rollout is 1,000. Messages and weights are kept
-until they are used or too old. Journals and the log are segments of 16 MiB, which fill up before they go. The rows and lines of a rollout stay: their
-targets are twice what was measured (ops/benchmarks/soak.md). Work per rollout must not grow with the rollouts before it.
+Why: a process within its target grows by less than a GiB in a million rollouts; caches, arenas and statistics fill once. Each descriptor, thread
+and control group is taken and given back: if every rollout leaves one, the slope is 1,000. Messages and weights are kept until they are used or too
+old. Journals and the log are segments of 16 MiB, which fill up before they go. The rows and lines of a rollout stay: their targets are about twice
+the measured ones (ops/benchmarks/soak.md). Work per rollout must not grow with the number of rollouts before it.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ MIB = float(1 << 20)
 FOREVER = 1.0
 ONCE = 16.0
 SEGMENTS_MIB = 3 * 16.0
-ROWS_MIB = 96.0
-LINES_MIB = 8.0
+ROWS_MIB = 12.0
+LINES_MIB = 5.0
 SLOWER = 5.0
 LEAST_CPU = 0.02  # of the time: a process that uses less is not worth a bar
 LEAST_ROLLOUTS = 60
 LEAST_SYNCS = 3
 
 _UNITS = {Figure.MEMORY: "MiB", Figure.DISK: "MiB"}
-_PLURALS = {Figure.MEMORY: "memory", Figure.CPU: "rollouts per CPU-second, decline"}
+_PLURALS = {Figure.MEMORY: "memory", Figure.CPU: "rollouts/CPU-s, decline"}
 
 
 class Found:
