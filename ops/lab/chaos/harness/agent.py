@@ -97,7 +97,7 @@ def main() -> None:
         time.sleep(PAUSE_S)
     if instruction.startswith(POISON):
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-        import poison
+        import poison  # type: ignore[import-not-found]  # next to this file in the sandbox
 
         poison.leave(instruction.removeprefix(POISON).strip())
     else:
