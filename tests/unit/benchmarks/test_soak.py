@@ -55,9 +55,9 @@ def missed(found: Found) -> list[str]:
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
-def test_noise_is_no_trend(alike: float) -> None:
-    said = [of_level(X, waves(seed, alike)) for seed in range(SEEDS)]
-    assert sum(trend is not None and trend.surely > 0 for trend in said) <= 0.1 * SEEDS
+def test_noise_is_not_a_trend(alike: float) -> None:
+    trends = [of_level(X, waves(seed, alike)) for seed in range(SEEDS)]
+    assert sum(trend is not None and trend.surely > 0 for trend in trends) <= 0.1 * SEEDS
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
@@ -66,8 +66,8 @@ def test_a_trend_below_the_noise_of_one_reading_is_found(alike: float) -> None:
     levels = (
         [y + grows * 5 * x for x, y in zip(X, waves(seed, alike), strict=True)] for seed in range(SEEDS)
     )
-    said = [of_level(X, level) for level in levels]
-    assert sum(trend is not None and trend.surely > grows for trend in said) >= 0.9 * SEEDS
+    trends = [of_level(X, level) for level in levels]
+    assert sum(trend is not None and trend.surely > grows for trend in trends) >= 0.9 * SEEDS
 
 
 def test_a_leak_is_named_and_its_slope_is_right() -> None:

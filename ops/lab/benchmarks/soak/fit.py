@@ -3,7 +3,7 @@
 The series is cut into blocks of equal numbers of readings; the median of each block is one point, so a reading taken during a collection or a spike
 counts for nothing. The slope is Theil's and Sen's: the median of the slopes of all pairs of points. Its noise is the standard error of a line
 through those points, from the residuals, times sqrt((1 + r) / (1 - r)), where r is the correlation of neighbouring residuals: one step,
-or a slow wave, is no trend, however small its residuals are (the usual correction of the number of independent points).
+or a slow wave, does not count as a trend, however small its residuals are (the usual correction of the number of independent points).
 
 Source: P. K. Sen, Estimates of the Regression Coefficient Based on Kendall's Tau, JASA 63 (1968).
 """

@@ -31,7 +31,7 @@ def disk(home: Home) -> dict[str, int]:
 
 
 def size(path: Path) -> int:
-    """Bytes below `path`; 0 if it does not exist. Files that go away meanwhile do not count."""
+    """Bytes below `path`; 0 if it does not exist. Files that are removed during this do not count."""
     try:
         with os.scandir(path) as entries:
             found = list(entries)

@@ -40,7 +40,7 @@ class _Stat:
 
 
 def roles(status: SupervisorStatus) -> dict[str, Role]:
-    """Every role of a living run. A process that ends meanwhile is left out."""
+    """Every role of a living run. A process that ends during this is left out."""
     stats = dict(_stats())
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():

@@ -118,7 +118,7 @@ async def soak(
             await close_intake(connection, client.run_id)
 
         async def nothing() -> None:
-            """No progress is shown meanwhile."""
+            """Shows no progress."""
 
         await until_ended(client, DRAIN_S, nothing)
         status = read_status(home.layout)

@@ -68,7 +68,7 @@ def huge() -> None:
 
 
 def links() -> None:
-    """Links to nowhere, outside, to themselves and to devices; a pipe; a file and a directory that nobody may read."""
+    """Links to nowhere, outside, to themselves and to devices; a pipe; a file and a directory without permissions."""
     for number, target in enumerate(
         (
             "/nowhere",

@@ -1,4 +1,4 @@
-"""Poison agents: groups of the run's own program, told to leave poison behind once the policy has answered (harness/poison.py)."""
+"""Poison agents: groups of the run's own program, instructed to leave poison behind once the policy has answered (harness/poison.py)."""
 
 from typing import Final
 

@@ -13,7 +13,7 @@ from orchestrator.bus.subjects import HEADER_DEAD_KEPT, HEADER_DEAD_REASON, HEAD
 DEEP: Final = 100_000
 LONG: Final = 300_000  # characters
 HUGE: Final = 10**30
-NOBODY: Final = 10**15  # a rollout that no run has
+UNUSED: Final = 10**15  # a rollout that no run has
 
 
 class End(StrEnum):
@@ -90,8 +90,8 @@ def tasks(run: str, mark: str, accepted: str) -> Iterator[Poison]:
     yield like("an infinite number", sampling={"temperature": float("inf")}, purpose="eval")
     yield like("a number out of range", version=2**63, purpose="eval")
     yield like("an unknown scaffold", scaffold="../../etc/passwd")
-    yield like("a domain that is no name", to=f"tasks.{run}.No+Where")
-    yield like("an unknown run", End.DEAD, to="tasks.nobody.general")
+    yield like("a malformed domain", to=f"tasks.{run}.No+Where")
+    yield like("an unknown run", End.DEAD, to="tasks.elsewhere.general")
     yield like("a malformed subject", to=f"tasks.{run}")
     yield like("an unknown schema", headers={HEADER_SCHEMA: "Nonsense/99"})
     yield Poison(
@@ -108,7 +108,7 @@ def reports(run: str, mark: str) -> Iterator[Poison]:
             named = {key.replace("_", "-"): value for key, value in headers.items()}
             return Poison(name=f"{what}: {name}", subject=subject, body=body, end=End.DEAD, headers=named)
 
-        lease = {"run": run, "rollout": NOBODY, "attempt": 1, "epoch": 1, "mark": mark}
+        lease = {"run": run, "rollout": UNUSED, "attempt": 1, "epoch": 1, "mark": mark}
         yield raw("not JSON", b"\x00\xff" + mark.encode())
         yield raw("nested deeply", _nested(mark, key="reply"))
         yield raw("of other types", json.dumps({**lease, "rollout": [], "attempt": {}}).encode())
@@ -149,10 +149,10 @@ def forged(subject: str, body: bytes, mark: str) -> Iterator[Poison]:
         return Poison(name=f"{what}: {name}", subject=subject, body=other, end=end)
 
     yield again("a real one again")
-    yield again("of a rollout that is not there", rollout=NOBODY)
+    yield again("of a rollout that is not there", rollout=UNUSED)
     yield again("of a lease that was never given", epoch=real["epoch"] + 1000)
     yield again("of a negative attempt", attempt=-1)
-    yield again("of another run", End.DEAD, run="nobody")
+    yield again("of another run", End.DEAD, run="elsewhere")
     yield again("a rollout out of range", End.DEAD, rollout=2**63)
     if what == "step":
         yield again("half of a surrogate pair", End.COUNTED, agent="\ud800")

@@ -5,7 +5,7 @@
 | poison messages; again, those without an end | a dead letter, an answer, the end of their stay in the stream | orchestrator, runners |
 | poison agents, through the load | nothing | |
 
-A first round is alone: no fault is injected meanwhile, so no process may end. Later rounds are mixed with the faults, which may take messages away;
+A first round is alone: no fault is injected during it, so no process may end. Later rounds are mixed with the faults, which may take messages away;
 these are published again, as every sender of ours does.
 """
 
