@@ -10,7 +10,7 @@ from ops.lab.chaos.load import DOMAIN, a_task
 from orchestrator.bus import subjects
 from orchestrator.bus.subjects import HEADER_DEAD_KEPT, HEADER_DEAD_REASON, HEADER_DEAD_SUBJECT, HEADER_SCHEMA
 
-DEEP: Final = 100_000
+DEEP: Final = 20_000
 LONG: Final = 300_000  # characters
 HUGE: Final = 10**30
 UNUSED: Final = 10**15  # a rollout that no run has

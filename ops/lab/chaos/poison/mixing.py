@@ -36,7 +36,8 @@ AGAIN_S = 15.0  # without a new end
 BETWEEN_S = 30.0
 LEAST_MESSAGES, LEAST_AGENTS = 20, 5
 COUNTERS: Final = ("steps_stale", "steps_repeated", "results_stale", "verdicts_stale", "assignments_stale")
-LETTERS = "select md5(body) as body from dead_letters"
+LETTERS = "select md5(body) as body from dead_letters where dead_letter_id > :after"
+NEWEST = "select coalesce(max(dead_letter_id), 0) from dead_letters"
 COUNTS = "select coalesce(sum(value), 0) from counters where run_id = :run and name = any(:names)"
 ACCEPTED = """select submission from groups where run_id = :run and submission like 'chaos:%' order by group_id limit 1"""
 UNDONE = "select count(*) from groups where run_id = :run and submission = any(:ids) and done"
@@ -75,6 +76,7 @@ class Mixing:
     problems: list[str] = field(default_factory=list)
     _turn: int = 0
     _last: bool = False
+    _after: int = 0  # the newest dead letter before the present round
     _waiting: dict[str, Poison] = field(default_factory=dict)
     _over: anyio.Event = field(default_factory=anyio.Event)
 
@@ -150,6 +152,7 @@ class Mixing:
             try:
                 async with _connected(self.nats_url) as client:
                     if not waiting:
+                        self._after = await self._value(NEWEST)
                         accepted = await self._accepted()
                         made = [*tasks(self.run, mark, accepted), *reports(self.run, mark)]
                         if forge:
@@ -180,7 +183,7 @@ class Mixing:
                 numbers[poison.name] = (receipt.stream, receipt.seq)
             with anyio.move_on_after(AGAIN_S):
                 while waiting:
-                    letters = {row.body for row in await self._rows(LETTERS)}
+                    letters = {row.body for row in await self._rows(LETTERS, after=self._after)}
                     for name, poison in list(waiting.items()):
                         gone = poison.end is End.COUNTED and await _settled(client, *numbers[name])
                         if (end := _end(poison, letters, answers, settled=gone)) is not None:
