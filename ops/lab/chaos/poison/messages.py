@@ -36,10 +36,6 @@ class Poison:
     headers: Mapping[str, str] = field(default_factory=dict)
     submission: str | None = None
 
-    @property
-    def stream(self) -> str:
-        return subjects.stream_of(self.subject).name
-
 
 def _nested(mark: str, *, key: str) -> bytes:
     return b'{"mark": "%s", "%s": ' % (mark.encode(), key.encode()) + b"[" * DEEP + b"]" * DEEP + b"}"
