@@ -4,7 +4,8 @@ The client's own reconnection is switched off. It stops for good after some erro
 survive a reconnection without ever receiving again. Here every connection is a new client with new subscriptions,
 and work on a lost connection is cancelled at once instead of waiting for its time-out.
 
-Any server of a cluster (`urls_of`) can serve: each dial tries the next server, and the first dial a random server.
+Any server of a cluster (`urls_of`) can serve: each dial tries the next server, and the first dial a random server. The embedded server may change its
+port: each dial reads its address again (`address_file`).
 """
 
 import itertools
@@ -12,18 +13,18 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import anyio
 import anyio.lowlevel
-import nats
 import nats.errors
 import structlog
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from orchestrator.bus.address_file import named_file, read_address
 from orchestrator.bus.base import BusUnavailable, UnfitServer
+from orchestrator.bus.client import NatsClient
 from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.backoff import backoff
@@ -48,7 +49,7 @@ class LinkLost(Exception):
 class Connection:
     """One connected client, until it is lost."""
 
-    client: Any  # _Client
+    client: NatsClient
     js: JetStreamContext
     max_payload: int
     lost: anyio.Event = field(default_factory=anyio.Event)
@@ -68,19 +69,6 @@ class Connection:
                 self.lose()
 
 
-class _Client(nats.NATS):  # type: ignore[misc]  # untyped
-    """The client, without its last write to a connection that has failed.
-
-    nats-py flushes pending data when it closes after an error. On a closed transport the write raises, and the client's reading task
-    ends with a traceback instead of the closed callback.
-    """
-
-    async def _process_op_err(self, e: Exception) -> None:
-        self._pending: list[bytes] = []
-        self._pending_data_size = 0
-        await super()._process_op_err(e)
-
-
 class Link:
     """Keeps one connection. `run` must run while the link is used (see `NatsBus.connect`)."""
 
@@ -88,7 +76,8 @@ class Link:
         urls = urls_of(url)
         self._url = itertools.cycle(random.sample(urls, len(urls)))
         self._servers = len(urls)
-        self._places = " or ".join(map(_place, urls))
+        self._named = url
+        self._file = named_file(url)
         self._has_login = any(map(login_of, urls))
         self._name = name
         self._on_up = on_up  # called after each reconnection, not after the first connection
@@ -100,6 +89,10 @@ class Link:
     def current(self) -> Connection | None:
         """The connection, or None while there is none."""
         return self._current
+
+    @property
+    def _places(self) -> str:
+        return places_of(self._named)
 
     async def open(self, patience_s: float) -> None:
         """Connect for the first time. Raises UnfitServer at once, also for a refused login, and BusUnavailable after ``patience_s`` seconds."""
@@ -178,14 +171,16 @@ class Link:
         """Try every server once. Raises the error of the last server."""
         for attempts_left in reversed(range(self._servers)):
             try:
-                return await self._dial(next(self._url))
+                if self._file is not None:
+                    return await self._dial(*read_address(self._file))
+                return await self._dial(next(self._url), None)
             except (OSError, nats.errors.Error) as error:
                 if not attempts_left:
                     raise
                 log.debug("nats_refused", error=repr(error))
 
-    async def _dial(self, url: str) -> None:
-        client = _Client()
+    async def _dial(self, url: str, owner: int | None) -> None:
+        client = NatsClient(owner)
         connection = Connection(
             client=client, js=client.jetstream(timeout=timeouts().bus_request_s), max_payload=0
         )
@@ -251,8 +246,15 @@ SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 def urls_of(named: str) -> list[str]:
-    """The servers of one cluster, written as comma-separated URLs. An invalid URL raises UnfitServer with one sentence that contains
-    no login."""
+    """The servers of one cluster, written as comma-separated URLs, or the present one of a file (`address_file`). An invalid URL, or a file that
+    cannot be read, raises UnfitServer with one sentence that contains no login."""
+    if (file := named_file(named)) is not None:
+        try:
+            return [read_address(file)[0]]
+        except OSError as error:
+            raise UnfitServer(
+                f"the file {file}, which NATS_URL names, cannot be read ({error.strerror}): `penstock up` writes it"
+            ) from None
     urls = [url.strip() for url in named.split(",") if url.strip()]
     for url in urls:
         try:
@@ -276,6 +278,8 @@ def urls_of(named: str) -> list[str]:
 
 def places_of(named: str) -> str:
     """host:port of each server, for messages."""
+    if (file := named_file(named)) is not None and not file.exists():
+        return f"the address in {file}"
     return " or ".join(map(_place, urls_of(named)))
 
 

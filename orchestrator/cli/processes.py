@@ -1,5 +1,6 @@
 """One command per process, as a cluster starts them: orchestrator, gateway, runner, verifier, web (and trainer.py)."""
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -107,6 +108,14 @@ def gateway(
     overrides: SetOption = None,
     server: Annotated[list[str] | None, typer.Option(help="A rollout server's URL. Repeatable.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port (default: gateway.port).")] = 0,
+    own_servers: Annotated[
+        bool,
+        typer.Option(
+            "--own-servers",
+            help="The rollout servers run as this user on this machine; a program of another user gets no request.",
+            hidden=True,
+        ),
+    ] = False,
     name: Annotated[
         str, typer.Option(help="This gateway's name, unique per host and run.", parser=_of_kind("gateway"))
     ] = "gateway",
@@ -128,6 +137,7 @@ def gateway(
         journal_dir=home.journal("gateway"),
         admin_secret_file=home.gateway_secret,
         server_key_file=home.server_key,
+        servers_user=os.getuid() if own_servers else None,
         url_file=home.gateway_url_file,
         config=resolved,
     )

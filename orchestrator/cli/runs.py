@@ -261,11 +261,13 @@ def reconcile(config: ConfigOption = HERE) -> None:
 
 def env(config: ConfigOption = HERE) -> None:
     """Print the services of a run as shell exports: eval "$(penstock env -c runs/first)" """
+    from orchestrator.bus.link import urls_of
     from orchestrator.pool.address import address_of
 
     services = Home.at(config).connected().services
     url = address_of(services.database_url).url  # for psql and pg_dump too
-    typer.echo(f"export DATABASE_URL={shlex.quote(url)}\nexport NATS_URL={shlex.quote(services.nats_url)}")
+    bus = ",".join(urls_of(services.nats_url))  # for any NATS client
+    typer.echo(f"export DATABASE_URL={shlex.quote(url)}\nexport NATS_URL={shlex.quote(bus)}")
 
 
 def end(

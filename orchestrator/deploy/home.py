@@ -18,8 +18,7 @@ from pathlib import Path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name, is_name
 from orchestrator.deploy.embedded.layout import RunLayout
-from orchestrator.deploy.embedded.nats_server import recorded_nats_url
-from orchestrator.deploy.embedded.postgres_cluster import recorded_url
+from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgres
 from orchestrator.runtime.metrics import SUFFIX, Target
 from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
@@ -135,11 +134,11 @@ class Home:
         """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""
         config = load(self.file, self.overrides)
         services = config.services
-        if not services.database_url:
-            services = services.model_copy(update={"database_url": recorded_url(self.layout.postgres) or ""})
-        if not services.nats_url:
-            services = services.model_copy(update={"nats_url": recorded_nats_url(self.layout.nats) or ""})
-        return config.model_copy(update={"services": services})
+        found = {
+            "database_url": embedded_postgres(self.layout, services.database_url) or services.database_url,
+            "nats_url": embedded_nats(self.layout, services.nats_url) or services.nats_url,
+        }
+        return config.model_copy(update={"services": services.model_copy(update=found)})
 
     def connected(self) -> Config:
         """`config()`, or ConfigurationError if a service is neither named nor was ever started here."""

@@ -6,10 +6,12 @@ Services that the configuration names are used; the others are started here. Eac
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -38,6 +40,7 @@ from orchestrator.deploy.embedded.service_sources import (
 )
 from orchestrator.deploy.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.deploy.embedded.supervisor import Supervisor
+from orchestrator.deploy.held_ports import HeldPorts, check_not_taken
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.preflight import (
     check_config,
@@ -47,6 +50,7 @@ from orchestrator.deploy.preflight import (
     check_sandbox,
     check_scaffolds,
 )
+from orchestrator.gateway.servers.client.own_server import OwnServerConnector
 from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import passing, transact
@@ -119,7 +123,8 @@ async def up(
             check_port(config.web.host, config.web.port, "web")
         if "runner" in only or "verifier" in only:
             await check_sandbox(config.sandbox.provider, tables(config.sandbox))
-        own_servers = _rollout_servers(home, config, model) if "rollout-server" in only else []
+        ports = HeldPorts(config, outer_stack)
+        own_servers = _rollout_servers(home, config, model, ports) if "rollout-server" in only else []
         embedded = _embedded(services)
         if embedded:  # they load while the services are created; configured services are checked first
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
@@ -150,7 +155,8 @@ async def up(
         if not config.servers.command:  # ours; other servers have /metrics only if their options enable it
             for spec, url in own_servers:
                 home.target(spec.name, config).tell(url.removeprefix("http://"))
-        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls, route)))
+        ports = HeldPorts(config, outer_stack)  # of the configuration in force
+        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls, route, ports)))
         await supervisor.ready()
         if started is not None:
             started(config)
@@ -269,7 +275,9 @@ def upgrade(url: str) -> None:
     command.upgrade(alembic, "head")
 
 
-def _rollout_servers(home: Home, config: Config, model: str) -> list[tuple[ProcessSpec, str]]:
+def _rollout_servers(
+    home: Home, config: Config, model: str, ports: HeldPorts
+) -> list[tuple[ProcessSpec, str]]:
     """Our own rollout servers, with their URLs; none if the configuration names others."""
     if config.servers.urls:
         return []
@@ -283,7 +291,9 @@ def _rollout_servers(home: Home, config: Config, model: str) -> list[tuple[Proce
         )
     found = []
     for index in range(config.servers.embedded):
-        port = free_port()
+        name = "rollout-server" if index == 0 else f"rollout-server-{index + 1}"
+        sockets = () if config.servers.command else ports.rollout_server(name)
+        port = sockets[0].port if sockets else free_port()
         url = f"http://127.0.0.1:{port}"
         seed = config.run.seed + index
         argv = config.servers.starts(
@@ -295,9 +305,11 @@ def _rollout_servers(home: Home, config: Config, model: str) -> list[tuple[Proce
         )  # fmt: skip
         answers = _answers(f"{url}/model_info", secret)  # even while it is paused
         spec = ProcessSpec(
-            name="rollout-server" if index == 0 else f"rollout-server-{index + 1}",
+            name=name,
             argv=argv,
             env={"OMP_NUM_THREADS": "1"},
+            sockets=sockets,
+            before_start=None if sockets else partial(check_not_taken, port),
             ready=answers,
             answers=answers,
             hang_s=config.servers.hang_s,
@@ -315,6 +327,7 @@ def _processes(
     services: tuple[str, ...],
     urls: Sequence[str],
     route: Route,
+    ports: HeldPorts,
 ) -> Iterator[ProcessSpec]:
     """`services` are our own: all others start after them and end before them."""
     options = ("--config", str(home.file), *(part for item in home.overrides for part in ("--set", item)))
@@ -333,16 +346,25 @@ def _processes(
     if "orchestrator" in only:
         orchestrator = (*penstock, "orchestrator", *options)
         yield ProcessSpec(
-            name="orchestrator", argv=orchestrator, env=env("orchestrator"), after=dependencies()
+            name="orchestrator",
+            argv=orchestrator,
+            env=env("orchestrator"),
+            sockets=ports.metrics("orchestrator"),
+            after=dependencies(),
         )
     port = config.gateway.port or free_port()  # the same across restarts: runners keep its address
     if "gateway" in only:
+        sockets = ports.gateway()
+        port = sockets[0].port
         routed = [route("gateway", "rollout-server", url) for url in urls]
         servers = tuple(part for url in routed for part in ("--server", url))
+        # `penstock up` holds the ports of embedded servers. Those of a command are free while it is dead.
+        own = ("--own-servers",) if config.servers.command and not config.servers.urls else ()
         yield ProcessSpec(
             name="gateway",
-            argv=(*penstock, "gateway", *options, *servers, "--port", str(port)),
+            argv=(*penstock, "gateway", *options, *servers, *own, "--port", str(port)),
             env=env("gateway"),
+            sockets=sockets,
             after=dependencies("orchestrator"),
             before_start=lambda: home.gateway_url_file.unlink(missing_ok=True),
             ready=_exists(home.gateway_url_file),
@@ -354,6 +376,7 @@ def _processes(
             name="runner",
             argv=(*penstock, "runner", *options, "--gateway", url, "--gateway-socket", socket),
             env=env("runner"),
+            sockets=ports.metrics("runner"),
             after=dependencies("orchestrator"),
             ends_before=("gateway",) if "gateway" in only else (),  # it closes the sessions of its attempts
         )
@@ -362,6 +385,7 @@ def _processes(
             name="verifier",
             argv=(*penstock, "verifier", *options),
             env=env("verifier"),
+            sockets=ports.metrics("verifier"),
             after=dependencies("gateway"),
         )
     if "trainer" in only:
@@ -369,6 +393,7 @@ def _processes(
             name="trainer",
             argv=(*penstock, "trainer", *options),
             env=env("trainer"),
+            sockets=ports.metrics("trainer"),
             # Like the verifier, it is not needed before rollouts run, and it takes seconds to load.
             after=dependencies("gateway"),
             restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
@@ -378,18 +403,22 @@ def _processes(
             name="web",
             argv=(*penstock, "web", *options),
             env=env("web"),
+            sockets=ports.web(home.web_url_file),
             after=dependencies(),
             ready=_dashboard(home.web_url_file),
         )
 
 
 def _answers(url: str, key: str | None = None) -> Callable[[], Awaitable[bool]]:
+    """Whether a server answers; one that is asked with a key must be this user's."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    limit = aiohttp.ClientTimeout(total=2)
 
     async def ready() -> bool:
+        connector = None if key is None else OwnServerConnector(os.geteuid())
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), headers=headers) as session,
+                aiohttp.ClientSession(timeout=limit, headers=headers, connector=connector) as session,
                 session.get(url) as response,
             ):
                 return response.status == 200

@@ -71,7 +71,7 @@ log = get(__name__)
 class GatewaySettings:
     """The settings of a gateway. Missing directories are created. `url_file` gets the actual URL, written atomically, once the gateway accepts
     calls. With port 0 a restarted gateway takes the port in this file again, if it is free. `server_key_file`: the key that its rollout servers
-    require; None: they require none."""
+    require; None: they require none. `servers_user`: the user of their processes, all on this machine; None: it may be any."""
 
     run: str
     config: Config
@@ -81,6 +81,7 @@ class GatewaySettings:
     journal_dir: Path
     admin_secret_file: Path
     server_key_file: Path | None = None
+    servers_user: int | None = None
     database_url: str = ""
     nats_url: str = ""
     host: str = "127.0.0.1"
@@ -140,7 +141,9 @@ class Gateway:
             known = vocabulary(settings.model_dir)
             clients = [
                 await stack.enter_async_context(
-                    RolloutServerClient(url, vocabulary=known, experts=routed, key=key)
+                    RolloutServerClient(
+                        url, vocabulary=known, experts=routed, key=key, user=settings.servers_user
+                    )
                 )
                 for url in settings.server_urls
             ]

@@ -37,6 +37,7 @@ from prometheus_client import (
 )
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import get
 
 log = get(__name__)
@@ -201,8 +202,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Bind like the parent classes, without a DNS lookup of this machine's name."""
-        TCPServer.server_bind(self)
+        """Bind like the parent classes, without a DNS lookup of this machine's name, or take the socket that a supervisor holds for the port."""
+        port = int(self.server_address[1])
+        if port and (held := inherited(port)) is not None:
+            self.socket.close()
+            self.socket, self.server_address = held, held.getsockname()
+        else:
+            TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 

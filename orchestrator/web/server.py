@@ -13,6 +13,7 @@ from aiohttp import web
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.runtime.gc_tuning import keep_loaded
+from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.liveness import restartable
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured, ready
@@ -89,7 +90,10 @@ async def serve(settings: WebSettings) -> None:
 
 
 def listen(host: str, port: int, *, preferred: int = 0) -> socket.socket:
-    """A listening socket. Port 0 takes `preferred` if it is free, else any. Raises ConfigurationError if the port is taken."""
+    """A listening socket: the one that a supervisor holds for `port`, else a new one. Port 0 takes `preferred` if it is free, else any. Raises
+    ConfigurationError if the port is taken."""
+    if (held := inherited(port)) is not None:
+        return held
     for candidate in dict.fromkeys((port or preferred, port)):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)

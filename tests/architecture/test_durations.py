@@ -49,6 +49,7 @@ EXEMPT = {
     "orchestrator/roles/intake.py:BLOB_WAIT_S": "bounds the growing pause of one message, whose tries are counted",
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
     "orchestrator/bus/link.py:FIRST_WAIT_S": FIRST,
+    "orchestrator/runtime/peer.py:_POLL_INTERVAL_S": POLL,
     "orchestrator/bus/link.py:LEADERLESS_S": POLL,
     "orchestrator/bus/link.py:_LOOK_AT_CLIENT_S": POLL,
     "orchestrator/bus/pull.py:_PRIVATE_KEPT_S": "private consumers are of tests and viewers, not of the flow",

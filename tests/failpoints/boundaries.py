@@ -11,6 +11,7 @@ import nats
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
+from orchestrator.bus.link import urls_of
 from orchestrator.contracts.events import StepRecorded, encode
 from orchestrator.contracts.states import Purpose, RolloutState
 from orchestrator.pool.leases import Lease
@@ -182,7 +183,7 @@ async def _a_full_buffer(world: World) -> None:
     await until(lambda: world.hits()[f"{point} {action}"] > before, "steps wait to be stored", LONG_S)
     for _ in range(8):  # arrivals of one stop
         await _junk(world)
-    async with await nats.connect(world.stack.home.connected().services.nats_url) as client:
+    async with await nats.connect(urls_of(world.stack.home.connected().services.nats_url)) as client:
         stream = client.jetstream()
         newest = (await stream.stream_info("STEPS")).state.last_seq
 

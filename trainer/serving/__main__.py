@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import uvloop
 
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import configure as configure_log
 from orchestrator.runtime.metrics import measuring
 from orchestrator.runtime.streams import ending_signals, guard
@@ -35,7 +36,9 @@ SHUTDOWN_S = 0.3
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ValueError, one sentence."""
+    """A listening socket: the one that a supervisor holds for `port`, else a new one. Raises ValueError, one sentence."""
+    if port and (held := inherited(port)) is not None:
+        return held
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -22,6 +22,7 @@ from ops.lab.chaos.plan import (
     FaultKind,
 )
 from ops.lab.chaos.prepare import length_s
+from orchestrator.bus.link import urls_of
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
 
@@ -100,7 +101,9 @@ class Injector:
                 finally:
                     victims.send(on, signal.SIGCONT)
             case FaultKind.DUPLICATE:
-                echo = Echo(url=self.home.connected().services.nats_url, random=Random(fault.index))
+                echo = Echo(
+                    url=urls_of(self.home.connected().services.nats_url)[0], random=Random(fault.index)
+                )
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(echo.run)
                     did = await _last(lasts_s, lambda: echo.copies)

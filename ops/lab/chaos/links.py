@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ops.lab.chaos.ledger import Ledger
 from ops.lab.chaos.plan import HARNESS, LINKS
 from ops.lab.chaos.proxy import Proxy, proxying
 from ops.lab.chaos.relay import Relay, listening
+from orchestrator.bus.link import urls_of
 from orchestrator.deploy.embedded.ports import LOOPBACK
+from orchestrator.pool.address import address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,13 @@ class Links:
         relay = self.relays.get((process, what))
         if relay is None:
             return address
-        url = urlsplit(address)
+        if what == "postgres":
+            found = address_of(address)
+            [(host, port)] = found.hosts
+            relay.to = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
+            login = f"{found.user}:{quote(found.password or '', safe='')}"
+            return f"postgresql://{login}@{LOOPBACK}:{relay.port}/{found.database}?sslmode=disable"
+        url = urlsplit(urls_of(address)[0] if what == "nats" else address)
         assert url.hostname is not None and url.port is not None
         if what == "rollout-server":
             self.proxy.to = address

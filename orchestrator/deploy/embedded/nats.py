@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from orchestrator.bus.client import NatsClient
 from orchestrator.bus.link import login_of
 from orchestrator.deploy.embedded.nats_server import (
     NEEDED_PAYLOAD,
@@ -50,29 +50,30 @@ class EmbeddedNats(EmbeddedService[NatsHome]):
         return prepare_nats(self._data_dir, port=self._port)
 
     async def _ready(self) -> bool:
-        return await serves(self.url)
+        return await serves(self.url, self.home.owner)
 
 
-async def serves(url: str) -> bool:
-    """The ready check: True if a server answers and passes `check_server`. Raises ValueError if it answers and fails."""
+async def serves(url: str, owner: int | None = None) -> bool:
+    """The ready check: True if a server (of the user `owner`, if given) answers and passes `check_server`. Raises ValueError if it answers and
+    fails."""
     parsed = urlsplit(url)
     try:
         # A client's first failed attempt takes two seconds, a bare connection no time.
         probe = await anyio.connect_tcp(parsed.hostname or "", parsed.port or DEFAULT_PORT)
         await probe.aclose()
-        await check_server(url, connect_timeout_s=2)
+        await check_server(url, connect_timeout_s=2, owner=owner)
     except (OSError, TimeoutError, NatsError):
         return False
     return True
 
 
-async def check_server(url: str, *, connect_timeout_s: int = 5) -> tuple[int, ...]:
-    """Connects once and returns the server's version, e.g. (2, 15, 0).
+async def check_server(url: str, *, connect_timeout_s: int = 5, owner: int | None = None) -> tuple[int, ...]:
+    """Connects once and returns the server's version, e.g. (2, 15, 0). A server of another user than `owner` (None: any) gets no login.
 
     Raises ValueError if the server is older than 2.10, accepts less than 1 MB per message, or has no JetStream; OSError, TimeoutError or
     nats.errors.Error if it cannot be reached.
     """
-    client = Client()
+    client = NatsClient(owner)
     try:
         await client.connect(url, allow_reconnect=False, connect_timeout=connect_timeout_s, error_cb=_quiet)
         parsed = urlsplit(url)
@@ -97,7 +98,7 @@ async def check_server(url: str, *, connect_timeout_s: int = 5) -> tuple[int, ..
 
 async def server_name(url: str) -> str:
     """The name of the server at `url`; empty if it cannot be reached."""
-    client = Client()
+    client = NatsClient()
     try:
         await client.connect(
             url,

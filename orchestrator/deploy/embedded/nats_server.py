@@ -3,7 +3,8 @@
     <data_dir>/jetstream     the streams (may be deleted while the server is down: they are rebuilt)
     <data_dir>/nats.conf     0600, written at every start
     <data_dir>/token         0600
-    <data_dir>/server.json   the port of the last start
+    <data_dir>/server.json   the port of the last start, and earlier ones
+    <data_dir>/url           0600, the URL with the token: clients read it at each connection
 
 Servers older than 2.10 are refused. They silently ignore newer stream and consumer settings, and deliver the wrong messages.
 """
@@ -19,11 +20,16 @@ from urllib.parse import quote as encoded
 
 import msgspec
 
+from orchestrator.bus.address_file import url_of_file
 from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
-from orchestrator.deploy.embedded.ports import LOOPBACK, free_port
+from orchestrator.deploy.embedded.ports import LOOPBACK, free_port, is_free
+from orchestrator.runtime.log import get
 from sandboxes.tools import on_path, version_of
 
+log = get(__name__)
+
 OLDEST_VERSION = (2, 10)
+EARLIER_PORTS = 16  # a shell may still have the URL of one of them
 STORE_BYTES = 1 << 40
 """The limit of all streams together, effectively none: each stream has its own limit and holds little. The server's default is
 three quarters of the free space at its start. On a disk that was nearly full then, it would refuse its own streams."""
@@ -103,12 +109,24 @@ def refuse_old(version: tuple[int, ...], where: str, fix: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsHome:
-    """A directory that is ready to be served. Created by `prepare_nats`."""
+    """A directory that is ready to be served. Created by `prepare_nats`. `fixed`: the port was chosen by a person and stays."""
 
     data_dir: Path
     binary: NatsBinary
-    port: int
+    fixed: bool
     token: str = field(repr=False)
+
+    @property
+    def port(self) -> int:
+        """That of the last start. The next one takes another if this one is taken."""
+        last = _recorded(self.data_dir)
+        assert last is not None, "prepare_nats has recorded a port"
+        return last.port
+
+    @property
+    def owner(self) -> int:
+        """The user id of the server, who wrote its configuration."""
+        return (self.data_dir / "nats.conf").stat().st_uid
 
     @property
     def url(self) -> str:
@@ -134,9 +152,14 @@ class NatsHome:
 
     def before_start(self) -> None:
         """Call before every start of `argv`: writes the configuration. The default `sync_interval` stays (the streams
-        may be lost, so they need not be synced at every message). Raises ValueError if a server of this directory runs."""
+        may be lost, so they need not be synced at every message). If another program has taken the port, the server moves to a free one, and its
+        clients find it by the file `url`. Raises ValueError if a server of this directory runs."""
         if (server := self.running()) is not None:
             raise ValueError(f"NATS already serves {self.data_dir} (pid {server.pid}); stop it first")
+        if not self.fixed and not is_free(taken := self.port):
+            port = free_port()
+            _record(self.data_dir, port, self.token)
+            log.warning("nats.moved", taken=taken, port=port, why="another program listens on its port")
         quote = msgspec.json.encode  # NATS reads JSON strings
         lines = [
             f"server_name: {quote(MARK + encoded(str(self.data_dir))).decode()}",
@@ -151,6 +174,7 @@ class NatsHome:
 
 class _Endpoint(msgspec.Struct, frozen=True):
     port: int
+    earlier: tuple[int, ...] = ()
 
 
 def prepare_nats(data_dir: Path, *, port: int | None = None) -> NatsHome:
@@ -165,7 +189,8 @@ def prepare_nats(data_dir: Path, *, port: int | None = None) -> NatsHome:
     token_file = data_dir / "token"
     if not token_file.exists():
         write_atomically(token_file, secrets.token_urlsafe(24).encode() + b"\n", mode=0o600)
-    last = _recorded(data_dir)
+    recorded = _recorded(data_dir)
+    last = recorded.port if recorded is not None else None
     if last is not None and running_nats(data_dir) is not None:
         if port not in (None, last):
             raise ValueError(f"NATS already serves {data_dir} on port {last}, not {port}; stop it first")
@@ -176,24 +201,44 @@ def prepare_nats(data_dir: Path, *, port: int | None = None) -> NatsHome:
                 f"port {port} for NATS is taken; choose another or stop the program that listens there"
             )
         chosen = port if port is not None else free_port(preferred=last)
-        write_atomically(data_dir / "server.json", msgspec.json.encode(_Endpoint(chosen)))
-    return NatsHome(data_dir=data_dir, binary=binary, port=chosen, token=token_file.read_text().strip())
+    token = token_file.read_text().strip()
+    _record(data_dir, chosen, token)
+    return NatsHome(data_dir=data_dir, binary=binary, fixed=port is not None, token=token)
 
 
 def recorded_nats_url(data_dir: Path) -> str | None:
-    """The URL of the last server of a directory, whether it runs or not; None if there was none. Changes nothing."""
-    port = _recorded(data_dir)
+    """The URL of the last server of a directory, whether it runs or not: `file://…`, which stays when the server moves to another port. None if
+    there was none. Changes nothing."""
+    return url_of_file(data_dir / "url") if (data_dir / "url").exists() else None
+
+
+def earlier_nats_urls(data_dir: Path) -> tuple[str, ...]:
+    """The URLs, with their ports, at which the server of a directory is or was to be found, newest first. Changes nothing."""
+    last = _recorded(data_dir)
     token = data_dir / "token"
-    return _url(token.read_text().strip(), port) if port is not None and token.exists() else None
+    if last is None or not token.exists():
+        return ()
+    login = token.read_text().strip()
+    return tuple(_url(login, port) for port in (last.port, *last.earlier))
+
+
+def _record(data_dir: Path, port: int, token: str) -> None:
+    last = _recorded(data_dir)
+    before = [each for each in (last.port, *last.earlier) if each != port] if last is not None else []
+    endpoint = _Endpoint(port, tuple(before[:EARLIER_PORTS]))
+    if endpoint == last and (data_dir / "url").exists():  # it may run, on a full disk
+        return
+    write_atomically(data_dir / "server.json", msgspec.json.encode(endpoint))
+    write_atomically(data_dir / "url", _url(token, port).encode() + b"\n", mode=0o600)
 
 
 def _url(token: str, port: int) -> str:
     return f"nats://{token}@{LOOPBACK}:{port}"
 
 
-def _recorded(data_dir: Path) -> int | None:
+def _recorded(data_dir: Path) -> _Endpoint | None:
     try:
-        return msgspec.json.decode((data_dir / "server.json").read_bytes(), type=_Endpoint).port
+        return msgspec.json.decode((data_dir / "server.json").read_bytes(), type=_Endpoint)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -19,7 +19,7 @@ import msgspec
 
 from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
 from orchestrator.deploy.embedded.layout import MAX_SOCKET_PATH
-from orchestrator.deploy.embedded.ports import LOOPBACK, free_port
+from orchestrator.deploy.embedded.ports import LOOPBACK, free_port, is_free
 from orchestrator.deploy.embedded.postgres_binaries import PostgresBinaries, find_binaries, reachable_binaries
 from orchestrator.deploy.embedded.postgres_init import (
     DATABASE,
@@ -35,6 +35,9 @@ from orchestrator.deploy.embedded.postgres_remains import (
 )
 from orchestrator.deploy.embedded.service_user import own, service_user
 from orchestrator.deploy.embedded.shared_memory import record_start, remove_orphans, remove_segments
+from orchestrator.runtime.log import get
+
+log = get(__name__)
 
 # For two cores and a few dozen connections. The defaults that matter are explicit: no acknowledged data is lost.
 _SETTINGS: Mapping[str, str] = {
@@ -105,7 +108,7 @@ class PostgresCluster:
     @property
     def socket_url(self) -> str:
         """The same over the Unix socket."""
-        return f"postgresql://{ROLE}:{quote(self.password)}@/{DATABASE}?host={quote(str(self.sockets))}&port={self.port}"
+        return _socket_url(self.password, self.sockets, self.port)
 
     @property
     def name(self) -> str:
@@ -127,6 +130,7 @@ class PostgresCluster:
     def before_start(self) -> None:
         """Call before every start of `argv`: writes the configuration and cleans up after a dead server.
 
+        If another program has taken the port, the server listens on its Unix socket alone, where this product's processes look for it.
         Raises ValueError if a server of this directory runs. Backends of a killed server that are still busy are killed, because the
         next server refuses to start next to them. A lock file whose pid now belongs to another process is disarmed.
         """
@@ -140,10 +144,12 @@ class PostgresCluster:
         for leftover in self.sockets.iterdir():
             leftover.unlink()
         own(self.sockets, self.user)
+        if not (free := is_free(self.port)):
+            log.warning("postgres.without_tcp", taken=self.port, why="another program listens on its port")
         settings = {
             **_SETTINGS,
             **self.settings,
-            "listen_addresses": LOOPBACK,
+            "listen_addresses": LOOPBACK if free else "",
             "port": str(self.port),
             "unix_socket_directories": str(self.sockets),
             "cluster_name": self.name,
@@ -233,13 +239,31 @@ def _password(path: Path, *, new: bool) -> str:
 
 
 def recorded_url(data_dir: Path) -> str | None:
-    """The URL of the last server of a data directory, whether it runs or not; None if there was none. Changes nothing."""
+    """The URL of the last server of a data directory, whether it runs or not, over its Unix socket: its directory is the server's, while any user
+    of the machine can take the port of a dead server and ask for the password. None if there was none. Changes nothing."""
+    found = _login(data_dir)
+    return None if found is None else _socket_url(found[0], Path(found[1].sockets), found[1].port)
+
+
+def recorded_tcp_url(data_dir: Path) -> str | None:
+    """The same over TCP."""
+    found = _login(data_dir)
+    return None if found is None else _url(found[0], found[1].port)
+
+
+def _login(data_dir: Path) -> tuple[str, _Endpoint] | None:
     last = _recorded(data_dir / "server.json")
     try:
         password = (data_dir / "password").read_text().strip()
     except FileNotFoundError:
         return None
-    return _url(password, last.port) if last is not None else None
+    return (password, last) if last is not None else None
+
+
+def _socket_url(password: str, sockets: Path, port: int) -> str:
+    return (
+        f"postgresql://{ROLE}:{quote(password)}@/{DATABASE}?host={quote(str(sockets), safe='')}&port={port}"
+    )
 
 
 def _url(password: str, port: int) -> str:

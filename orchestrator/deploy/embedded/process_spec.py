@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.deploy.embedded.held_socket import HeldSocket
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.runtime.backoff import backoff
 
@@ -49,12 +50,12 @@ class ProcessSpec:
     `env` is added to the supervisor's environment (or is all of it: `inherit_env=False`). `ready` is called every 50 ms until it
     returns True. If it raises ValueError, the process is killed for that reason, which counts as a death. Without it a process is
     ready once it has started. `answers` is called every few seconds from then on. A process that does not answer for `hang_s` hangs: it is killed,
-    which counts as a death. `before_start` is called, in a thread, before every start; a ValueError counts as a death. `after` names
-    the processes that must be ready before the first start. Their later deaths change nothing here. Stopping goes in reverse
+    which counts as a death. `before_start` is called, in a thread, before every start; a ValueError counts as a death, an OSError does not.
+    `after` names the processes that must be ready before the first start. Their later deaths change nothing here. Stopping goes in reverse
     order: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only stopped once this one
     has ended, in any order of their starts. `log` is `logs/<name>.log` unless given. `writes`: directories outside the run directory
     whose disks must have space for the process to live. `stale_after_full`: it survives a full disk, but does not recover from it. It is
-    restarted once there is space again, which does not count either.
+    restarted once there is space again, which does not count either. `sockets` are inherited by each life: their ports stay ours in between.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ProcessSpec:
     log: Path | None = None
     writes: tuple[Path, ...] = ()
     stale_after_full: bool = False
+    sockets: tuple[HeldSocket, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():

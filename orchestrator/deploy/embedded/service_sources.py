@@ -15,8 +15,8 @@ from orchestrator.bus.link import places_of, urls_of
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.nats import server_name
-from orchestrator.deploy.embedded.nats_server import MARK, find_nats, recorded_nats_url
-from orchestrator.deploy.embedded.postgres_cluster import recorded_url
+from orchestrator.deploy.embedded.nats_server import MARK, find_nats
+from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgres
 from orchestrator.pool.address import address_of, place_of
 from orchestrator.runtime.environment import named
 from orchestrator.settings.timeouts import timeouts
@@ -55,8 +55,8 @@ class Used:
 
 def used(layout: RunLayout, database_url: str, nats_url: str) -> tuple[Used, Used]:
     """The services of the run in `layout`; the URLs are those of its configuration, including the environment's."""
-    postgres = _source("DATABASE_URL", database_url, recorded_url(layout.postgres))
-    bus = _source("NATS_URL", nats_url, recorded_nats_url(layout.nats))
+    postgres = _source("DATABASE_URL", database_url, embedded_postgres(layout, database_url))
+    bus = _source("NATS_URL", nats_url, embedded_nats(layout, nats_url))
     return (
         Used(
             service="PostgreSQL",
@@ -80,9 +80,9 @@ def passed_over() -> list[str]:
     return [f"NATS: {found.path} is used; passed over: {', '.join(found.passed_over)}"]
 
 
-def _source(variable: str, url: str, recorded: str | None) -> Source:
+def _source(variable: str, url: str, own: str | None) -> Source:
     """The source of a URL. The run's own embedded service is embedded, wherever its URL comes from."""
-    if not url or url == recorded:
+    if not url or own is not None:
         return Source.EMBEDDED
     return Source.ENVIRONMENT if named(variable) == url else Source.FILE
 

@@ -35,7 +35,7 @@ def nats_spec(home: NatsHome, *, name: str = "nats") -> ProcessSpec:
         argv=home.argv,
         env=home.env,
         inherit_env=False,
-        ready=lambda: serves(home.url),
+        ready=lambda: serves(home.url, home.owner),
         before_start=home.before_start,
         stale_after_full=True,  # after one failed write, a stream accepts no more data until the next start
     )

@@ -66,9 +66,10 @@ def spawn(
     cwd: Path | None = None,
     user: str | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a program and returns at once. `env` is the whole environment of the child. `user` is the name of the user that it
-    becomes (root only). Raises ValueError if the program cannot be executed.
+    becomes (root only). `descriptors` are inherited. Raises ValueError if the program cannot be executed.
 
     The child gets `death_signal` when the calling *thread* ends, so call this from a thread that lives as long as the
     process.
@@ -94,6 +95,7 @@ def spawn(
             group=ids.pw_gid if ids else None,
             extra_groups=[] if ids else None,
             start_new_session=True,
+            pass_fds=descriptors,
             preexec_fn=die_with_starter,  # runs after setuid, which would clear the death signal
         )
     except OSError as error:

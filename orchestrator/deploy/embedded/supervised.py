@@ -31,6 +31,7 @@ from orchestrator.deploy.embedded.spawn import (
     spawn,
     tell,
 )
+from orchestrator.runtime.inherited import SOCKETS
 from orchestrator.runtime.log import get
 
 log = get(__name__)
@@ -100,6 +101,7 @@ class SupervisedProcess:
 
     async def run(self) -> None:
         """The whole life. Ends in a final state: stopped, finished or failed."""
+        self._turn_away()
         try:
             await self._live()
         finally:
@@ -204,6 +206,8 @@ class SupervisedProcess:
             kill_group(child)
             child.wait()
             raise
+        finally:
+            self._turn_away()
         await anyio.to_thread.run_sync(kill_descendants, self._layout, self.spec.name)
         self._pid = None
         self._last_exit = describe_exit(status)
@@ -211,14 +215,21 @@ class SupervisedProcess:
             self._detail = self._last_exit
         return status, time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
 
+    def _turn_away(self) -> None:
+        for held in self.spec.sockets:
+            held.turn_away()
+
     def _spawn(self) -> subprocess.Popen[bytes]:
         inherited = os.environ if self.spec.inherit_env else {}
+        descriptors = [held.descriptor for held in self.spec.sockets]
+        sockets = {SOCKETS: ",".join(map(str, descriptors))} if descriptors else {}
         child = spawn(
             self.spec.argv,
             log=self.log,
-            env={**inherited, **self.spec.env, **mark(self._layout, self.spec.name)},
+            env={**inherited, **self.spec.env, **sockets, **mark(self._layout, self.spec.name)},
             cwd=self.spec.cwd,
             user=self.spec.user,
+            descriptors=descriptors,
         )
         record = PidRecord(process=ProcessId.of(child.pid), stop_signal=int(self.spec.stop_signal))
         try:
@@ -227,6 +238,8 @@ class SupervisedProcess:
             kill_group(child)
             child.wait()
             raise
+        for held in self.spec.sockets:
+            held.hand_over()
         self._starts += 1
         self._pid = child.pid
         self._detail = None

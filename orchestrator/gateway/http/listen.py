@@ -6,13 +6,17 @@ import stat
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.runtime.inherited import inherited
 
 BACKLOG = 1024
 """Connections that wait to be accepted. A Unix socket with a full backlog refuses non-blocking clients at once."""
 
 
 def listen_tcp(host: str, port: int, *, preferred: int = 0) -> socket.socket:
-    """A listening socket. Port 0 takes `preferred` when it is free, else any port. Raises ConfigurationError when the port is taken."""
+    """A listening socket: the one that a supervisor holds for `port`, else a new one. Port 0 takes `preferred` when it is free, else any port. Raises
+    ConfigurationError when the port is taken."""
+    if port and (held := inherited(port)) is not None:
+        return held
     if port == 0 and preferred:
         try:
             return _bind(host, preferred)

@@ -18,7 +18,12 @@ from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres, accepts_queries
 from orchestrator.deploy.embedded.postgres_binaries import find_binaries, reachable_binaries
-from orchestrator.deploy.embedded.postgres_cluster import discard_cluster, prepare_cluster, recorded_url
+from orchestrator.deploy.embedded.postgres_cluster import (
+    discard_cluster,
+    prepare_cluster,
+    recorded_tcp_url,
+    recorded_url,
+)
 from orchestrator.deploy.embedded.process_spec import ProcessState
 from orchestrator.deploy.embedded.service_specs import postgres_spec
 from orchestrator.deploy.embedded.service_user import reachable, service_user
@@ -58,7 +63,7 @@ async def test_it_starts_on_tcp_and_on_a_unix_socket_and_keeps_its_data(data_dir
         assert not server.adopted
         await query(server.url, "create table kept_over_a_stop as select 7 as value")
         assert await query(server.socket_url, "select value from kept_over_a_stop") == 7
-        assert recorded_url(data_dir) == server.url
+        assert (recorded_url(data_dir), recorded_tcp_url(data_dir)) == (server.socket_url, server.url)
         first_url = server.url
     async with EmbeddedPostgres(data_dir) as server:
         assert await query(server.url, "select value from kept_over_a_stop") == 7

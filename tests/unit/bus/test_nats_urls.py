@@ -1,7 +1,10 @@
 """URLs of NATS: the ones that name servers, and the ones that are refused in one sentence without their login."""
 
+from pathlib import Path
+
 import pytest
 
+from orchestrator.bus.address_file import url_of_file
 from orchestrator.bus.base import UnfitServer
 from orchestrator.bus.link import login_of, places_of, urls_of
 
@@ -24,6 +27,21 @@ def test_the_servers_of_a_cluster_stand_between_commas() -> None:
     named = "nats://u:p@a:1, tls://b ,c"
     assert urls_of(named) == ["nats://u:p@a:1", "tls://b", "c"]
     assert places_of(named) == "a:1 or b:4222 or c:4222"
+
+
+def test_a_file_names_the_server_that_it_holds_now(tmp_path: Path) -> None:
+    file = tmp_path / "a run" / "url"
+    file.parent.mkdir()
+    for port in (1, 2):
+        file.write_text(f"nats://secret@127.0.0.1:{port}\n")
+        assert urls_of(url_of_file(file)) == [f"nats://secret@127.0.0.1:{port}"]
+        assert places_of(url_of_file(file)) == f"127.0.0.1:{port}"
+    file.unlink()
+    with pytest.raises(
+        UnfitServer,
+        match=r"^the file /\S+/a run/url, which NATS_URL names, cannot be read .*: `penstock up` writes it$",
+    ):
+        urls_of(url_of_file(file))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from typing import Any
 
 import aiohttp
 import nats.errors
-from nats.aio.client import Client
 
+from orchestrator.bus.address_file import named_file, read_address
 from orchestrator.bus.base import UnfitServer
+from orchestrator.bus.client import NatsClient
 from orchestrator.bus.link import OLDEST_SERVER, login_of, urls_of
 from orchestrator.bus.subjects import STREAMS
 from orchestrator.deploy.cluster.doctor import clocks
@@ -26,11 +27,14 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
         """Collect errors: the client's own final error only states that no server is left."""
         errors.append(error)
 
-    client = Client()
+    file = named_file(url)
+    client = NatsClient()
     try:
+        urls = urls_of(url)
+        client = NatsClient(read_address(file)[1] if file is not None else None)
         await client.connect(
-            urls_of(url),
-            **login_of(urls_of(url)[0]),
+            urls,
+            **login_of(urls[0]),
             connect_timeout=PATIENCE_S,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # one immediate retry: before its first connection the client ignores `allow_reconnect`

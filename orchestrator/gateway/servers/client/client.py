@@ -27,6 +27,7 @@ from orchestrator.gateway.servers.client.errors import (
 )
 from orchestrator.gateway.servers.client.generation import Generation, SamplingParams, parse_generation
 from orchestrator.gateway.servers.client.id_text import json_ids
+from orchestrator.gateway.servers.client.own_server import OwnServerConnector
 from orchestrator.runtime.failpoints import boundary
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Experts
@@ -56,7 +57,7 @@ class RolloutServerClient:
 
     `vocabulary`: size of the served model's vocabulary. Other ids raise RequestRefused here, because they crash a real SGLang server.
     `experts`: of a mixture whose routes are recorded; every completion then requests its routes. `key`: what the server requires as a bearer token
-    (SGLang: `--api-key`); None: nothing."""
+    (SGLang: `--api-key`); None: nothing. `user`: its process runs as this user on this machine, or gets no request; None: it may be any."""
 
     def __init__(
         self,
@@ -65,16 +66,21 @@ class RolloutServerClient:
         vocabulary: int | None = None,
         experts: Experts | None = None,
         key: str | None = None,
+        user: int | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._vocabulary = vocabulary
         self._experts = experts
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._user = user
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        kept: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_ALIVE_S}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(**kept)
+            if self._user is None
+            else OwnServerConnector(self._user, **kept),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts().server_connect_s),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # rollout servers set no cookies, and every request would query the jar
