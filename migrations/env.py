@@ -110,10 +110,10 @@ async def _online(url: str) -> None:
 
 
 async def _unblock(engine: AsyncEngine, pid: int) -> None:
-    """End sessions of readers that have kept the migration waiting: a table that changes waits for everybody who reads it."""
+    """End sessions of readers that have kept the migration waiting: a table that changes waits for each reader of it."""
     while True:
         await asyncio.sleep(UNBLOCK_S)
-        async with engine.begin() as connection:
+        async with engine.connect() as connection:
             if await connection.scalar(
                 text(
                     "SELECT to_regrole('penstock_reader') IS NOT NULL AND cardinality(pg_blocking_pids(:pid)) > 0"

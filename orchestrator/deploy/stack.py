@@ -410,7 +410,7 @@ def _processes(
 
 
 def _answers(url: str, key: str | None = None) -> Callable[[], Awaitable[bool]]:
-    """Whether a server answers; one that is asked with a key must be this user's."""
+    """Whether a server answers; one that is sent a key must be this user's."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     limit = aiohttp.ClientTimeout(total=2)
 

@@ -70,7 +70,10 @@ async def reader_login(url: str) -> ReaderLogin:
             return ReaderLogin(url, _leaves(f"login {name} is a superuser without a password"))
         password = hmac.new(address.password.encode(), LOGIN.encode(), "sha256").hexdigest()
         found = address.of(LOGIN, password)
-        if await own.fetchval(_THERE, LOGIN, CONNECTIONS, SETTINGS) and not await own.fetchval(MORE):
+        async with own.transaction(readonly=True):
+            there = await own.fetchval(_THERE, LOGIN, CONNECTIONS, SETTINGS)
+            as_it_was = there and not await own.fetchval(MORE)
+        if as_it_was:
             try:
                 await (await _connect(found)).close()
                 return ReaderLogin(found)
@@ -86,7 +89,7 @@ async def reader_login(url: str) -> ReaderLogin:
 
 
 async def keep_login(url: str) -> None:
-    """If the login exists, make it again what it was: whoever changed its password has it no longer. For the start of a run. Raises as
+    """If the login exists, make it again what it was: a password that a reader has set is valid no longer. For the start of a run. Raises as
     `reader_login`."""
     own = await _connect(url)
     try:

@@ -90,15 +90,15 @@ async def readers_may(connection: AsyncConnection) -> list[str]:
 
 async def end_long(connection: AsyncConnection, longest_s: float) -> int:
     """End the sessions of readers whose transaction is older than `longest_s` seconds; how many. Nothing if this login may not."""
-    return _told((await connection.execute(text(_END_LONG), {"longest": longest_s})).all())
+    return _logged((await connection.execute(text(_END_LONG), {"longest": longest_s})).all())
 
 
 async def end_in_the_way(connection: AsyncConnection, waiting: int) -> int:
     """End the sessions of readers for whose locks the server process `waiting` waits; how many. Nothing if this login may not."""
-    return _told((await connection.execute(text(_END_IN_THE_WAY), {"waiting": waiting})).all())
+    return _logged((await connection.execute(text(_END_IN_THE_WAY), {"waiting": waiting})).all())
 
 
-def _told(ended: Sequence[Row[Any]]) -> int:
+def _logged(ended: Sequence[Row[Any]]) -> int:
     for row in ended:
         log.warning("reader.ended", login=row.usename, pid=row.pid, seconds=round(row.seconds, 1))
     return len(ended)

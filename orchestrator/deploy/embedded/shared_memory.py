@@ -1,6 +1,6 @@
 """System V shared memory of PostgreSQL servers that were killed: one segment of 56 bytes each, which outlives the processes and the data directory.
 
-PostgreSQL's own next start removes it. If the directory is never started again, or deleted, nobody does. So each start leaves a record of its data
+PostgreSQL's own next start removes it. If the directory is never started again, or deleted, they stay. So each start leaves a record of its data
 directory at a place of this user, and removes the segments of recorded directories that no process is attached to. A segment says itself whose it
 is: its header has device and inode of the data directory. All other shared memory of a server is a file below its data directory
 (`dynamic_shared_memory_type = mmap`).

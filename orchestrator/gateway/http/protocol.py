@@ -54,10 +54,10 @@ class _Connection(RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._heard()
+        self._end_silence()
         super().connection_lost(exc)
 
-    def _heard(self) -> None:
+    def _end_silence(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
@@ -79,7 +79,7 @@ class _Connection(RequestHandler):
         super().data_received(data)
         if self._request_count > before:  # a request has arrived, completely or as far as it can be read
             self._newest, self._beginning = self._beginning or data[:_KEPT], b""
-            self._heard()
+            self._end_silence()
 
     def handle_error(
         self,

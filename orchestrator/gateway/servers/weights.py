@@ -42,14 +42,13 @@ class ReportedWeights:
         """How they differ from `expected`, as the end of a sentence; None: they do not. Equal digests are enough, whatever was read."""
         if self.version != expected.version:
             return f"serves the weights {_shown(self.version)} instead of {_shown(expected.version)}"
-        if expected.digest is not None:
-            what, expected_content, found = "digest", expected.digest, self.digest
-        else:
-            what, expected_content, found = "directory", expected.directory, self.directory
-        if expected_content is None or found == expected_content:
+        has_digest = expected.digest is not None
+        what, content = ("digest", expected.digest) if has_digest else ("directory", expected.directory)
+        found = self.digest if has_digest else self.directory
+        if content is None or found == content:
             return None
         return (
-            f"serves other weights as version {_shown(self.version)}: expected {what} {_shown(expected_content)}, "
+            f"serves other weights as version {_shown(self.version)}: expected {what} {_shown(content)}, "
             f"found {_shown(found)}"
         )
 

@@ -58,7 +58,7 @@ async def test_two_tokens_in_one_call_are_refused_and_a_call_counts_for_the_sess
         assert status == 409, "both have ended"
 
 
-async def test_a_token_is_no_key_of_the_admin_routes(rig: Rig) -> None:
+async def test_a_token_opens_no_admin_route(rig: Rig) -> None:
     rollout, session = await rig.open()
     lease: dict[str, Any] = {"rollout": rollout, "attempt": 1, "epoch": 1}
     opened: dict[str, Any] = {**lease, "run": rig.run, "budget": {"max_turns": 1000, "max_context": 2048}}

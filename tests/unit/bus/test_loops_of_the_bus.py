@@ -1,10 +1,12 @@
 """The background work of the bus is in the registry of its process: a lost connection, and the task that refills lost streams."""
 
 from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
 
+from orchestrator.bus.client import NatsClient
 from orchestrator.bus.link import Connection, Link
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.runtime.liveness import Loop, LoopRegistry, loop_registry
@@ -24,7 +26,9 @@ async def until_works(board: LoopRegistry, name: str) -> Loop:
 
 async def test_a_connection_that_does_not_come_back_is_work_that_waits_for_nats() -> None:
     link = Link(CLOSED_PORT, "test", lambda: None)
-    link._current = Connection(client=SimpleNamespace(is_closed=False), js=None, max_payload=0)
+    link._current = Connection(
+        client=cast(NatsClient, SimpleNamespace(is_closed=False)), js=None, max_payload=0
+    )
     with loop_registry("test") as board:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)

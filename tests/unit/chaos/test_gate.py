@@ -36,7 +36,7 @@ from orchestrator.audit.i5_sandboxes import REMOVED
 from orchestrator.contracts.states import RunState
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
-from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config, ServicesSection
 from tests.waiting import eventually
 
 PATIENCE_S = 20.0
@@ -175,7 +175,7 @@ class Place:
     layout = None
 
     def connected(self) -> Config:
-        return Config()
+        return Config(services=ServicesSection(nats_url="nats://127.0.0.1:4222"))
 
 
 @pytest.mark.anyio

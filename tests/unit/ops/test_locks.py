@@ -98,5 +98,5 @@ def test_a_package_of_another_content_is_refused(tmp_path: Path) -> None:
         refused = run(*options, "--reinstall", "-r", str(tmp_path / "lock"))
         assert refused.returncode != 0 and "Hash mismatch" in refused.stderr
         assert (tmp_path / "out/walker.py").read_text() == "print('ours')\n"
-        unhashed = run(*options, "-r", str(tmp_path / "in"))
+        unhashed = run(*options, "--reinstall", "-r", str(tmp_path / "in"))
         assert unhashed.returncode != 0 and "hash" in unhashed.stderr.lower()

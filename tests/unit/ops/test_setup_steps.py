@@ -149,7 +149,7 @@ def test_every_package_of_a_registry_is_installed_by_its_hash(checkout: Checkout
     assert "--no-deps --no-build-isolation" in own, "what builds it is in the lock"
 
 
-def test_a_build_of_torch_whose_hash_is_not_known_is_installed_and_said(checkout: Checkout) -> None:
+def test_a_build_of_torch_whose_hash_is_not_known_is_installed_with_a_sentence(checkout: Checkout) -> None:
     lock = checkout.place / "ops/torch.lock"
     lock.write_text("# Its hashes are those for: 3.99-none\ntorch==1 --hash=sha256:00\n")
     status, printed = checkout.set_up()

@@ -55,7 +55,9 @@ def test_a_lock_with_hashes_installs_nothing_else(program: Program) -> None:
     path = program.lock.read_text().strip()
     right = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     program.lock.write_text(f"{path} --hash=sha256:{'0' * 64}\n")
-    with pytest.raises(ValueError, match=r"walker could not be installed from .*requirements.lock.*[Hh]ash"):
+    with pytest.raises(
+        ValueError, match=r"walker could not be installed from .*requirements.lock.*sha256:0{64}.*"
+    ):
         programs.install(program)
     program.lock.write_text(f"{path} --hash=sha256:{right}\n")
     assert programs.install(program)

@@ -71,7 +71,7 @@ async def checks(connection: AsyncConnection, expected: Expected) -> list[Doctor
 
 
 async def _readers(connection: AsyncConnection) -> DoctorCheck:
-    """Not an error: a login that is no superuser cannot take it from them."""
+    """Not an error: a login that is not a superuser cannot take it from them."""
     may = await readers_may(connection)
     detail = f"may also {', '.join(may)}; the start of a run takes that from them where its login may (ops/guides/security.md)"
     return DoctorCheck(name="PostgreSQL readers", ok=True, detail=detail if may else "may only read")
