@@ -173,6 +173,9 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
                 process.name, state, str(process.pid or ""), str(process.restarts), process.last_exit or ""
             )
         tables.print_table(table)
+        for process in supervised.processes:
+            if process.state is ProcessState.READY and process.detail:
+                typer.echo(f"{process.name}: {plain(process.detail)}")
     if run is None:
         if supervised is not None:
             typer.echo(f"the state of the run is unknown: {problem}")

@@ -68,6 +68,8 @@ async def test_a_run_whose_ports_are_taken_after_each_crash_ends_rightly_and_giv
                 await seen.publish(4, seconds=0.2)
                 await seen.until_batches(done + 1)
                 received += squatter.received
+        shown = stack.penstock("status").stdout
+        assert "nats: moved to port " in shown and "postgres: only on its Unix socket" in shown, shown
         for name, held in HELD.items():
             done = await seen.batches()
             with squatting(stack.directory, before := held(stack)) as squatter:
@@ -81,8 +83,10 @@ async def test_a_run_whose_ports_are_taken_after_each_crash_ends_rightly_and_giv
         await seen.until_ended()
         await seen.nothing_lost()
         await no_violations(stack, seen)
-    nats_log = stack.last_output()
-    assert embedded_nats(stack.home.layout, "") is not None and "nats.moved" in nats_log, nats_log
+    output = stack.last_output()
+    assert "nats ready  moved to port " in output and "postgres ready  only on its Unix socket" in output, (
+        output
+    )
     secrets = [(stack.home.layout.root / file).read_text().strip() for file in SECRETS]
     assert all(secrets) and not [secret for secret in secrets if secret.encode() in received]
     assert stack.signalled(signal.SIGTERM) == 0

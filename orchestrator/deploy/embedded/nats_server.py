@@ -23,10 +23,8 @@ import msgspec
 from orchestrator.bus.address_file import url_of_file
 from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
 from orchestrator.deploy.embedded.ports import LOOPBACK, free_port, is_free
-from orchestrator.runtime.log import get
 from sandboxes.tools import on_path, version_of
 
-log = get(__name__)
 
 OLDEST_VERSION = (2, 10)
 EARLIER_PORTS = 16  # a shell may still have the URL of one of them
@@ -150,16 +148,16 @@ class NatsHome:
         """The server of this directory, recognised by pid and command line, or None."""
         return running_nats(self.data_dir)
 
-    def before_start(self) -> None:
+    def before_start(self) -> str | None:
         """Call before every start of `argv`: writes the configuration. The default `sync_interval` stays (the streams
         may be lost, so they need not be synced at every message). If another program has taken the port, the server moves to a free one, and its
-        clients find it by the file `url`. Raises ValueError if a server of this directory runs."""
+        clients find it by the file `url`; returned as a sentence. Raises ValueError if a server of this directory runs."""
         if (server := self.running()) is not None:
             raise ValueError(f"NATS already serves {self.data_dir} (pid {server.pid}); stop it first")
+        moved = None
         if not self.fixed and not is_free(taken := self.port):
-            port = free_port()
-            _record(self.data_dir, port, self.token)
-            log.warning("nats.moved", taken=taken, port=port, why="another program listens on its port")
+            _record(self.data_dir, port := free_port(), self.token)
+            moved = f"moved to port {port}: another program listens on its port {taken}"
         quote = msgspec.json.encode  # NATS reads JSON strings
         lines = [
             f"server_name: {quote(MARK + encoded(str(self.data_dir))).decode()}",
@@ -170,6 +168,7 @@ class NatsHome:
             f"jetstream {{ store_dir: {quote(str(self.data_dir)).decode()}, max_file: {STORE_BYTES} }}",
         ]
         write_atomically(self.data_dir / "nats.conf", "\n".join(lines).encode() + b"\n", mode=0o600)
+        return moved
 
 
 class _Endpoint(msgspec.Struct, frozen=True):

@@ -35,9 +35,7 @@ from orchestrator.deploy.embedded.postgres_remains import (
 )
 from orchestrator.deploy.embedded.service_user import own, service_user
 from orchestrator.deploy.embedded.shared_memory import record_start, remove_orphans, remove_segments
-from orchestrator.runtime.log import get
 
-log = get(__name__)
 
 # For two cores and a few dozen connections. The defaults that matter are explicit: no acknowledged data is lost.
 _SETTINGS: Mapping[str, str] = {
@@ -127,10 +125,11 @@ class PostgresCluster:
         """The server of this directory, if one runs."""
         return running_server(self.pgdata)
 
-    def before_start(self) -> None:
+    def before_start(self) -> str | None:
         """Call before every start of `argv`: writes the configuration and cleans up after a dead server.
 
-        If another program has taken the port, the server listens on its Unix socket alone, where this product's processes look for it.
+        If another program has taken the port, the server listens on its Unix socket alone, where this product's processes look for it;
+        returned as a sentence.
         Raises ValueError if a server of this directory runs. Backends of a killed server that are still busy are killed, because the
         next server refuses to start next to them. A lock file whose pid now belongs to another process is disarmed.
         """
@@ -144,8 +143,7 @@ class PostgresCluster:
         for leftover in self.sockets.iterdir():
             leftover.unlink()
         own(self.sockets, self.user)
-        if not (free := is_free(self.port)):
-            log.warning("postgres.without_tcp", taken=self.port, why="another program listens on its port")
+        free = is_free(self.port)
         settings = {
             **_SETTINGS,
             **self.settings,
@@ -157,6 +155,7 @@ class PostgresCluster:
         lines = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
         self._configure("postgresql.conf", "# Written at every start; changes here are lost.\n" + lines)
         self._configure("pg_hba.conf", _HBA)
+        return None if free else f"only on its Unix socket: another program listens on its port {self.port}"
 
     def _configure(self, name: str, text: str) -> None:
         path = self.pgdata / name

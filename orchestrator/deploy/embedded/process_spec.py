@@ -50,7 +50,8 @@ class ProcessSpec:
     `env` is added to the supervisor's environment (or is all of it: `inherit_env=False`). `ready` is called every 50 ms until it
     returns True. If it raises ValueError, the process is killed for that reason, which counts as a death. Without it a process is
     ready once it has started. `answers` is called every few seconds from then on. A process that does not answer for `hang_s` hangs: it is killed,
-    which counts as a death. `before_start` is called, in a thread, before every start; a ValueError counts as a death, an OSError does not.
+    which counts as a death. `before_start` is called, in a thread, before every start; what it returns is the detail of that life; a ValueError counts as a death, an OSError
+    does not.
     `after` names the processes that must be ready before the first start. Their later deaths change nothing here. Stopping goes in reverse
     order: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only stopped once this one
     has ended, in any order of their starts. `log` is `logs/<name>.log` unless given. `writes`: directories outside the run directory
@@ -69,7 +70,7 @@ class ProcessSpec:
     ready: Callable[[], Awaitable[bool]] | None = None
     answers: Callable[[], Awaitable[bool]] | None = None
     hang_s: float = 60.0
-    before_start: Callable[[], None] | None = None
+    before_start: Callable[[], str | None] | None = None
     ready_timeout_s: float = 60.0
     restart: RestartPolicy = RestartPolicy()
     grace_s: float = 10.0

@@ -34,8 +34,8 @@ class ServiceHome(Protocol):
     def running(self) -> ProcessId | None:
         """Its server, if it runs."""
 
-    def before_start(self) -> None:
-        """Call before every start. Blocking."""
+    def before_start(self) -> str | None:
+        """Call before every start. Returns what is unusual about this start. Blocking."""
 
 
 H = TypeVar("H", bound=ServiceHome)

@@ -71,6 +71,7 @@ class SupervisedProcess:
         self._starts = 0
         self._last_exit: str | None = None
         self._detail: str | None = None
+        self._remark: str | None = None  # what is unusual about its present start
         self._ready_at: float | None = None
 
     @property
@@ -82,7 +83,7 @@ class SupervisedProcess:
             restarts=max(0, self._starts - 1),
             since=self._since,
             last_exit=self._last_exit,
-            detail=self._detail,
+            detail=self._detail if self._detail is not None else self._remark,
             log=str(self.log),
         )
 
@@ -188,7 +189,7 @@ class SupervisedProcess:
         ready. Raises ValueError if the program cannot be executed at all, OSError if this machine has no resources for it now."""
         try:
             if self.spec.before_start is not None:
-                await anyio.to_thread.run_sync(self.spec.before_start)
+                self._remark = await anyio.to_thread.run_sync(self.spec.before_start)
         except ValueError as error:
             self._detail = self._last_exit = str(error)
             return -1, 0.0

@@ -76,10 +76,10 @@ def after_the_squatter(spec: ProcessSpec, squatters: list[Squatter]) -> ProcessS
     prepare = spec.before_start
     assert prepare is not None
 
-    def before_start() -> None:
+    def before_start() -> str | None:
         for squatter in squatters:
             anyio.from_thread.run(squatter.until_listening)
-        prepare()
+        return prepare()
 
     return replace(spec, before_start=before_start)
 
@@ -147,6 +147,8 @@ async def test_nats_comes_back_on_another_port_and_its_clients_follow_it(tmp_pat
                 squatters.append(squatter)
                 await killed(supervisor, "nats")
                 assert squatter.listens and home.port != port
+                moved = f"moved to port {home.port}: another program listens on its port {port}"
+                assert supervisor.status("nats").detail == moved
                 message = Outgoing(subject="tasks.taken.general", msg_id="after", schema="Test/1", body=b"{}")
                 assert await bus.publish(message)
                 async with NatsBus.connect(url):
@@ -176,7 +178,8 @@ async def test_postgres_comes_back_without_its_port_and_the_password_goes_to_no_
             with squatting(tmp_path, cluster.port, answer=POSTGRES) as squatter:
                 squatters.append(squatter)
                 await killed(supervisor, "postgres")
-                assert squatter.listens
+                alone = f"only on its Unix socket: another program listens on its port {cluster.port}"
+                assert squatter.listens and supervisor.status("postgres").detail == alone
 
                 async def select(connection: AsyncConnection) -> object:
                     return await connection.scalar(text("select 7"))
@@ -190,6 +193,7 @@ async def test_postgres_comes_back_without_its_port_and_the_password_goes_to_no_
                 )  # which is why no process of ours uses it
         await killed(supervisor, "postgres")
         await (await asyncpg.connect(over_tcp)).close()  # the port is free again
+        assert supervisor.status("postgres").detail is None
     discard_cluster(layout.postgres)
 
 
