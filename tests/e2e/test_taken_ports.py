@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator.deploy.embedded.own_urls import embedded_nats
 from tests.e2e.audited import no_violations
 from tests.e2e.observer import observing
 from tests.e2e.stack_rig import Stack

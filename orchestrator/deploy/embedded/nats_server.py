@@ -25,7 +25,6 @@ from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
 from orchestrator.deploy.embedded.ports import LOOPBACK, free_port, is_free
 from sandboxes.tools import on_path, version_of
 
-
 OLDEST_VERSION = (2, 10)
 EARLIER_PORTS = 16  # a shell may still have the URL of one of them
 STORE_BYTES = 1 << 40

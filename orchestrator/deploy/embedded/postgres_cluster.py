@@ -36,7 +36,6 @@ from orchestrator.deploy.embedded.postgres_remains import (
 from orchestrator.deploy.embedded.service_user import own, service_user
 from orchestrator.deploy.embedded.shared_memory import record_start, remove_orphans, remove_segments
 
-
 # For two cores and a few dozen connections. The defaults that matter are explicit: no acknowledged data is lost.
 _SETTINGS: Mapping[str, str] = {
     "shared_buffers": "128MB",

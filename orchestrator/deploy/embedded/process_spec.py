@@ -47,16 +47,15 @@ class RestartPolicy:
 class ProcessSpec:
     """One process to be kept alive.
 
-    `env` is added to the supervisor's environment (or is all of it: `inherit_env=False`). `ready` is called every 50 ms until it
-    returns True. If it raises ValueError, the process is killed for that reason, which counts as a death. Without it a process is
-    ready once it has started. `answers` is called every few seconds from then on. A process that does not answer for `hang_s` hangs: it is killed,
-    which counts as a death. `before_start` is called, in a thread, before every start; what it returns is the detail of that life; a ValueError counts as a death, an OSError
-    does not.
-    `after` names the processes that must be ready before the first start. Their later deaths change nothing here. Stopping goes in reverse
-    order: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only stopped once this one
-    has ended, in any order of their starts. `log` is `logs/<name>.log` unless given. `writes`: directories outside the run directory
-    whose disks must have space for the process to live. `stale_after_full`: it survives a full disk, but does not recover from it. It is
-    restarted once there is space again, which does not count either. `sockets` are inherited by each life: their ports stay ours in between.
+    `env` is added to the supervisor's environment (or is all of it: `inherit_env=False`). `ready` is called every 50 ms until it returns True. If
+    it raises ValueError, the process is killed for that reason, which counts as a death. Without it a process is ready once it has started.
+    `answers` is called every few seconds from then on. A process that does not answer for `hang_s` hangs: it is killed, which counts as a death.
+    `before_start` is called, in a thread, before every start, and returns what is unusual about it, for the status; a ValueError counts as a
+    death, an OSError does not. `after` names the processes that must be ready before the first start. Their later deaths change nothing here.
+    Stopping goes in reverse order: `stop_signal`, then SIGKILL to the process group after `grace_s`. `ends_before` names others that are only
+    stopped once this one has ended, in any order of their starts. `log` is `logs/<name>.log` unless given. `writes`: directories outside the run
+    directory whose disks must have space for the process to live. `stale_after_full`: it survives a full disk, but does not recover from it. It
+    is restarted once there is space again, which does not count either. `sockets` are inherited by each life: their ports stay ours in between.
     """
 
     name: str
