@@ -7,13 +7,15 @@ at most its target: what is missed grows for certain.
 | journals, write-ahead log | `FOREVER` MiB, and `SEGMENTS_MIB` over the whole window |
 | database | `ROWS_MIB`, and `ONCE` MiB over the whole window |
 | logs | `LINES_MIB` |
-| descriptors, threads, processes, what is held in the kernel | 1 |
+| descriptors of a process | 1, and `FILES` over the whole window; of PostgreSQL `TABLES` |
+| threads, processes, what is held in the kernel | 1 |
 | rollouts per CPU-second of a process, its decline | `SLOWER` % |
 
 Why: a process within its target grows by less than a GiB in a million rollouts; caches, arenas and statistics fill once. Each descriptor, thread
-and control group is taken and given back: if every rollout leaves one, the slope is 1,000. Messages and weights are kept until they are used or too
-old. Journals and the log are segments of 16 MiB, which fill up before they go. The rows and lines of a rollout stay: their targets are about twice
-the measured ones (ops/benchmarks/soak.md). Work per rollout must not grow with the number of rollouts before it.
+and control group is taken and given back: if every rollout leaves one, the slope is 1,000. Pools of connections open once, and each session
+of PostgreSQL keeps open the files of the tables that it has met. Messages and weights are kept until they are used or too old. Journals and the log
+are segments of 16 MiB, which fill up before they go. The rows and lines of a rollout stay: their targets are about twice the measured ones
+(ops/benchmarks/soak.md). Work per rollout must not grow with the number of rollouts before it.
 """
 
 from collections.abc import Sequence
@@ -29,6 +31,8 @@ ONCE = 16.0
 SEGMENTS_MIB = 3 * 16.0
 ROWS_MIB = 12.0
 LINES_MIB = 5.0
+FILES = 16
+TABLES = 512
 SLOWER = 5.0
 LEAST_CPU = 0.02  # of the time: a process that uses less is not worth a bar
 LEAST_ROLLOUTS = 60
@@ -82,6 +86,8 @@ def target(key: Key, rollouts: int) -> float:
             return FOREVER + SEGMENTS_MIB * PER / max(1, rollouts)
         case ((Figure.MEMORY | Figure.DISK), _):
             return FOREVER + ONCE * PER / max(1, rollouts)
+        case Figure.DESCRIPTORS, _:
+            return FOREVER + (TABLES if of == "postgres" else FILES) * PER / max(1, rollouts)
         case _:
             return 1.0
 

@@ -29,6 +29,7 @@ from ops.lab.chaos.poison import agents
 from ops.lab.chaos.poison.messages import KINDS, End, Poison, forged, reports, tasks
 from ops.lab.chaos.watch import AWAY
 from orchestrator.bus import subjects
+from orchestrator.bus.link import urls_of
 from orchestrator.contracts.states import SubmissionStatus
 
 POLL_INTERVAL_S = 0.2
@@ -78,12 +79,18 @@ class Mixing:
     _last: bool = False
     _after: int = 0  # the newest dead letter before the present round
     _waiting: dict[str, Poison] = field(default_factory=dict)
+    _uncounted: str = ""  # of the first round
+    _lost: str = ""  # why there is no connection to NATS; "": there is one
     _over: anyio.Event = field(default_factory=anyio.Event)
 
     def missing(self) -> str:
         """What the present round still waits for, in words."""
+        if self._lost:
+            return self._lost
         names = ", ".join(self._waiting)
-        return f"an end of the poison messages: {names}" if names else "an end of every poison agent"
+        if names:
+            return f"an end of the poison messages: {names}"
+        return self._uncounted or "an end of every poison agent"
 
     async def alone(self) -> None:
         """One round of messages, forged ones too, and of agents; returns when all of it has ended."""
@@ -91,15 +98,27 @@ class Mixing:
         ids = self._submit()
         counted = await self._value(COUNTS, names=list(COUNTERS))
         sent = await self._round(forge=True)
-        silent = [poison for poison, end in sent.items() if end == End.COUNTED]
-        while await self._value(COUNTS, names=list(COUNTERS)) - counted < len(silent):
-            await anyio.sleep(POLL_INTERVAL_S)
+        await self._all_counted([poison for poison, end in sent if end == End.COUNTED], counted)
         while await self._value(UNDONE, ids=ids) < len(ids):
             await anyio.sleep(POLL_INTERVAL_S)
         after = self.living()
         ended = [name for name, pid in before.items() if after.get(name) != pid]
         self.poisoned.restarts += len(ended)
         self.problems += [f"{name} ended while nothing but poison was sent" for name in ended]
+
+    async def _all_counted(self, silent: Sequence[Poison], before: int) -> None:
+        """Returns when each of `silent` is in a counter or a dead letter: that is stored after its message has left the stream."""
+        while True:
+            letters = {row.body for row in await self._rows(LETTERS, after=self._after)}
+            dead = [poison for poison in silent if _digest(poison) in letters]
+            counted = await self._value(COUNTS, names=list(COUNTERS)) - before
+            if counted >= len(silent) - len(dead):
+                self.poisoned.ends.subtract({End.COUNTED: len(dead)})
+                self.poisoned.ends.update({End.DEAD: len(dead)})
+                self._uncounted = ""
+                return
+            self._uncounted = f"{len(silent) - len(dead) - counted} poison messages in no counter"
+            await anyio.sleep(POLL_INTERVAL_S)
 
     async def mixed(self) -> None:
         """Rounds of messages, and one of agents, until `close` was called; returns when the last has ended."""
@@ -144,13 +163,14 @@ class Mixing:
     def _mark(self) -> str:
         return f"{self.load.published}-{self._turn}"
 
-    async def _round(self, *, forge: bool) -> dict[str, str]:
-        """Publish one round until every message has ended; returns the ends by name."""
+    async def _round(self, *, forge: bool) -> list[tuple[Poison, str]]:
+        """Publish one round until every message has ended; returns the messages with their ends."""
         self._turn += 1
-        mark, waiting, ends = self._mark(), self._waiting, dict[str, str]()
+        mark, waiting, ends = self._mark(), self._waiting, list[tuple[Poison, str]]()
         while True:
             try:
-                async with _connected(self.nats_url) as client:
+                async with _connected(urls_of(self.nats_url)[0]) as client:
+                    self._lost = ""
                     if not waiting:
                         self._after = await self._value(NEWEST)
                         accepted = await self._accepted()
@@ -160,12 +180,15 @@ class Mixing:
                         waiting.update((poison.name, poison) for poison in made)
                     await self._until_ended(client, waiting, ends)
                     break
-            except (nats.errors.Error, *AWAY):
+            except (nats.errors.Error, *AWAY) as error:
+                self._lost = f"a connection ({type(error).__name__}: {error})"
                 await anyio.sleep(POLL_INTERVAL_S)
-        self.poisoned.ends.update(ends.values())
+        self.poisoned.ends.update(end for _, end in ends)
         return ends
 
-    async def _until_ended(self, client: Client, waiting: dict[str, Poison], ends: dict[str, str]) -> None:
+    async def _until_ended(
+        self, client: Client, waiting: dict[str, Poison], ends: list[tuple[Poison, str]]
+    ) -> None:
         answers: dict[str, str] = {}
 
         async def on_answer(message: Msg) -> None:
@@ -187,7 +210,7 @@ class Mixing:
                     for name, poison in list(waiting.items()):
                         gone = poison.end is End.COUNTED and await _settled(client, *numbers[name])
                         if (end := _end(poison, letters, answers, settled=gone)) is not None:
-                            ends[name] = end
+                            ends.append((poison, end))
                             del waiting[name]
                     await anyio.sleep(POLL_INTERVAL_S)
 
@@ -206,7 +229,7 @@ class Mixing:
 
 def _end(poison: Poison, letters: set[str], answers: Mapping[str, str], *, settled: bool) -> str | None:
     """How a message has ended; None: not yet, or otherwise than it must."""
-    dead = md5(poison.body, usedforsecurity=False).hexdigest() in letters
+    dead = _digest(poison) in letters
     answer = answers.get(poison.submission or sha256(poison.body).hexdigest())
     match poison.end:
         case End.DEAD:
@@ -217,6 +240,10 @@ def _end(poison: Poison, letters: set[str], answers: Mapping[str, str], *, settl
             return End.ANSWERED if answer == SubmissionStatus.ACCEPTED else None
         case End.COUNTED:
             return End.DEAD if dead else End.COUNTED if settled else None
+
+
+def _digest(poison: Poison) -> str:
+    return md5(poison.body, usedforsecurity=False).hexdigest()
 
 
 async def _settled(client: Client, stream: str, number: int) -> bool:
