@@ -80,7 +80,7 @@ class Mixing:
     _after: int = 0  # the newest dead letter before the present round
     _waiting: dict[str, Poison] = field(default_factory=dict)
     _uncounted: str = ""  # of the first round
-    _lost: str = ""  # why there is no connection to NATS; "": there is one
+    _lost: str = ""  # why NATS cannot be reached; "": it can
     _over: anyio.Event = field(default_factory=anyio.Event)
 
     def missing(self) -> str:
