@@ -138,7 +138,7 @@ class Record:
         owner, so a process in another pid namespace can detect its death."""
         path = record_path(root, self.id)
         temporary = path.with_suffix(".new")
-        claim = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        claim = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with open(claim, "w", closefd=False) as file:

@@ -9,7 +9,6 @@
 """
 
 import html
-import ipaddress
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -20,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from orchestrator.contracts.errors import ConfigurationError, NotFoundError, PenstockError, ServiceError
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.log import get
+from orchestrator.runtime.loopback import host_name, is_loopback
 from orchestrator.web.auth import Keys
 from orchestrator.web.database import TooSlow
 from orchestrator.web.metrics import WebMetrics
@@ -116,14 +116,8 @@ class Guard:
         return None
 
     def _here(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.count(":") == 1 or "]:" in host else host
-        name = name.strip("[]").lower()
-        if name in ("localhost", *self._hosts):
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
+        name = host_name(host)
+        return name in self._hosts or is_loopback(name)
 
     def _bearer(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from orchestrator.runtime.loopback import host_name, is_loopback
 from trainer.serving import state
 from trainer.serving.engine import EngineStopped
 from trainer.serving.protocol import Refusal, parse_generate
@@ -234,9 +235,11 @@ class Routes:
         return web.Response(body=self._service.metrics.text(), headers=headers)
 
 
-def _refused(request: web.Request, key: str | None) -> web.Response | None:
+def _refused(request: web.Request, key: str | None, *, loopback: bool) -> web.Response | None:
     """An answer to those who may not use the server. Reading what it says of itself (GET) needs no key. No client of a rollout server is a page in a
-    browser, which names its origin with every POST."""
+    browser, which names its origin with every POST; and by another site's name no program of this machine calls a server on `loopback`."""
+    if loopback and not is_loopback(host_name(request.headers.get("Host", "localhost"))):
+        return _json({"error": {"message": "this server answers on loopback only"}}, status=403)
     if request.method != "POST":
         return None
     if "Origin" in request.headers:
@@ -249,7 +252,7 @@ def _refused(request: web.Request, key: str | None) -> web.Response | None:
 
 
 def build_app(service: Service, described: Described) -> web.Application:
-    key = described.settings.key
+    key, loopback = described.settings.key, is_loopback(described.settings.host)
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -258,7 +261,7 @@ def build_app(service: Service, described: Described) -> web.Application:
         endpoint = resource.canonical if resource is not None else "unknown"
         service.metrics.count_request(endpoint, request.method)
         try:
-            response = _refused(request, key) or await handler(request)
+            response = _refused(request, key, loopback=loopback) or await handler(request)
             status = response.status
             return response
         except Refusal as refusal:

@@ -96,7 +96,7 @@ class ProcessId:
             return None
 
 
-def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
     """Replaces a file in one step: a reader sees the old content or the new, never a part. `sync` makes the content survive a
     power cut too."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -72,10 +72,11 @@ class RunLayout:
         return self.run / f"{name}.pid"
 
     def create(self) -> None:
-        """Make the directories. Other users of the machine may only pass through those in which PostgreSQL, which may run as its own user, has files;
-        they read neither logs nor weights nor journals."""
+        """Make the directories. Other users of the machine may only pass through those above PostgreSQL's files, which may be of its own user;
+        all others are closed to them."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        passed, private = (self.root, self.data, self.run), (self.logs, self.policies, self.journals)
+        passed = (self.root, self.data, self.postgres)
+        private = (self.nats, self.logs, self.run, self.policies, self.journals)
         for path in (*passed, *private):
             path.mkdir(exist_ok=True)
             if path.stat().st_uid == os.geteuid():

@@ -138,7 +138,7 @@ class PostgresCluster:
         disarm_lock_file(self.pgdata)
         remove_orphans()
         record_start(self.pgdata)
-        self.sockets.mkdir(mode=0o711, exist_ok=True)
+        self.sockets.mkdir(mode=0o700, exist_ok=True)
         for leftover in self.sockets.iterdir():
             leftover.unlink()
         own(self.sockets, self.user)
@@ -299,14 +299,14 @@ def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
 
 def _socket_directory(home: Path) -> Path:
     """`<home>/sockets`, or, if that is too long for a Unix socket, a directory under the temporary directory. Its random name
-    cannot be taken by another user first. The password guards the database; other users need only reach the socket."""
+    cannot be taken by another user first. Only the server's user and root enter it."""
     sockets = home / "sockets"
     if not _fits(sockets):
         sockets = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
         if not _fits(sockets):
             raise ValueError(f"{sockets} is too long for a Unix socket; set TMPDIR to a shorter path")
     sockets.mkdir(exist_ok=True)
-    sockets.chmod(0o711)
+    sockets.chmod(0o700)
     return sockets
 
 

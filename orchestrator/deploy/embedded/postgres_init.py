@@ -70,7 +70,9 @@ def _neutral_home(pgdata: Path) -> Path:
             server.send(signal.SIGKILL)
         kill_orphans(home / "pgdata")
         shutil.rmtree(home)
-    home.mkdir(mode=0o755, exist_ok=True)
+    home.mkdir(mode=0o711, exist_ok=True)
+    home.chmod(0o711)
+    (home / "origin").touch(mode=0o600)
     (home / "origin").write_text(f"{pgdata}\n")
     return home
 

@@ -4,6 +4,7 @@
 |---|---|
 | above `gateway.body_limit_mb` | refused with 413, by its Content-Length or as soon as more than that has arrived |
 | above the capacity of the session's context (`Limit`) | refused in the same way, in the words of a full context |
+| later than `timeouts.request_body_s` | refused with 408: a byte a second would hold its connection for days |
 | large, or with very many parts | decoded in its own process: decoding holds the interpreter lock |
 | any other | decoded at once |
 
@@ -54,7 +55,9 @@ async def read_body(request: web.Request, limit: int) -> bytes:
             raw = await _sent(request, limit)
     except TimeoutError:
         raise Problem(
-            408, "request_timeout", f"the body has not arrived within {timeouts().request_body_s:g} s"
+            408,
+            "request_timeout",
+            f"the body has not arrived within {timeouts().request_body_s:g} s: send all of it at once",
         ) from None
     if not encodings:
         return raw

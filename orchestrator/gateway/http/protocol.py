@@ -9,8 +9,9 @@
 
 The library does not decompress bodies: `encodings.py` does.
 
-A connection that sends no head of a request is closed after `timeouts.request_head_s`. There are at most `most_connections()`: above that, each
-new one closes the oldest on which no request is being answered. So a program that opens connections without end keeps no other from the gateway.
+A connection is closed if the head of a request, its first or a later one, takes longer than `timeouts.request_head_s`. There are at most
+`most_connections()`: above that, each new one closes the oldest on which no request is being answered. So a program that opens connections without
+end keeps no other from the gateway.
 """
 
 import asyncio
@@ -50,12 +51,16 @@ class _Connection(RequestHandler):
         self._silence: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._silence = self._loop.call_later(timeouts().request_head_s, self.force_close)
+        self._begin_silence()
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._end_silence()
         super().connection_lost(exc)
+
+    def _begin_silence(self) -> None:
+        if self._silence is None:
+            self._silence = self._loop.call_later(timeouts().request_head_s, self.force_close)
 
     def _end_silence(self) -> None:
         if self._silence is not None:
@@ -76,10 +81,13 @@ class _Connection(RequestHandler):
         before = self._request_count
         if self._current_request is None:
             self._beginning = (self._beginning + data[:_KEPT])[:_KEPT]
+        idle = self._waiter is not None  # nothing is served, and no rest of an earlier body is read
         super().data_received(data)
         if self._request_count > before:  # a request has arrived, completely or as far as it can be read
             self._newest, self._beginning = self._beginning or data[:_KEPT], b""
             self._end_silence()
+        elif idle:
+            self._begin_silence()
 
     def handle_error(
         self,

@@ -432,11 +432,14 @@ def test_a_log_that_is_shortened_keeps_every_line_and_its_writer_goes_on(tmp_pat
 
 def test_other_users_of_the_machine_read_neither_logs_nor_weights_nor_journals(layout: RunLayout) -> None:
     layout.create()
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (layout.root, *layout.root.iterdir())}
+    inside = (*layout.root.iterdir(), *layout.data.iterdir())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (layout.root, *inside)}
     assert modes == {
         "run-directory": 0o711,
         "data": 0o711,
-        "run": 0o711,
+        "postgres": 0o711,
+        "nats": 0o700,
+        "run": 0o700,
         "logs": 0o700,
         "policies": 0o700,
         "journal": 0o700,

@@ -58,7 +58,7 @@ def _same(version: int, path: Path, sha: str) -> DoctorCheck:
 def write_probe(directory: Path) -> str:
     """The name of a new file that names its writer, fsynced. OSError."""
     name = f".probe-{secrets.token_hex(8)}"
-    write_atomically(directory / name, socket.gethostname().encode(), sync=True)
+    write_atomically(directory / name, socket.gethostname().encode(), mode=0o644, sync=True)
     return name
 
 
