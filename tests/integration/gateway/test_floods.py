@@ -75,7 +75,9 @@ async def test_a_body_that_trickles_is_given_up_in_the_words_of_its_wire(rig: Ri
         answer = await everything(stream)
     status, _, reply = answer.partition(b"\r\n\r\n")
     assert status.startswith(b"HTTP/1.1 408 ")
-    assert message_of(path, json.loads(reply)) == "the body has not arrived within 0.3 s"
+    assert (
+        message_of(path, json.loads(reply)) == "the body has not arrived within 0.3 s: send all of it at once"
+    )
 
 
 @short
@@ -85,6 +87,15 @@ async def test_a_connection_that_sends_no_request_is_closed(rig: Rig, sent: byte
         if sent:
             await stream.send(sent)
         assert await everything(stream) == b""
+
+
+@short
+async def test_a_connection_whose_second_request_does_not_arrive_is_closed(rig: Rig) -> None:
+    async with await connect(rig) as stream:
+        await stream.send(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
+        await stream.send(b"POST / HTTP/1.1\r\nX-Slow: ")
+        assert b"HTTP/1.1" not in await everything(stream)
 
 
 async def test_bodies_of_one_session_that_do_not_arrive_keep_no_other_session_waiting(
