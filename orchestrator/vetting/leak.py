@@ -42,9 +42,13 @@ def solved_of(left: Left, readable: Readable) -> Solved:
     return Solved(written=written, before=before, answer=left.answer)
 
 
-async def leak_findings(trials: Trials, left: Left, readable: Readable) -> list[Finding]:
-    """The leaks of a task whose solution left `left` and earns the maximum."""
-    suspects = search(secrets_of(trials.task, solved_of(left, readable)), readable)
+async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple[list[Finding], str]:
+    """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
+    searched = search(secrets_of(trials.task, solved_of(left, readable)), readable)
+    return await _confirmed(trials, searched.suspects, readable), searched.note
+
+
+async def _confirmed(trials: Trials, suspects: Sequence[Suspect], readable: Readable) -> list[Finding]:
     if not suspects:
         return []
     if await _solves_without(trials, suspects, readable) is True:

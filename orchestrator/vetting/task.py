@@ -141,7 +141,8 @@ class _Vet:
             return self.ended()
         left = await self._controls(trials, faketime)
         if left is not None:
-            self._add(Control.LEAK, await leak_findings(trials, left, shown), note)
+            leaks, unread = await leak_findings(trials, left, shown)
+            self._add(Control.LEAK, leaks, "; ".join(filter(None, (note, unread))))
             await self._budget(trials)
         unnamed: list[Finding] = []
         stated = ""

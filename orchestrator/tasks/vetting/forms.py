@@ -1,4 +1,7 @@
-"""The texts that a file shows to an agent who decodes it in one or two commands: as it is, reversed, base64, hex, decompressed, and these nested."""
+"""The texts that a file shows to an agent who decodes it in one or two commands: as it is, reversed, base64, hex, decompressed, and these nested.
+
+Archives may lie about their sizes, point back to themselves, or hold the same bytes many times: what is read of one file has a limit (`Budget`).
+"""
 
 import base64
 import binascii
@@ -11,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +24,11 @@ DEPTH: Final = 3
 """Nested encodings: gzip in base64 in hex."""
 MOST_BYTES: Final = 16 << 20
 """Of one decoded text; the rest is not read."""
+MOST_DECODED: Final = 256 << 20
+"""Bytes of all decoded texts of one file."""
+LEAST_COST: Final = 4096
+"""Bytes that a decoded text counts for at least, however short it is."""
+_PIECE: Final = 4096
 SHORT: Final = 12
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{16,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*")
 _HEX: Final = (
@@ -52,8 +60,22 @@ class View:
     text: bytes
 
 
-def views(data: bytes, depth: int = DEPTH) -> Iterator[View]:
-    """Every text in `data`. Encodings that do not decode are left out.
+@dataclass(slots=True)
+class Budget:
+    """How many bytes may still be decoded from one file; `spent` once some were left out."""
+
+    left: int = field(default_factory=lambda: MOST_DECODED)
+    spent: bool = False
+
+    def take(self, text: bytes) -> bool:
+        """Whether a decoded text is within the budget, which it uses."""
+        self.left -= max(len(text), LEAST_COST)
+        self.spent = self.spent or self.left < 0
+        return not self.spent
+
+
+def views(data: bytes, depth: int = DEPTH, budget: Budget | None = None) -> Iterator[View]:
+    """Every text in `data`, as far as the budget (`MOST_DECODED` by default) goes. Encodings that do not decode are left out.
 
     >>> [v.form.value for v in views(base64.b64encode(b"the answer is forty-two"))][:1]
     ['plain']
@@ -62,19 +84,21 @@ def views(data: bytes, depth: int = DEPTH) -> Iterator[View]:
     """
     yield View(Form.PLAIN, data)
     yield View(Form.REVERSED, data[::-1])
-    yield from _decoded(data, depth)
+    yield from _decoded(data, depth, budget or Budget())
 
 
-def _decoded(data: bytes, depth: int) -> Iterator[View]:
+def _decoded(data: bytes, depth: int, budget: Budget) -> Iterator[View]:
     if depth == 0:
         return
     inside = 0 if git_objects.is_packed(data[:16]) else depth - 1  # an object for each version of each file
     for form, texts in ((Form.COMPRESSED, _decompressed), (Form.HEX, _hex), (Form.BASE64, _base64)):
         for text in texts(data):
+            if not budget.take(text):
+                return
             if len(text) >= SHORT:
                 yield View(form, text)
                 yield View(form, text[::-1])
-                for inner in _decoded(text, inside):
+                for inner in _decoded(text, inside, budget):
                     yield View(form, inner.text)
 
 
@@ -105,7 +129,7 @@ def _decompressed(data: bytes) -> Iterator[bytes]:
             yield zlib.decompressobj(wbits=47).decompress(data, MOST_BYTES)
     if git_objects.is_packed(data[:16]):
         yield from _of_pack(data)
-    try:
+    with suppress(Exception):  # whatever a lying header makes the readers of the standard library raise
         if data[:3] == b"BZh":
             yield bz2.BZ2Decompressor().decompress(data, MOST_BYTES)
         elif data[:6] == b"\xfd7zXZ\0":
@@ -114,8 +138,6 @@ def _decompressed(data: bytes) -> Iterator[bytes]:
             yield from _unzipped(data)
         elif data[257:262] == b"ustar":
             yield from _untarred(data)
-    except (OSError, ValueError, EOFError, lzma.LZMAError):
-        return
 
 
 def _of_pack(data: bytes) -> Iterator[bytes]:
@@ -125,22 +147,32 @@ def _of_pack(data: bytes) -> Iterator[bytes]:
     except ValueError:
         for found in _ZLIB.finditer(data):
             with suppress(zlib.error):
-                yield zlib.decompressobj().decompress(data[found.start() :], MOST_BYTES)
+                yield _inflated(data, found.start())
+
+
+def _inflated(data: bytes, at: int) -> bytes:
+    """The stream that begins at a place. It is fed in small pieces: the library copies what follows the end of a stream."""
+    stream, out = zlib.decompressobj(), bytearray()
+    while at < len(data) and not stream.eof and len(out) < MOST_BYTES:
+        out += stream.decompress(data[at : at + _PIECE], MOST_BYTES - len(out))
+        at += _PIECE
+    return bytes(out)
 
 
 def _untarred(data: bytes) -> Iterator[bytes]:
-    with suppress(tarfile.TarError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+    last = -1
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
+            if member.offset <= last:  # a negative size leads back (CVE-2025-8194)
+                return
+            last = member.offset
             file = archive.extractfile(member) if member.isreg() else None
             if file is not None:
                 yield file.read(MOST_BYTES)
 
 
 def _unzipped(data: bytes) -> Iterator[bytes]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as file:
-                    yield file.read(MOST_BYTES)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error):
-        return
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for member in archive.infolist():
+            with suppress(Exception), archive.open(member) as file:  # the others may be whole
+                yield file.read(MOST_BYTES)

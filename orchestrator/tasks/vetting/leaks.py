@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.vetting.findings import Control, Fault, Finding
-from orchestrator.tasks.vetting.forms import Form, views
+from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
 from orchestrator.tasks.vetting.secrets import Body, Source
 
 PLAIN: Final = 0.5
@@ -28,6 +29,7 @@ ENCODED: Final = 0.2
 LEAST_BYTES: Final = 24
 """Of matching lines together."""
 SHOWN: Final = 60
+SHOWN_FILES: Final = 3
 _HISTORY: Final = re.compile(r"(^|/)\.(git|hg|svn)/")
 _CACHE: Final = re.compile(
     r"(^|/)(__pycache__|\.cache|\.npm|\.pytest_cache|\.mypy_cache|\.ipynb_checkpoints)/|\.pyc$|^/var/cache/"
@@ -71,20 +73,40 @@ class Suspect:
         return Fault.LEAK_IN_FILE if self.form is Form.PLAIN else Fault.LEAK_ENCODED
 
 
-def search(bodies: Iterable[Body], readable: Readable) -> list[Suspect]:
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """`cut`: files that decode to more than is read of one."""
+
+    suspects: list[Suspect]
+    cut: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """What was not read, as a sentence; empty: nothing."""
+        if not self.cut:
+            return ""
+        shown = ", ".join(map(quoted, self.cut[:SHOWN_FILES])) + (" …" if len(self.cut) > SHOWN_FILES else "")
+        return f"of what {shown} decodes to, only {MOST_DECODED >> 20} MB were searched"
+
+
+def search(bodies: Iterable[Body], readable: Readable) -> Searched:
     """The suspects, at most one for each place and form: that with the most text."""
     bodies = list(bodies)
     found: list[Suspect] = []
+    cut: list[str] = []
     for path, data in readable.files.items():
         found += _named(path, bodies)
         best: dict[Form, Suspect] = {}
-        for view in views(data):
+        budget = Budget()
+        for view in views(data, budget=budget):
             for body in bodies:
                 if texts := _matching(body, view.text, view.form):
                     suspect = Suspect(path=path, form=view.form, body=body, texts=texts)
                     if view.form not in best or _weight(suspect) > _weight(best[view.form]):
                         best[view.form] = suspect
         found += best.values()
+        if budget.spent:
+            cut.append(path)
     for name, value in readable.variables.items():
         for view in views(value.encode(errors="replace")):
             holder = next((body for body in bodies if _values(body, view.text)), None)
@@ -92,7 +114,7 @@ def search(bodies: Iterable[Body], readable: Readable) -> list[Suspect]:
                 texts = _values(holder, view.text)
                 found.append(Suspect(variable=name, form=view.form, body=holder, texts=texts))
                 break
-    return found
+    return Searched(found, tuple(cut))
 
 
 def _named(path: str, bodies: list[Body]) -> Iterator[Suspect]:

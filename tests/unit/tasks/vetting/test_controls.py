@@ -187,7 +187,7 @@ def body(source: Source = Source.WORK) -> Body:
     ],
 )
 def test_a_leak_is_named_by_its_place(path: str, fault: Fault) -> None:
-    (suspect,) = search([body()], Readable(files={path: b"it is " + SECRET}, variables={}))
+    (suspect,) = search([body()], Readable(files={path: b"it is " + SECRET}, variables={})).suspects
     (finding,) = confirmed([suspect])
     assert (finding.fault, finding.where) == (fault, path) and "word-7c41d09be2f8" in finding.says
     assert without(b"it is " + SECRET, suspect) == b"it is xxxxxxxxxxxxxxxxx"
@@ -197,7 +197,7 @@ def test_variables_and_names_of_files_are_searched() -> None:
     shown = Readable(
         files={f"/app/{SECRET.decode()}.lock": b""}, variables={"HINT": SECRET.hex(), "PATH": "/bin"}
     )
-    found = search([body()], shown)
+    found = search([body()], shown).suspects
     assert {(s.fault, s.place) for s in found} == {
         (Fault.LEAK_IN_NAME, "/app/word-7c41d09be2f8.lock"),
         (Fault.LEAK_IN_ENV, "$HINT"),
@@ -206,7 +206,7 @@ def test_variables_and_names_of_files_are_searched() -> None:
 
 def test_values_of_tests_are_no_secret_in_plain_files_but_in_variables() -> None:
     shown = Readable(files={"/app/in.txt": SECRET}, variables={"A": SECRET.decode()})
-    assert [s.place for s in search([body(Source.TESTS)], shown)] == ["$A"]
+    assert [s.place for s in search([body(Source.TESTS)], shown).suspects] == ["$A"]
     encoded = Suspect(path="/app/x", form=Form.HEX, body=body(), texts=(SECRET,))
     assert without(b"anything", encoded) == b""
 

@@ -180,7 +180,8 @@ def _rates() -> tuple[float, float]:
         kind = list(LEAKS)[seed % len(LEAKS)]
         planted = {"/app/x": LEAKS[kind](rng, added, secret)}
         places = {
-            suspect.path for suspect in search(bodies, Readable(files=innocent | planted, variables={}))
+            suspect.path
+            for suspect in search(bodies, Readable(files=innocent | planted, variables={})).suspects
         }
         missed += "/app/x" not in places
         suspected += len(places - {"/app/x"})
