@@ -360,7 +360,7 @@ def tried(act: Callable[..., object], *given: Any) -> str:
     try:
         act(*given)
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error))
+        return errno.errorcode.get(error.errno or 0, str(error))
     return "succeeded"
 
 

@@ -210,5 +210,5 @@ async def test_a_text_that_cannot_be_hidden_is_a_leak_if_it_is_encoded() -> None
     shown = Readable(
         files={**message, "/usr/bin/env": answer, "/etc/hostname": answer.hex().encode()}, variables={}
     )
-    found = await leak_findings(trials, left, shown)
-    assert [(f.fault, f.where) for f in found] == [(Fault.LEAK_ENCODED, "/etc/hostname")]
+    found, unread = await leak_findings(trials, left, shown)
+    assert [(f.fault, f.where) for f in found] == [(Fault.LEAK_ENCODED, "/etc/hostname")] and unread == ""
