@@ -20,6 +20,7 @@ def problems(topology: Topology) -> list[str]:
         *_window(topology),
         *_shared(topology),
         *_login(topology),
+        *_server_key(topology),
         *_namespaces(topology),
         *(_places(topology) if not list(_hosts(topology)) else ()),
     ]
@@ -207,6 +208,20 @@ def _login(topology: Topology) -> Iterator[str]:
         yield "secrets.nats_login is for servers of the run's own, but nats.external says that they are there already: take it out"
     elif secrets.nats_url is None:
         yield "secrets.nats_login lets NATS ask for a login, but no process would have one: name in secrets.nats_url the URL with it, too"
+
+
+def _server_key(topology: Topology) -> Iterator[str]:
+    secrets = topology.secrets
+    of_sglang = [number for number, pool in enumerate(topology.servers) if pool.engine == "sglang"]
+    if secrets.server_key is None and secrets.server_key_config is not None:
+        yield "secrets.server_key_config lets SGLang ask for a key, but no gateway would have one: name in secrets.server_key the file with it, too"
+    elif secrets.server_key is not None and secrets.server_key_config is None and of_sglang:
+        yield "secrets.server_key gives gateways a key, but SGLang would not ask for it: name in secrets.server_key_config its YAML file, too"
+    if secrets.server_key_config is None:
+        return
+    for number in of_sglang:
+        if any(option.partition("=")[0] == "--config" for option in topology.servers[number].options):
+            yield f"servers[{number}].options: --config is secrets.server_key_config, and SGLang reads one such file: put its other keys there, too"
 
 
 def _namespaces(topology: Topology) -> Iterator[str]:

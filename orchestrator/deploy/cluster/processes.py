@@ -83,6 +83,19 @@ def secrets_of(topology: Topology, role: str) -> dict[str, SecretKey]:
     return files
 
 
+def key_files(topology: Topology, process: PlacedProcess) -> list[SecretKey]:
+    """The secrets whose files the command line of a process names."""
+    secrets = topology.secrets
+    named: list[SecretKey | None] = []
+    if process.role in ("gateway", "runner"):
+        named.append(secrets.gateway_admin)
+    if process.role == "rollout-server" and pool_of(topology, process).engine == "sglang":
+        named.append(secrets.server_key_config)
+    elif process.role in ("gateway", "rollout-server"):
+        named.append(secrets.server_key)
+    return [key for key in named if key is not None]
+
+
 def configuration(topology: Topology, links: Links) -> dict[str, Any]:
     """penstock.toml: `[config]` and the values that follow from the topology, the same for every process of the run."""
     derived: dict[str, Any] = {
@@ -175,7 +188,9 @@ def _gateway(topology: Topology, process: PlacedProcess, where: Where) -> list[s
         f"gateway.host={where.address}", f"gateway.port={process.ports['http']}",
         f"gateway.sandbox_port={process.ports['sandboxes']}", _admin(topology, where), _metrics(process.name, process),
     )  # fmt: skip
-    return [*_penstock("gateway", where, *settings), "--name", process.name]
+    key = topology.secrets.server_key
+    of_servers = () if key is None else (f"servers.key_file={where.secret(key)}",)
+    return [*_penstock("gateway", where, *settings, *of_servers), "--name", process.name]
 
 
 def _admin(topology: Topology, where: Where) -> str:
@@ -209,12 +224,12 @@ def pool_of(topology: Topology, process: PlacedProcess) -> ServerPool:
 
 
 def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
-    pool = pool_of(topology, process)
+    pool, keys = pool_of(topology, process), [where.secret(key) for key in key_files(topology, process)]
     python, port = f"{where.programs}python3", str(process.ports.get("http", pool.port))
     if pool.engine == "embedded":
         return [
             python, "-m", "trainer.serving", "--model-path", model_of(topology), "--host", where.address, "--port", port,
-            "--max-total-tokens", str(MOST_TOKENS), "--seed", where.number, *pool.options,
+            "--max-total-tokens", str(MOST_TOKENS), "--seed", where.number, *(part for key in keys for part in ("--key-file", key)), *pool.options,
         ]  # fmt: skip
     spread = []
     if pool.nodes > 1:
@@ -223,7 +238,7 @@ def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[st
     return [
         python, "-m", "sglang.launch_server", "--model-path", model_of(topology), "--host", where.address, "--port", port,
         "--tp-size", str(pool.tp), "--dp-size", str(pool.dp), "--pp-size", str(pool.pp), *spread,
-        "--enable-metrics", "--skip-server-warmup", *pool.options,
+        "--enable-metrics", "--skip-server-warmup", *(part for key in keys for part in ("--config", key)), *pool.options,
     ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ OWNED = {
     "gateway.sandbox_port": "gateways.sandbox_port",
     "gateway.secret_file": "secrets.gateway_admin",
     "gateway.urls": "gateways",
+    "servers.key_file": "secrets.server_key",
     "servers.urls": "servers",
     "servers.embedded": "servers.replicas",
     "servers.command": "servers.engine",

@@ -104,7 +104,9 @@ Secret = Annotated[SecretKey, BeforeValidator(_by_reference)]
 
 
 class Secrets(Section):
-    """The location of secrets. `database_url_of`: logins of single roles, each with only its rights (ops/guides/security.md)."""
+    """The location of secrets. `database_url_of`: logins of single roles, each with only its rights (ops/guides/security.md). `server_key`: what
+    rollout servers require; without it, any program that reaches their ports can replace the policy. `server_key_config`: the same for SGLang, a
+    YAML file with `admin-api-key`."""
 
     directory: str = "/etc/penstock/secrets"
     database_url: Secret = SecretKey(name="penstock-postgres-app", key="uri")
@@ -112,6 +114,8 @@ class Secrets(Section):
         Literal["orchestrator", "gateway", "runner", "verifier", "trainer", "web"], Secret
     ] = Field(default={})
     gateway_admin: Secret = SecretKey(name="penstock-gateway", key="admin")
+    server_key: Secret | None = None
+    server_key_config: Secret | None = None
     nats_url: Secret | None = None  # with a login; None: no login is required
     nats_login: Secret | None = (
         None  # systemd, compose: included in NATS's own configuration, so that it requires that login
@@ -120,7 +124,14 @@ class Secrets(Section):
     @property
     def keys(self) -> tuple[SecretKey, ...]:
         """Every secret that a run's processes read, each once."""
-        keys = [self.database_url, *self.database_url_of.values(), self.gateway_admin, self.nats_url]
+        of_servers = (self.server_key, self.server_key_config)
+        keys = [
+            self.database_url,
+            *self.database_url_of.values(),
+            self.gateway_admin,
+            *of_servers,
+            self.nats_url,
+        ]
         return tuple(dict.fromkeys(key for key in keys if key is not None))
 
 

@@ -81,6 +81,15 @@ def test_every_example_holds_together(file: Path) -> None:
         ("servers.0.options", ["--admin-api-key=word"], "servers[0].options: --admin-api-key gives a secret inline"),
         ("servers.0.options", ["--api", "word"], "servers[0].options: --api-key gives a secret inline"),
         ("secrets.nats_login", {"name": "nats", "key": "login"}, "secrets.nats_login lets NATS ask for a login, but no process would have one"),
+        (
+            "secrets.server_key_config", {"name": "servers", "key": "config"},
+            "secrets.server_key_config lets SGLang ask for a key, but no gateway would have one",
+        ),
+        (
+            "secrets.server_key", {"name": "servers", "key": "key"},
+            "secrets.server_key gives gateways a key, but SGLang would not ask for it: name in secrets.server_key_config",
+        ),
+        ("config.servers", {"key_file": "/etc/key"}, "config.servers.key_file follows from the topology (secrets.server_key)"),
         ("config.services.database_url", "postgresql://db/x", "config.services.database_url follows from the topology"),
         ("config.trainer.ranks", 2, "config.trainer.ranks follows from the topology (trainer.ranks)"),
         ("config.trainer.lr", "fast", "config.trainer.lr: "),

@@ -10,6 +10,7 @@ from orchestrator.deploy.cluster.processes import (
     TRAINS,
     Links,
     configuration,
+    key_files,
     migrate,
     pool_of,
     secrets_of,
@@ -153,10 +154,7 @@ class _Compose:
             found["shm_size"] = "8gb"
         if environment:
             found["environment"] = environment
-        keys = [
-            *secrets_of(topology, role).values(),
-            *([topology.secrets.gateway_admin] if role in ("gateway", "runner") else []),
-        ]
+        keys = [*secrets_of(topology, role).values(), *key_files(topology, process)]
         if names := list(dict.fromkeys(_file(key) for key in keys)):
             found["secrets"] = names
         volumes: list[str] = []

@@ -9,6 +9,7 @@ from orchestrator.deploy.cluster.processes import (
     READS_POOL,
     TRAINS,
     configuration,
+    key_files,
     migrate,
     wait,
 )
@@ -104,10 +105,7 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
     # Caches of compiled and loaded code: the user's own home may not exist, and is hidden.
     environment = {**start_command.environment, **({"HOME": home} if process.role in TRAINS else {})}
     owned = process.role in READS_POOL
-    keys = [
-        *start_command.files.values(),
-        *([topology.secrets.gateway_admin] if process.role in ("gateway", "runner") else []),
-    ]
+    keys = [*start_command.files.values(), *key_files(topology, process)]
     credentials = dict.fromkeys(_loads(topology, key) for key in keys)
     lines = [
         "[Unit]",

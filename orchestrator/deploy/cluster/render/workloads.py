@@ -14,6 +14,7 @@ from orchestrator.deploy.cluster.processes import (
     Links,
     Where,
     command,
+    key_files,
     migrate,
     pool_of,
     read_by,
@@ -57,6 +58,22 @@ GRACE_S = {
 }
 
 
+def _secret_volumes(files: Sequence[SecretKey]) -> list[Object]:
+    found: list[Object] = []
+    for name in dict.fromkeys(key.name for key in files):
+        keys = dict.fromkeys(key.key for key in files if key.name == name)
+        items = [{"key": key, "path": key} for key in keys]
+        found.append({"name": f"secret-{name}", "secret": {"secretName": name, "items": items}})
+    return found
+
+
+def _secret_mounts(files: Sequence[SecretKey]) -> list[Object]:
+    names = dict.fromkeys(key.name for key in files)
+    return [
+        {"name": f"secret-{name}", "mountPath": secret_directory(name), "readOnly": True} for name in names
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Workloads:
     """Creates the objects of the roles. `settings`: the text of penstock.toml."""
@@ -78,11 +95,7 @@ class Workloads:
         ]
         if state:
             found.append({"name": "state", "emptyDir": {}})
-        for name in dict.fromkeys(key.name for key in files):
-            keys = dict.fromkeys(key.key for key in files if key.name == name)
-            items = [{"key": key, "path": key} for key in keys]
-            found.append({"name": f"secret-{name}", "secret": {"secretName": name, "items": items}})
-        return found
+        return [*found, *_secret_volumes(files)]
 
     def _mounts(self, files: Sequence[SecretKey]) -> list[Object]:
         found: list[Object] = [
@@ -95,9 +108,7 @@ class Workloads:
             {"name": "state", "mountPath": f"{HOME}/.penstock"},
             {"name": "tmp", "mountPath": "/tmp"},
         ]
-        for name in dict.fromkeys(key.name for key in files):
-            found.append({"name": f"secret-{name}", "mountPath": secret_directory(name), "readOnly": True})
-        return found
+        return [*found, *_secret_mounts(files)]
 
     def _shared(self, *, read_only: bool) -> tuple[Object, Object]:
         claim = self.topology.shared.claim or named(self.topology, "shared")
@@ -125,12 +136,12 @@ class Workloads:
 
     def _process(
         self, process: PlacedProcess, role: Role, resources: Resources, *, where: Where | None = None,
-        environment: Sequence[Object] = (), secrets: Sequence[SecretKey] = (), shared: str = "",
+        environment: Sequence[Object] = (), shared: str = "",
         ranks: bool = False, probes: Object | None = None, **pod_others: Any,
     ) -> Object:  # fmt: skip
         """The pod of one of the product's processes. `ranks`: it has several, which share memory."""
         starts = command(self.topology, process, where or self.where())
-        files = [*starts.files.values(), *secrets]
+        files = [*starts.files.values(), *key_files(self.topology, process)]
         volumes, mounts = (
             self._volumes(files, state=not pod_others.pop("kept_state", False)),
             self._mounts(files),
@@ -235,7 +246,7 @@ class Workloads:
         address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         template = self._process(
             process, section, section.resources, where=self.where(f"{VARIABLE}(POD_IP)"), environment=[address],
-            secrets=[self.topology.secrets.gateway_admin], shared="read", probes=own_probes("http"), kept_state=True,
+            shared="read", probes=own_probes("http"), kept_state=True,
         )  # fmt: skip
         claim_spec: Object = {
             "accessModes": ["ReadWriteOnce"],
@@ -254,10 +265,8 @@ class Workloads:
         """Runners and verifiers. If KEDA scales them, only KEDA sets their number."""
         scaled = bool(pool.max_replicas) and self.topology.kubernetes.autoscaling
         name = process.name
-        runner = process.role == "runner"
         template = self._process(
             process, pool, pool.resources,
-            secrets=[self.topology.secrets.gateway_admin] if runner else [],
             account=named(self.topology, "sandboxes") if makes_pods(pool) else "",
         )  # fmt: skip
         replicas = None if scaled else pool.replicas
@@ -276,14 +285,14 @@ class Workloads:
             node=f"{VARIABLE}(LWS_WORKER_INDEX)",
             number=f"{VARIABLE}(NUMBER)",
         )
-        start_command = command(self.topology, process, location)
+        start_command, keys = command(self.topology, process, location), key_files(self.topology, process)
         volume, mount = self._shared(read_only=True)
         sglang = pool.engine == "sglang"
         main = container(
             "rollout-server", self.topology.images.sglang if sglang else self.topology.images.penstock, start_command.argv,
             environment=self._environment(start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}),
             ports=process.ports,
-            mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *([SHM_MOUNT] if sglang else [])],
+            mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *([SHM_MOUNT] if sglang else []), *_secret_mounts(keys)],
             resources=quantities(pool.resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
             probes=server_probes(SERVER_START_S if sglang else 300),
         )  # fmt: skip
@@ -291,8 +300,8 @@ class Workloads:
         def template(containers: list[Object]) -> Object:
             return pod(
                 self.topology, "rollout-server", pool=pool.name, containers=containers,
-                volumes=[{"name": "tmp", "emptyDir": {}}, volume, *([SHM] if sglang else [])], grace_s=GRACE_S["rollout-server"],
-                selector=pool.node_selector, gpus=len(process.gpus),
+                volumes=[{"name": "tmp", "emptyDir": {}}, volume, *([SHM] if sglang else []), *_secret_volumes(keys)],
+                grace_s=GRACE_S["rollout-server"], selector=pool.node_selector, gpus=len(process.gpus),
             )  # fmt: skip
 
         name = f"rollout-server-{pool.name}"
