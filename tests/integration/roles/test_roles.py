@@ -343,7 +343,7 @@ async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stag
     good = [step.event for step in Tree(1).grow(run, held, 6)]
     subject = subjects.steps(run, str(held.rollout_id))
     bad = [
-        (msgspec.structs.replace(good[0], rollout=2**70), "out of int64 range"),
+        (msgspec.structs.replace(good[0], rollout=2**70), f"rollout {2**70} does not exist"),
         (msgspec.structs.replace(good[0], run="other"), "names run 'other' but came on the subject of"),
         (msgspec.structs.replace(good[1], row_sha="00" * 32), "row_sha is not the digest of the row"),
     ]
