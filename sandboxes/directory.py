@@ -291,8 +291,10 @@ class DirectorySandbox(ABC):
                 users=1 if self.users is None else MOST_IDS,
             ).write(self._root)
             (self.directory / "files").mkdir(parents=True)
-            for path in (self.directory, self.directory / "files"):
-                path.chmod(0o711)
+            if self.uid >= 0:  # its own user passes by its group; no other user of the machine does
+                os.chown(self.directory, -1, self.uid)
+            self.directory.chmod(0o700 if self.uid < 0 else 0o710)
+            (self.directory / "files").chmod(0o711)
             for inside in WRITABLE:
                 self._make(self.directory / "files" / host_name(inside))
         if self._hierarchies is not None:  # not on the disk: no room is another failure

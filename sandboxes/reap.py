@@ -67,7 +67,9 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
 def alone(root: Path, patience_s: float) -> Iterator[bool]:
     """Yields whether this process has the exclusive right to clean up `root`. The wait is bounded: the holder of the lock may be stopped."""
     deadline = time.monotonic() + patience_s
-    with (root / "reap.lock").open("w") as lock:
+    claim = os.open(root / "reap.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(claim, "w") as lock:
+        os.fchmod(claim, 0o600)  # who can read it could hold the lock
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

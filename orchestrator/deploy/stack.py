@@ -307,7 +307,7 @@ def _rollout_servers(
         spec = ProcessSpec(
             name=name,
             argv=argv,
-            env={"OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", **({} if config.servers.command else _compiled(home))},
             sockets=sockets,
             before_start=None if sockets else partial(check_not_taken, port),
             ready=answers,
@@ -318,6 +318,15 @@ def _rollout_servers(
         )
         found.append((spec, url))
     return found
+
+
+def _compiled(home: Home) -> dict[str, str]:
+    """Where torch keeps compiled code: by default in the temporary directory, under a name that another user of the machine can take first."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
+            "TORCHINDUCTOR_CACHE_DIR", str(home.layout.run / "compiled")
+        )
+    }
 
 
 def _processes(
@@ -338,6 +347,7 @@ def _processes(
             "DATABASE_URL": route(process, "postgres", config.services.database_url),
             "NATS_URL": route(process, "nats", config.services.nats_url),
             "OMP_NUM_THREADS": "1",
+            **_compiled(home),
         }
 
     def dependencies(*before: str) -> tuple[str, ...]:

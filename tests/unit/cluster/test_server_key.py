@@ -72,7 +72,7 @@ def templates(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [template for template in every if template]
 
 
-def test_a_file_of_options_of_ones_own_is_refused_beside_that_of_the_key() -> None:
+def test_a_file_of_options_of_ones_own_is_refused_with_that_of_the_key() -> None:
     raw = with_keys(RAW, *KEYS)
     raw["servers"][0]["options"] = ["--config", "/etc/sglang.yaml"]
     with pytest.raises(

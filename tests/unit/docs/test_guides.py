@@ -22,6 +22,8 @@ from ops.tiers import read as read_tiers
 from orchestrator.bus import subjects
 from orchestrator.contracts.events import TaskSubmitted, decode
 from orchestrator.contracts.states import FailureClass
+from orchestrator.deploy.cluster.reading import read as read_topology
+from orchestrator.deploy.cluster.topology import Topology
 from orchestrator.runtime.failpoints import BOUNDARIES
 from orchestrator.settings.config import Config, is_process_key, load
 from orchestrator.settings.sandbox import SandboxSection
@@ -207,6 +209,9 @@ def test_every_block_of_settings_is_read_by_what_it_is_for(page: str, tmp_path: 
             file = tmp_path / "penstock.toml"
             file.write_text(block.text)
             load(file)
+        elif set(raw) <= places(Topology):  # a part of one
+            whole = tomllib.loads((REPOSITORY / "ops/cluster/examples/nodes4.toml").read_text())
+            read_topology({**whole, **{name: {**whole.get(name, {}), **part} for name, part in raw.items()}})
         elif "metadata" in raw:
             parse_settings(block.text)
             check_keys(block.text)

@@ -1,3 +1,5 @@
+"""Names of this machine in Host headers."""
+
 import pytest
 
 from orchestrator.runtime.loopback import host_name, is_loopback
