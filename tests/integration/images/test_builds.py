@@ -117,7 +117,7 @@ async def test_a_dockerfile_with_run_becomes_an_image_in_which_programs_run(dire
         "FROM base:1 AS first\nRUN echo made >/made\nFROM base:1\nENV A=1\nWORKDIR /srv/code\nCOPY --from=first /made .\n"
         "COPY run.sh /usr/bin/\nRUN run.sh >ran && chmod 4755 ran"
     )
-    files = context(text, **{"run.sh": b"#!/bin/sh\necho ran $A\n"})
+    files = {**context(text), "run.sh": File(b"#!/bin/sh\necho ran $A\n", 0o755)}
     provider = BubblewrapProvider(images=settings(directory))
     assert provider.containers
     async with provider.open(SandboxSpec(build=files)) as sandbox:

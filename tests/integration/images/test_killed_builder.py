@@ -32,7 +32,7 @@ from sandboxes.images.build import Builder
 from sandboxes.images.settings import ImageSettings
 from sandboxes.base import File
 settings = ImageSettings(directory=sys.argv[1])
-anyio.run(Builder(settings.store(), settings).built, {"Dockerfile": sys.argv[2].encode()})
+anyio.run(Builder(settings.store(), settings).built, {"Dockerfile": File(sys.argv[2].encode())})
 """
 
 
