@@ -29,6 +29,13 @@ class Looks:
 
     async def full(self) -> bool:
         """Measure. Whether it holds more than the limits allow."""
+        return (await self._measure()).over
+
+    async def at_limit(self) -> bool:
+        """Measure. Whether it holds as many bytes as the limits allow, or more than they allow."""
+        return (await self._measure()).at_limit
+
+    async def _measure(self) -> tree.TreeUsage:
         started_at = time.monotonic()
         limits = self._limits
         used = tree.TreeUsage(most_bytes=limits.disk_mb << 20, most_files=limits.disk_files)
@@ -36,7 +43,7 @@ class Looks:
         self._looked = time.monotonic()
         self._took_s, self._unseen_s = self._looked - started_at, 0.0
         self._looked = -float("inf") if used.over else self._looked
-        return used.over
+        return used
 
     async def watched(self) -> bool:
         """The same for a repeated caller: of several programs that run at the same time, one measures for all."""

@@ -343,7 +343,7 @@ class SupervisedProgram(ABC):
         if code == -signal.SIGXFSZ or await self._bounds.looks.full_after(wall_s):
             return KilledBy.DISK
         # A shell's own exit code after a command that reached the limit, unless the shell chose this number itself.
-        if code == _SIGNALLED + signal.SIGXFSZ and await self._bounds.looks.full():
+        if code == _SIGNALLED + signal.SIGXFSZ and await self._bounds.looks.at_limit():
             return KilledBy.DISK
         return KilledBy.NONE
 

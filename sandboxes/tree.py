@@ -44,6 +44,11 @@ class TreeUsage:
     def over(self) -> bool:
         return self.too_deep or self.bytes > self.most_bytes or self.files > self.most_files
 
+    @property
+    def at_limit(self) -> bool:
+        """Over the limits, or exactly at that of bytes, where a single file ends."""
+        return self.over or self.bytes == self.most_bytes
+
     def add(self, base: Path) -> TreeUsage:
         """Add everything below `base`. Allocated blocks are counted, so that a sparse file counts for its real space. One of our directories that
         is closed to us is opened while it is read, and closed again.

@@ -217,12 +217,20 @@ class Task:
         return total
 
     def full(self) -> bool:
+        return self.measure().over
+
+    def disk_exhausted(self, code: int) -> bool:
+        """Whether the disk is full, or just filled by a command of a shell that ended with the exit code of SIGXFSZ."""
+        used = self.measure()
+        return used.over or (code == 128 + signal.SIGXFSZ and used.at_limit)
+
+    def measure(self) -> tree.TreeUsage:
         used = tree.TreeUsage(
             most_bytes=int(self.limits["disk_mb"]) << 20, most_files=int(self.limits["disk_files"])
         )
         for path in self.writable:
             used.add(path)
-        return used.over
+        return used
 
     def result(self) -> dict[str, Any]:
         assert self.status is not None
@@ -232,7 +240,7 @@ class Task:
         if self.reason == "none" and not self.failure:
             if code == -signal.SIGXCPU or cpu_s > self.limits["cpu_s"]:
                 self.reason = "cpu"
-            elif code == -signal.SIGXFSZ or self.full():
+            elif code == -signal.SIGXFSZ or self.disk_exhausted(code):
                 self.reason = "disk"
         truncated = any(total > self.keep for total in self.totals)
         code = -signal.SIGKILL if self.reason != "none" else code
