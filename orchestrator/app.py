@@ -21,11 +21,12 @@ One event loop, one task group, one role per file in `orchestrator.roles`:
     rebuild         missing streams    → work.*, policy.* again, from Postgres
     stall_detector  unfinished work    → alarms that name the blocking process (pool.backlog, pool.stall_causes)
 
-`ingest` and `reaper` call `complete` when a rollout ends: rewards; groups that are ready, scored or filtered (rewards, scheduling.completion).
+`ingest` and `reaper` call `complete` when a rollout ends: groups that are ready, scored or filtered (scheduling.completion); `complete` calls
+`reward` for a group's rewards (formulas: rewards).
 
-The other processes: `orchestrator.gateway.server` (gateway), `orchestrator.runner.rollout_runner` and `.verify_runner` (runners),
-`trainer.loop` (trainer), `trainer.serving` (embedded rollout server). They meet only at the bus and the data pool. Each may be killed at
-any instruction. Two orchestrators on one run are safe.
+The other processes: `orchestrator.gateway.server` (gateway; it records steps in a journal), `orchestrator.runner.rollout_runner` and
+`.verify_runner` (runners), `trainer.loop` (trainer), `trainer.serving` (embedded rollout server). They meet only at the bus and the data pool. Each
+may be killed at any instruction. Two orchestrators on one run are safe.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable

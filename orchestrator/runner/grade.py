@@ -1,6 +1,6 @@
 """Grades an attempt's work: pristine environment + artifacts + tests + answer, in a fresh sandbox → tests/test.sh → reward file.
 
-The only way to a reward: the verifier runner uses it for rollouts, the probes and the checks of tasks for their attempts.
+The only way to a verdict: the verifier runner uses it for rollouts, the probes and the checks of tasks for their attempts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
