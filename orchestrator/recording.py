@@ -210,7 +210,7 @@ async def with_own_stack(
         async with anyio.create_task_group() as tasks:
 
             async def serve() -> None:
-                await up(home, only=PROCESSES, started=lambda _: ready.set())
+                await up(home, only=PROCESSES, on_started=lambda _: ready.set())
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(serve)

@@ -41,7 +41,7 @@ from sandboxes.base import (
 )
 from sandboxes.cgroups import Cgroup, Hierarchies
 from sandboxes.disk_full import making
-from sandboxes.disk_usage import Looks
+from sandboxes.disk_usage import DiskUsage
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.system import of_this_machine
@@ -81,7 +81,7 @@ class DirectorySandbox(ABC):
         self._root = root
         self._claim = -1
         self._hierarchies = hierarchies
-        self._looks = Looks(self.directory / "files", spec.limits)
+        self._disk = DiskUsage(self.directory / "files", spec.limits)
         self._placed: dict[str, artifacts.PlacedEntry] = {}
         self._programs: set[SupervisedProgram] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -176,7 +176,7 @@ class DirectorySandbox(ABC):
         if self._tasks is None:
             raise ValueError(f"sandbox {self.id} is closed")
         bounds = ProgramBounds(
-            limits=self.limits, timeout_s=self.limits.wall_s if timeout_s is None else timeout_s, looks=self._looks, cgroup=self.cgroup,
+            limits=self.limits, timeout_s=self.limits.wall_s if timeout_s is None else timeout_s, disk=self._disk, cgroup=self.cgroup,
             lasting=self.spec.background, together=self.living,
         )  # fmt: skip
         await self.prepare()

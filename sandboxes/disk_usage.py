@@ -14,18 +14,18 @@ POLL_INTERVAL_S = 0.25
 """Seconds between two measurements of a program's use. Shorter programs are measured at their end."""
 SHARE = 9
 """A measurement of one second is followed by this many seconds without one: at most a tenth of the time is spent on measuring."""
-_UNSEEN_S = 0.1
+_UNMEASURED_S = 0.1
 
 
-class Looks:
+class DiskUsage:
     """The disk use of all programs of one sandbox together below `files`, against its limits."""
 
     def __init__(self, files: Path, limits: Limits) -> None:
         self._files = files
         self._limits = limits
         self._took_s = 0.0
-        self._unseen_s = 0.0
-        self._looked = -float("inf")
+        self._unmeasured_s = 0.0
+        self._measured_at = -float("inf")
 
     async def full(self) -> bool:
         """Measure. Whether it holds more than the limits allow."""
@@ -40,19 +40,19 @@ class Looks:
         limits = self._limits
         used = tree.TreeUsage(most_bytes=limits.disk_mb << 20, most_files=limits.disk_files)
         await anyio.to_thread.run_sync(used.add, self._files)
-        self._looked = time.monotonic()
-        self._took_s, self._unseen_s = self._looked - started_at, 0.0
-        self._looked = -float("inf") if used.over else self._looked
+        self._measured_at = time.monotonic()
+        self._took_s, self._unmeasured_s = self._measured_at - started_at, 0.0
+        self._measured_at = -float("inf") if used.over else self._measured_at
         return used
 
-    async def watched(self) -> bool:
+    async def full_if_due(self) -> bool:
         """The same for a repeated caller: of several programs that run at the same time, one measures for all."""
-        if time.monotonic() - self._looked < max(POLL_INTERVAL_S / 2, SHARE * self._took_s):
+        if time.monotonic() - self._measured_at < max(POLL_INTERVAL_S / 2, SHARE * self._took_s):
             return False
         return await self.full()
 
     async def full_after(self, wall_s: float) -> bool:
         """The same at the end of a program that ran for `wall_s`. Programs shorter than a measurement are measured together. Of any
         number of them, at most a tenth of a second is unmeasured."""
-        self._unseen_s += wall_s
-        return self._unseen_s > min(_UNSEEN_S, SHARE * self._took_s) and await self.full()
+        self._unmeasured_s += wall_s
+        return self._unmeasured_s > min(_UNMEASURED_S, SHARE * self._took_s) and await self.full()

@@ -40,7 +40,7 @@ import anyio.abc
 from sandboxes import procfs
 from sandboxes.base import ExecResult, KilledBy, Limits, SandboxError, same_kind
 from sandboxes.cgroups import Cgroup
-from sandboxes.disk_usage import POLL_INTERVAL_S, SHARE, Looks
+from sandboxes.disk_usage import POLL_INTERVAL_S, SHARE, DiskUsage
 
 _SOON_S = 0.01
 _FLOOD = 16
@@ -54,7 +54,7 @@ class ProgramBounds:
 
     limits: Limits
     timeout_s: float
-    looks: Looks
+    disk: DiskUsage
     cgroup: Cgroup | None
     lasting: bool = True
     together: Callable[[], list[int]] = list
@@ -271,7 +271,7 @@ class SupervisedProgram(ABC):
             now = time.monotonic()
             reason = self._overuse()
             if reason is KilledBy.NONE and now >= next_scan:
-                if await self._bounds.looks.watched():
+                if await self._bounds.disk.full_if_due():
                     reason = KilledBy.DISK
                 next_scan = time.monotonic() + SHARE * (time.monotonic() - now)
             if reason is not KilledBy.NONE:
@@ -340,10 +340,10 @@ class SupervisedProgram(ABC):
         """The limit that the kernel enforced, or that was exceeded since the last measurement of the watch."""
         if code == -signal.SIGXCPU or cpu_s > self._bounds.limits.cpu_s:
             return KilledBy.CPU
-        if code == -signal.SIGXFSZ or await self._bounds.looks.full_after(wall_s):
+        if code == -signal.SIGXFSZ or await self._bounds.disk.full_after(wall_s):
             return KilledBy.DISK
         # A shell's own exit code after a command that reached the limit, unless the shell chose this number itself.
-        if code == _SIGNALLED + signal.SIGXFSZ and await self._bounds.looks.at_limit():
+        if code == _SIGNALLED + signal.SIGXFSZ and await self._bounds.disk.at_limit():
             return KilledBy.DISK
         return KilledBy.NONE
 

@@ -73,11 +73,11 @@ def up(
         detail = f"  {event.detail}" if event.detail else ""
         err.print(f"[dim]{event.name}[/dim] {event.state}{detail}", highlight=False)
 
-    def began(resolved: Config) -> None:
+    def on_config(resolved: Config) -> None:
         for warning in sandbox_shortages(resolved, wanted):
             err.print(f"warning: {warning}", highlight=False, markup=False)
 
-    def started(resolved: Config) -> None:
+    def on_started(resolved: Config) -> None:
         err.print(
             f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down`"
         )
@@ -88,14 +88,20 @@ def up(
     def show_ignored(keys: list[str]) -> None:
         err.print(describe_ignored(keys), highlight=False, markup=False)
 
-    def uses(services: tuple[Used, Used]) -> None:
+    def on_services(services: tuple[Used, Used]) -> None:
         own_nats = services[1].source is Source.EMBEDDED
         for line in (*map(str, services), *(passed_over() if own_nats else ())):
             err.print(line, highlight=False, markup=False)
 
     anyio.run(
         lambda: up(
-            home, only=wanted, on_event=show, began=began, started=started, kept=show_ignored, uses=uses
+            home,
+            only=wanted,
+            on_event=show,
+            on_config=on_config,
+            on_started=on_started,
+            on_ignored_keys=show_ignored,
+            on_services=on_services,
         )
     )
 

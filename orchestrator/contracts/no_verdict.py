@@ -9,7 +9,7 @@ NOTE: Final = "note: "
 
 
 class Fault(enum.StrEnum):
-    """Who can mend it. What the agent left behind is a cause of its own only if the same tests reach a verdict without it."""
+    """Who must fix it. What the agent left behind is a cause of its own only if the same tests reach a verdict without it."""
 
     TASK = "the task's"
     PLATFORM = "the platform's"
@@ -53,7 +53,7 @@ class NoVerdict(enum.Enum):
         remedy="name the number in `[verifier].performance`",
     )
     REFUSED = Cause(
-        what="task and work make no environment for the tests: an image, a file, a setting",
+        what="the environment of the tests cannot be built from the task and the agent's files",
         says="the tests cannot begin: ",
         fault=Fault.TASK,
         remedy="the reason names the file or the key",

@@ -85,17 +85,18 @@ async def up(
     *,
     only: Sequence[str] = PROCESSES,
     on_event: Callable[[ProcessEvent], None] | None = None,
-    began: Callable[[Config], None] | None = None,
-    started: Callable[[Config], None] | None = None,
-    kept: Callable[[list[str]], None] | None = None,
-    uses: Callable[[tuple[Used, Used]], None] | None = None,
+    on_config: Callable[[Config], None] | None = None,
+    on_started: Callable[[Config], None] | None = None,
+    on_ignored_keys: Callable[[list[str]], None] | None = None,
+    on_services: Callable[[tuple[Used, Used]], None] | None = None,
     route: Route = direct,
 ) -> None:
     """Start everything, keep it alive until SIGINT, SIGTERM or cancellation. Raises ConfigurationError or ServiceError, one sentence, and
     ValueError when a process fails that has no replacement: the others could not continue, and a person must be informed.
 
-    `uses` receives the services of the run, once the first checks have passed. `kept` receives the keys with a new value that an
-    existing run ignores: it keeps its original values. `began` then receives the configuration in force. `route` changes addresses.
+    `on_services` receives the services of the run, once the first checks have passed. `on_ignored_keys` receives the keys with a new value
+    that an existing run ignores: it keeps its original values. `on_config` then receives the configuration in force, and `on_started` once all
+    processes are started. `route` changes addresses.
     """
     config = home.config()
     _check(config, only)
@@ -112,8 +113,8 @@ async def up(
         AsyncExitStack() as outer_stack,
         Supervisor(home.layout, on_event=on_event, obey_signals=True) as supervisor,
     ):
-        if uses is not None:
-            uses(services)
+        if on_services is not None:
+            on_services(services)
         if "gateway" in only:
             outer_stack.enter_context(owned_directory(home.gateway_socket.parent))
         check_disk(home.layout.root)
@@ -136,12 +137,12 @@ async def up(
         config = home.connected()
         await migrate(config, own="postgres" in embedded)
         changed, config = await create_run(config)
-        if changed and kept is not None:
-            kept(changed)
+        if changed and on_ignored_keys is not None:
+            on_ignored_keys(changed)
         if changed:  # the run's own values were not checked yet
             _check(config, only)
-        if began is not None:
-            began(config)
+        if on_config is not None:
+            on_config(config)
         _remember_model(home, config)
         if own_servers and config.policy.model != model:
             raise ConfigurationError(
@@ -158,8 +159,8 @@ async def up(
         ports = HeldPorts(config, outer_stack)  # of the configuration in force
         supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls, route, ports)))
         await supervisor.ready()
-        if started is not None:
-            started(config)
+        if on_started is not None:
+            on_started(config)
         await supervisor.until_stopped([spec.name for spec, _ in own_servers], expendable=EXPENDABLE)
     for name in (*only, *(spec.name for spec, _ in own_servers)):  # of killed processes
         home.target(name, config).file.unlink(missing_ok=True)

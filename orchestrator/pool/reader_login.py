@@ -53,8 +53,8 @@ class ReaderLogin:
 
 
 async def reader_login(url: str) -> ReaderLogin:
-    """`url` with a login that is a member of penstock_reader and nothing else. The login is created on the server at first use, and made again
-    what it was if it has another password or other settings; its password is derived from that of `url`. Returns `url` itself if its login is not
+    """`url` with a login that is a member of penstock_reader and nothing else. The login is created on the server at first use, and reset
+    if it has another password or other settings; its password is derived from that of `url`. Returns `url` itself if its login is not
     a superuser, has no password, or may not create logins.
     OSError, asyncpg.PostgresError or asyncpg.InterfaceError if Postgres cannot be reached."""
     address = address_of(url)
@@ -89,7 +89,7 @@ async def reader_login(url: str) -> ReaderLogin:
 
 
 async def keep_login(url: str) -> None:
-    """If the login exists, make it again what it was: a password that a reader has set is valid no longer. For the start of a run. Raises as
+    """If the login exists, reset it: a password that a reader has set is no longer valid. For the start of a run. Raises as
     `reader_login`."""
     own = await _connect(url)
     try:
@@ -101,7 +101,7 @@ async def keep_login(url: str) -> None:
 
 
 async def _make(owner: asyncpg.Connection, password: str) -> None:
-    """Create the login, or make it again what it was, in one statement, which commits by itself. The password is hexadecimal: it needs no quoting.
+    """Create the login, or reset it, in one statement, which commits by itself. The password is hexadecimal: it needs no quoting.
     The lock is one that only a superuser can take, and holds for the whole server as roles do."""
     settings = "\n".join(
         f"ALTER ROLE {LOGIN} SET {name} = '{value}';"

@@ -17,7 +17,7 @@ from orchestrator.runner.judging import (
     draws,
     names_programs,
     programs,
-    walls,
+    verification_limits,
     wrapper,
 )
 from orchestrator.runner.open_sandbox import open_sandbox
@@ -120,7 +120,7 @@ async def grade(
     SandboxError and SandboxFull when the platform fails, ValueError or PathRefused when the files cannot be placed.
     """
     environment, tests = with_artifacts(pristine, work.artifacts, work.stored), work.tests
-    held = walls(
+    held = verification_limits(
         section,
         timeout_s,
         environment,

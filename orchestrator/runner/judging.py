@@ -25,30 +25,30 @@ SEED_FILE: Final = f"{UNTRUSTED_FILE.rpartition('/')[0]}/seed.sh"
 LEDGER_BYTES: Final = 4 << 20
 MEMORY_MB: Final = 256
 PROCESSES: Final = 64
-FEW: Final = 16
+EXTRA_PROCESSES: Final = 16
 CPU_S: Final = 60.0
 DISK_MB: Final = 128
 OUTPUT_BYTES: Final = 4 << 20
 PROGRAM_BYTES: Final = 1 << 20
 PROGRAM_OUTPUT_BYTES: Final = 32 << 20
 FILES: Final = 20_000
-JUST_S: Final = 2.0
+ATTRIBUTED_S: Final = 2.0
 """A limit reached within this many seconds of a program's end is attributed to the program: the sandbox looks a few times a second."""
 _BLOCK = 4096
 _OF_PROGRAMS = (KilledBy.MEMORY, KilledBy.CPU, KilledBy.DISK, KilledBy.OUTPUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walls:
+class VerificationLimits:
     """The sandbox's limits, and the file from which `untrusted.py` reads the limits of its programs."""
 
     limits: Limits
     programs: File
 
 
-def walls(
+def verification_limits(
     section: SandboxSection, timeout_s: float, environment: Environment, *, private: bool, tests_bytes: int
-) -> Walls:
+) -> VerificationLimits:
     """`private`: no other sandbox shares this one's /dev/shm."""
     placed = [(path, file.size) for path, file in environment.files.items() if path.startswith(f"{WORK}/")]
     disk = (section.disk_mb << 20) + sum(size + 3 * _BLOCK for _, size in placed)
@@ -62,7 +62,7 @@ def walls(
         f"disk_bytes {disk}",
         f"disk_files {files}",
         f"output_bytes {PROGRAM_OUTPUT_BYTES}",
-        f"processes {section.processes + FEW}",
+        f"processes {section.processes + EXTRA_PROCESSES}",
         f"private {int(private)}",
         *(f"home {path}" for path in _below(HOME, environment)),
         *(f"tmp {path}" for path in _below("/tmp", environment)),
@@ -76,7 +76,7 @@ def walls(
         wall_s=timeout_s,
         output_bytes=OUTPUT_BYTES,
     )
-    return Walls(limits=limits, programs=File("".join(f"{line}\n" for line in lines).encode()))
+    return VerificationLimits(limits=limits, programs=File("".join(f"{line}\n" for line in lines).encode()))
 
 
 def _below(top: str, environment: Environment) -> list[str]:
@@ -130,7 +130,7 @@ class Programs:
             return f"a program under test used up its {self.breach}"
         if self.running:
             return f"a program under test ran when the sandbox reached its limit ({killed_by.value})"
-        if wall_s - self.at_s < JUST_S:
+        if wall_s - self.at_s < ATTRIBUTED_S:
             return (
                 f"a program under test had just ended when the sandbox reached its limit ({killed_by.value})"
             )

@@ -130,7 +130,7 @@ class KubernetesProvider:
         if user in ("", AGENT):
             return None
         if not self.settings.user_namespaces:
-            return "pods have users of their own with sandbox.kubernetes.user_namespaces alone: switch it on, name agent, or remove it"
+            return "pods need sandbox.kubernetes.user_namespaces for users of their own: enable it, name agent, or remove the user"
         if user.isdecimal() and 0 < int(user) <= _MOST_UID:
             return None
         return f"programs of a pod run as a uid from 1 to {_MOST_UID}: write one, name agent, or remove it"

@@ -114,7 +114,7 @@ class ChaosRun:
         async with anyio.create_task_group() as tasks:
 
             async def stack() -> None:
-                await up(self.home, on_event=self._event, started=self._started, route=self.links.route)
+                await up(self.home, on_event=self._event, on_started=self._started, route=self.links.route)
                 tasks.cancel_scope.cancel()  # Ctrl-C
 
             tasks.start_soon(stack)

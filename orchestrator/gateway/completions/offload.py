@@ -27,7 +27,7 @@ AT_ONCE = 8  # large requests of one session that are being read or wait to be r
 T = TypeVar("T")
 
 
-class Aside:
+class LargeRequests:
     """Threads and processes that process large requests."""
 
     def __init__(self, tasks: TaskGroup) -> None:
@@ -79,7 +79,7 @@ def check_room(session: Session) -> None:
         raise unavailable(f"{AT_ONCE} large requests of this session are being read: try again")
 
 
-def much(turns: Sequence[Turn]) -> bool:
+def blocks_event_loop(turns: Sequence[Turn]) -> bool:
     """Whether rendering `turns` would block the event loop."""
     return len(turns) > MANY or sum(map(_characters, turns)) > SMALL
 

@@ -20,9 +20,9 @@ from orchestrator.contracts.marks import BudgetKind, Finish, MarkReason
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.gateway.completions.offload import (
     SMALL,
-    Aside,
+    LargeRequests,
+    blocks_event_loop,
     extent,
-    much,
     texts,
     tools_of,
 )
@@ -93,10 +93,10 @@ class CompletionService:
         sampling: SamplingSection,
         metrics: GatewayMetrics,
         replay_hold_s: float,
-        aside: Aside | None = None,
+        large_requests: LargeRequests | None = None,
     ) -> None:
         self._tasks = tasks
-        self.aside = aside or Aside(tasks)
+        self.large_requests = large_requests or LargeRequests(tasks)
         self._renderer = renderer
         self._pool = pool
         self._recorder = recorder
@@ -120,7 +120,7 @@ class CompletionService:
         tools = self._shown(request)
         parent, consumed = forest.match(request.turns, tools, before)
         new = request.turns[consumed:] if self._renderer.extends else request.turns
-        if not much(new) and (parent is not None or tools_of(request) <= SMALL):
+        if not blocks_event_loop(new) and (parent is not None or tools_of(request) <= SMALL):
             return None
         is_auxiliary = counting or auxiliary(request, session.spec.auxiliary)
         self.budgets.charge(session, aside=is_auxiliary, again=request.digest in session.newest)
@@ -136,7 +136,7 @@ class CompletionService:
                     return found
             return forest.place(request.turns, request.tools, tools, before)
 
-        placed = await self.aside.thread(session, work)
+        placed = await self.large_requests.thread(session, work)
         session.check_open()
         if isinstance(placed, int):
             session.side_requests += placed // context

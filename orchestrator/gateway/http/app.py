@@ -164,10 +164,10 @@ class SandboxRoutes:
             await session.turn()
             with session.working():
                 return read(dialect, raw, request.headers, known)
-        aside = self._completions.aside
-        maximum, limiter = limit.tokens, aside.processes
+        large_requests = self._completions.large_requests
+        maximum, limiter = limit.tokens, large_requests.processes
         work = partial(read_apart, dialect, raw, request.headers, known, most=maximum, limiter=limiter)
-        return await aside.run(session, work)
+        return await large_requests.run(session, work)
 
     async def _complete(
         self,

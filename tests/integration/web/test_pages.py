@@ -389,7 +389,7 @@ async def test_penstock_up_starts_it_and_tells_where_it_is(
     async with anyio.create_task_group() as tasks:
 
         async def up() -> None:
-            await stack.up(home, only=("web",), started=lambda config: started.set())
+            await stack.up(home, only=("web",), on_started=lambda config: started.set())
 
         tasks.start_soon(up)
         with anyio.fail_after(60):

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 async def test_what_hangs_ends_the_run_with_its_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def up(home: Home, *, started: Callable[[Config], None], **_: object) -> None:
-        started(Config())
+    async def up(home: Home, *, on_started: Callable[[Config], None], **_: object) -> None:
+        on_started(Config())
         await anyio.sleep_forever()
 
     class Stuck(ChaosRun):

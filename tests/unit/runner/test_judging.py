@@ -8,7 +8,7 @@ from orchestrator.runner.judging import (
     draws,
     programs,
     seed,
-    walls,
+    verification_limits,
 )
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
@@ -47,7 +47,7 @@ def test_every_limit_of_the_sandbox_lies_above_that_of_the_programs() -> None:
     environment = Environment(
         files={"/app/f": File(bytes(1000)), "/home/agent/a/b": File(b""), "/tmp/c": File(b"")}
     )
-    held = walls(section, 30.0, environment, private=True, tests_bytes=0)
+    held = verification_limits(section, 30.0, environment, private=True, tests_bytes=0)
     received = dict(line.split(" ", 1) for line in held.programs.data.decode().splitlines())
     assert (received["home"], received["tmp"], received["private"]) == ("a/b", "c", "1")
     assert held.limits.memory_mb << 20 > int(received["memory_bytes"]) == section.memory_mb << 20

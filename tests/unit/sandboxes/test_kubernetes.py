@@ -135,7 +135,7 @@ async def test_programs_of_a_pod_run_as_the_uid_of_their_task() -> None:
                     pass
         with pytest.raises(
             ValueError,
-            match=r"programs cannot run as 4321: pods have users of their own with sandbox\.kubernetes",
+            match=r"programs cannot run as 4321: pods need sandbox\.kubernetes",
         ):
             async with provider.open(SandboxSpec(user="4321")):
                 pass

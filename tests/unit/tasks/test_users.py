@@ -65,7 +65,7 @@ def test_every_provider_has_the_user_agent(provider: str, user: str) -> None:
         ("bubblewrap", "worker", "[agent].user = 'worker' is not honoured: a user of its own needs subordinate users"),
         ("container", "worker", "[agent].user = 'worker' is not honoured: sandboxes of the provider container have other users only where"),
         ("container", "root", "[agent].user = 'root' is not honoured: containers have no user namespace"),
-        ("kubernetes", "1001", "[agent].user = '1001' is not honoured: pods have users of their own with sandbox.kubernetes.user_namespaces alone"),
+        ("kubernetes", "1001", "[agent].user = '1001' is not honoured: pods need sandbox.kubernetes.user_namespaces for users of their own"),
         ("local", "1001", "[agent].user = '1001' is not honoured: sandboxes of the provider local run programs as uid 4711 alone"),
     ],
 )  # fmt: skip

@@ -37,7 +37,7 @@ class Hosts(ABC):
     def put(self, host: str) -> Iterator[CommandStep]:
         """The new files on a host."""
         yield CommandStep(
-            f"the files go to {host}",
+            f"copy the files to {host}",
             (
                 "rsync",
                 "-r",
@@ -70,7 +70,7 @@ class Systemd(Hosts):
         yield from super().put(host)
         settings = f"/etc/penstock/{self.change.after.name}/penstock.toml"
         yield CommandStep(
-            "and where systemd reads them",
+            f"install the units on {host}",
             self.on(
                 host,
                 f"cd {self.place} && sudo install -D -m 0644 penstock.toml {settings} && sudo install -m 0644 hosts/{host}/*.service "
@@ -82,14 +82,14 @@ class Systemd(Hosts):
         unit_names = self._units(units)
         files = " ".join(f"/etc/systemd/system/{unit}" for unit in unit_names.split())
         return CommandStep(
-            f"end on {host}: {', '.join(units)}",
+            f"stop on {host}: {', '.join(units)}",
             self.on(host, f"sudo systemctl disable --now {unit_names} && sudo rm {files}"),
         )
 
     def start(self, host: str, units: Sequence[str]) -> Iterator[CommandStep]:
         target = f"penstock-{self.change.after.name}.target"
         yield CommandStep(
-            f"begin on {host}: {', '.join(units)}",
+            f"start on {host}: {', '.join(units)}",
             self.on(host, f"sudo systemctl enable --now {target} {self._units(units)}"),
         )
 
@@ -111,14 +111,14 @@ class Compose(Hosts):
         # By the project's name, which the files give it: the new files do not contain the removed services, and the old ones may be elsewhere.
         project = f"penstock-{self.change.before.name}"
         removal = f"docker compose --project-name {project} rm --stop --force {' '.join(units)}"
-        return CommandStep(f"end on {host}: {', '.join(units)}", self.on(host, removal))
+        return CommandStep(f"stop on {host}: {', '.join(units)}", self.on(host, removal))
 
     def start(self, host: str, units: Sequence[str]) -> Iterator[CommandStep]:
         if any(not unit.startswith("rollout-server-") for unit in units):  # those keep no state
             arguments = f"run --rm -T {OWN}"
-            yield CommandStep(f"what is kept on {host} is their user's", self.run(host, arguments))
+            yield CommandStep(f"set the owner of what {host} stores", self.run(host, arguments))
         yield CommandStep(
-            f"begin on {host}: {', '.join(units)}",
+            f"start on {host}: {', '.join(units)}",
             self.run(host, f"up --detach --no-deps {' '.join(units)}"),
         )
 
@@ -191,11 +191,9 @@ def as_job(change: Change, site: CommandPaths) -> Iterator[CommandStep]:
     for process in [*workers, *(each for each in placed(change.before) if each.role == "gateway")]:
         yield from drains(site, process, {}, "--wait")
     yield CommandStep(
-        f"JOB is the number of the job {change.before.name}, which is not to begin again",
+        f"JOB is the number of the job {change.before.name}, which must not be requeued",
         ("scontrol", "update", f"JobId={JOB}", "Requeue=0"),
     )
-    yield CommandStep("it ends in order", ("scancel", JOB))
+    yield CommandStep("end the job in order", ("scancel", JOB))
     script = f"{site.out}/{change.after.name}.sbatch"
-    yield CommandStep(
-        "the next one begins when it has ended", ("sbatch", f"--dependency=afterany:{JOB}", script)
-    )
+    yield CommandStep("queue the next job behind it", ("sbatch", f"--dependency=afterany:{JOB}", script))
