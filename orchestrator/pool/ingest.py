@@ -120,6 +120,9 @@ def _out_of_range(step: Decoded) -> Iterable[str]:
         ("attempt", event.attempt, INT2),
         ("epoch", event.epoch, INT4),
         ("idx", event.idx, INT4),
+        ("parent", event.parent or 0, INT4),
+        ("root", event.root, INT4),
+        ("full_len", event.full_len, INT4),
     ):
         if not -most <= value <= most:
             yield f"{name} {value} does not exist"

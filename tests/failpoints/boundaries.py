@@ -1,22 +1,21 @@
 """How to reach each boundary of a running stack. Most are reached all the time; the others are provoked."""
 
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import nats
+from sqlalchemy import text
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.link import urls_of
-from orchestrator.contracts.events import StepRecorded, encode
 from orchestrator.contracts.states import Purpose, RolloutState
-from orchestrator.pool.leases import Lease
+from orchestrator.pool.engine import open_engine
 from orchestrator.runtime.failpoints import BOUNDARIES, BoundaryKind
-from tests.builders import Author
 from tests.e2e.stack_rig import until
 from tests.failpoints.conftest import ACTIONS
 from tests.failpoints.world import World
@@ -31,6 +30,10 @@ AT_WORK_WITH = "select count(*) from groups where run_id = :run and not done and
 SLOW = """select count(*) from rollouts r join groups g using (group_id)
  where g.run_id = :run and g.submission like 'slow:%' and r.state = any(:states)"""
 SLOW_S = 5.0
+REFUSING = (
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused' USING ERRCODE = '22023'; END $$",
+    "CREATE TRIGGER refuse BEFORE INSERT ON submissions FOR EACH ROW WHEN (NEW.submission LIKE 'refused:%') EXECUTE FUNCTION refuse()",
+)
 ENDS = {RolloutState.VERIFIED, RolloutState.LOST}
 FILES = {
     "task.toml": '[metadata]\ndomain = "general"\n',
@@ -200,27 +203,20 @@ async def _bad_work(world: World) -> None:
     await _send(world, subjects.work_rollout(world.seen.run), "RolloutAssigned/1", b"\xff\xfe")
 
 
-async def _an_impossible_number(world: World) -> None:
-    """A step in which all fits but the number of its rollout, which only Postgres refuses."""
-    run, author = world.seen.run, Author(turns=1)
-    lease = Lease(
-        run_id=1,
-        rollout_id=1,
-        group_id=1,
-        member=0,
-        attempt=1,
-        epoch=1,
-        seed=0,
-        purpose=Purpose.RECORD,
-        scaffold="",
-        pinned_version=None,
-        domain="",
-        task_name="",
-        body={},
-    )
-    event, *_ = author.trajectory(lease, run, author.ids(4, 4))
-    event = msgspec.structs.replace(event, rollout=2**70)
-    await _send(world, subjects.steps(run, "1"), StepRecorded.schema(), encode(event))
+async def _what_only_postgres_refuses(world: World) -> None:
+    """A valid task that the database refuses by a trigger: the checks of messages leave nothing else that it would refuse."""
+    if world.numbers["refused"] == 0:
+        async with open_engine(world.stack.home.connected().services.database_url, size=1) as engine:
+            async with engine.begin() as connection:
+                for statement in REFUSING:
+                    await connection.execute(text(statement))
+    world.numbers["refused"] += 1
+    body = {
+        "submission": f"refused:{world.numbers['refused']}",
+        "purpose": "record",
+        "task": {"files": FILES},
+    }
+    await _send(world, f"tasks.{world.seen.run}.general", "TaskSubmitted/1", json.dumps(body).encode())
 
 
 async def _a_task_by_command(world: World) -> None:
@@ -258,7 +254,7 @@ PROVOKED: dict[str, Provoke] = {
     "lease.lost": _freeze_the_runner,
     "steps.complete": _a_late_step,
     "nak": _a_full_buffer,
-    "refused.commit": _an_impossible_number,
+    "refused.commit": _what_only_postgres_refuses,
     "dead_letters.commit": _bad_work,
     "ack.dead": _bad_work,
     "publish.dead": _junk,
