@@ -21,7 +21,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from tests.contract.bus_rig import first_streams
 from tests.waiting import stays_true_for
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 STREAMS = tuple(
     replace(s, max_msgs=5, max_bytes=32 << 20) if s.name == "TASKS" else replace(s, max_bytes=32 << 20)

@@ -12,7 +12,7 @@ from tests.contract.image_rig import root as root
 from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("sandboxes")]
 
 
 @pytest.mark.parametrize("check", each_of(CHECKS))

@@ -35,7 +35,7 @@ from tests.waiting import eventually
 from trainer.benchmarks.random_model import write_random_model
 from trainer.serving.settings import parse_arguments
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("gateway")]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sandboxes.reap import default_root, reap
 from tests.contract.of_checks import each_of
 from tests.violations import promise_kept
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("sandboxes")]
 
 LOCAL_DOES_NOT_ISOLATE = {
     "programs die with a killed owner",

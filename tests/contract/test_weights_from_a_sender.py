@@ -17,7 +17,7 @@ from orchestrator.gateway.servers.transfer import TransferFailed, sending
 from orchestrator.runtime.weights_digest import weights_digest
 from tests.contract.answers import PROMPT, assert_close, logprobs_of, plain, spans
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("gateway")]
 
 
 async def sent(

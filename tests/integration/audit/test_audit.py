@@ -25,7 +25,7 @@ from tests.integration.audit.rig import CONFIG, LEDGER, TTL_S, Healthy, healthy
 from tests.services import Databases
 
 __all__ = ["healthy"]
-pytestmark = [pytest.mark.services]
+pytestmark = [pytest.mark.services, pytest.mark.tier("pool")]
 
 RUN = CONFIG.run.name
 ALIVE = frozenset({"orchestrator", "gateway", "runner"})

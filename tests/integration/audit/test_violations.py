@@ -16,7 +16,7 @@ from tests.integration.audit.test_audit import RUN, Place, over, reading
 from tests.violations import Violation, promise_kept
 
 __all__ = ["healthy", "over"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 
 TRAINED_TWICE = f"""drop index batch_items_once;

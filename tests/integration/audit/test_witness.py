@@ -17,7 +17,7 @@ from tests.integration.audit.test_audit import Place, copied
 from tests.services import Databases
 
 __all__ = ["healthy"]
-pytestmark = [pytest.mark.services, pytest.mark.anyio]
+pytestmark = [pytest.mark.services, pytest.mark.anyio, pytest.mark.tier("pool")]
 RECEIVED, GENERATED = WITNESSED
 
 

@@ -51,7 +51,7 @@ from tests.integration.roles.rig import (
 )
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "60"))
 hurried = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])

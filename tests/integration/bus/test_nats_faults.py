@@ -25,7 +25,7 @@ from orchestrator.deploy.embedded.ports import free_port
 from tests.contract.bus_rig import first_streams
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 TIMING = Timing(expires_s=2.0, heartbeat_s=0.2, poll_interval_s=0.1)
 ACK_WAIT_S = 0.5

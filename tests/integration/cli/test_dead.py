@@ -35,7 +35,7 @@ from tests import builders
 from tests.integration.audit.audited import no_violations
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.services, pytest.mark.anyio]
+pytestmark = [pytest.mark.services, pytest.mark.anyio, pytest.mark.tier("look")]
 
 TASK = {"files": {"task.toml": "", "instruction.md": "Say 7.", "tests/test.sh": "exit 0\n"}}
 

@@ -13,6 +13,8 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.settings.timeouts import Timeouts, use
 
+pytestmark = pytest.mark.tier("look")
+
 
 def found(name: str) -> DoctorCheck:
     return next(check for check in checks(Path("/")) if check.name == name)

@@ -34,7 +34,7 @@ from orchestrator.settings.timeouts import Timeouts, use
 from orchestrator.tasks.suite import generate
 from tests import builders
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.tier("look")]
 
 
 def ask(url: str, statement: str, **limits: float) -> Answer:

@@ -18,7 +18,7 @@ from tests import builders
 from tests.integration.pool.rig import engine
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.services, pytest.mark.anyio]
+pytestmark = [pytest.mark.services, pytest.mark.anyio, pytest.mark.tier("look")]
 
 
 @pytest.fixture

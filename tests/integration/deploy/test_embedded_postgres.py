@@ -30,7 +30,7 @@ from orchestrator.deploy.embedded.service_user import reachable, service_user
 from orchestrator.deploy.embedded.supervisor import Supervisor
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
 
 
 @pytest.fixture(scope="module")

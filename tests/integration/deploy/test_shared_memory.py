@@ -14,7 +14,7 @@ from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
 from orchestrator.deploy.embedded.postgres_remains import kill_orphans
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
 
 
 @pytest.fixture

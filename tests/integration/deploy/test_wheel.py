@@ -16,7 +16,7 @@ from tests.integration.pool.test_migrations import everything
 from tests.services import REPOSITORY
 
 INI = "[alembic]\nscript_location = orchestrator:_migrations\n"
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
 
 
 @pytest.fixture(scope="module")

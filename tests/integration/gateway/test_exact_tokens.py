@@ -21,7 +21,7 @@ from tests.integration.gateway.rig import Policies, Rig, drift, open_rig
 from tests.unit.gateway.driver import TEXTS, user
 from tests.unit.gateway.models import CHATML_DROPS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from orchestrator.runtime import failpoints
 from orchestrator.settings.config import Config
 from tests.services import upgrade_to_head
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 SIDES = ("before", "after")
 LOGGED_IN = """

@@ -23,7 +23,7 @@ from tests import builders
 from tests.integration.pool.rig import engine, flow_of, group_state, rollouts_of, small, take
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 STAGE: dict[str, Any] = {
     "name": "warm",

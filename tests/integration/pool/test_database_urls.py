@@ -16,7 +16,7 @@ from orchestrator.deploy.embedded.configured import ask_postgres
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
 from orchestrator.pool.engine import Role, bare_engine, open_engine
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -45,7 +45,7 @@ from tests.integration.pool.rig import a_row_in_every_table, engine, rollouts_of
 from tests.services import REPOSITORY, alembic_config, upgrade_to_head
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 IMMUTABLE = [
     "steps",

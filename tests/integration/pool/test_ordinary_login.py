@@ -26,7 +26,7 @@ from tests.integration.trainer.rig import Pool, model, scored_by
 from trainer.loop import train_batches
 
 __all__ = ["model"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 REPOSITORY = Path(__file__).resolve().parents[3]
 MAJORS = (15, 18) if os.environ.get("PENSTOCK_TIER") == "postgres" else (18,)
 ROLES = [role for role in Role if role is not Role.OWNER]

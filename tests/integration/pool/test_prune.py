@@ -35,7 +35,7 @@ from tests.integration.pool.rig import Tree, engine, record, running, small
 from tests.waiting import eventually
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 POLICY = queue_policy("greedy", 6, 0.3)
 

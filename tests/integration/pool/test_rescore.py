@@ -32,7 +32,7 @@ from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import counter, engine, flow_of, owed, rollout_row, rollouts_of, small, verify
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 AUTHOR = builders.Author(turns=1)
 ALL = Chosen()

@@ -25,7 +25,7 @@ from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import counter, engine, owed, small
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 AUTHOR = builders.Author(turns=1)
 P = 2

@@ -26,7 +26,7 @@ from tests.integration.gateway.rig import Policies
 from tests.integration.runner.rig import Rig, open_rig
 from tests.integration.runner.test_runners import program_running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("roles")]
 
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 CROWD = "tests.integration.runner.scaffolds_at_work:Crowd"

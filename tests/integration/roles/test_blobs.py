@@ -37,7 +37,7 @@ from tests.integration.roles.rig import Role, Stage, playing, staged, until
 
 __all__ = ["engine"]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("roles")]
 
 
 @pytest.fixture

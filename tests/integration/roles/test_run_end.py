@@ -26,7 +26,7 @@ from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import TASK, Role, Runners, Stage, playing, staged, until
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 ACCEPTED = (SubmissionStatus.ACCEPTED, None)
 PATIENCE_S = 60.0

@@ -21,7 +21,7 @@ from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Runners, Stage, playing, staged
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 TIMES = (4.0, 5.0, 4.5, 5.5, 4.2, 4.8, 5.1, 4.4)
 

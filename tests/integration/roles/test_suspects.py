@@ -25,7 +25,7 @@ from tests.integration.pool.rig import ended, engine, group_state, report, runni
 from tests.integration.roles.rig import Stage, has_counted, playing, staged, until
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from orchestrator.tasks.harbor import Task
 from sandboxes.base import Sandbox
 from tests.integration.runner.rig import Opens, Rig, a_task
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 SOLVES = b"#!/bin/bash -e\n. /solution/lib/word.sh\necho $WORD$SUFFIX > out; id -un > who; echo solved\n"
 SOLUTION = {"solution/solve.sh": SOLVES, "solution/lib/word.sh": b"WORD=do\n", "solution/blob": b"\xff\0"}

@@ -12,7 +12,7 @@ from orchestrator.runtime import failpoints
 from tests.integration.audit.audited import no_violations
 from tests.integration.runner.rig import Opens, a_task, runs, says
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 LEAVES = (
     "seq 700000 > numbers; seq 1500 | sed 's/.*/f&/' | xargs touch; head -c 2000 numbers > small; mkdir -p /logs/artifacts; "

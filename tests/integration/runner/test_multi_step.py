@@ -10,7 +10,7 @@ from orchestrator.queries.instructions import instruction_of
 from orchestrator.tasks.harbor import Task
 from tests.integration.runner.rig import Opens, Rig, a_task, runs, says
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 ONE, TWO = '[[steps]]\nname = "one"\n', '[[steps]]\nname = "two"\n'
 

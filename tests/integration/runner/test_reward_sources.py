@@ -12,7 +12,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.queries.rollouts import rollout as rollout_of
 from tests.integration.runner.rig import Rig, a_task, open_rig, runs, says
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 

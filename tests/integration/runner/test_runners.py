@@ -26,7 +26,7 @@ from sandboxes.system import of_this_machine
 from tests.integration.runner.rig import PATIENCE_S, Opens, a_task, open_rig, runs, says
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 
 PASSES = a_task(runs("echo done > out"), says("done"))

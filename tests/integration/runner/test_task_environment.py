@@ -9,7 +9,7 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.tasks.harbor import Task
 from tests.integration.runner.rig import Opens, Rig, a_task, says
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 THIRD = "n=$(cat /tmp/n 2>/dev/null || echo 0); n=$((n + 1)); echo $n > /tmp/n; [ $n = 3 ]"
 CHECKED = """[environment.healthcheck]

@@ -21,7 +21,7 @@ from orchestrator.runner.whitebox import run_white
 from sandboxes.base import Sandbox, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("roles")]
 
 
 class Scripted:

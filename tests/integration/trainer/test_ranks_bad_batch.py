@@ -19,7 +19,7 @@ from tests.services import Databases
 from trainer.checkpoint import open_checkpoint
 
 __all__ = ["model"]
-pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("trainer")]
 
 HALT = "trainer: the last 3 batches had to be quarantined, so the trainer halts: look for batch.quarantined in its log, then start it with --retry"
 # Each is a number, so the batch reads well; their product overflows float32.

@@ -16,7 +16,7 @@ import typer
 from orchestrator.cli import main, processes
 from orchestrator.deploy.home import write_template
 
-pytestmark = pytest.mark.timeout(20)  # of each command
+pytestmark = [pytest.mark.timeout(20), pytest.mark.tier("look")]  # seconds of each command
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOPOLOGY = str(REPOSITORY / "ops/cluster/topology.toml")

@@ -20,6 +20,8 @@ from orchestrator.deploy.home import write_template
 from orchestrator.settings.config import load as load_config
 from sandboxes.text_files import read_text, read_toml
 
+pytestmark = pytest.mark.tier("look")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = {
     "init", "config", "up", "down", "status", "doctor", "reconcile", "sql", "tasks",

@@ -10,6 +10,8 @@ import pytest
 
 from orchestrator.deploy.home import write_template
 
+pytestmark = pytest.mark.tier("look")
+
 LINE = '{"event": "began", "level": "info", "timestamp": "2026-01-02T03:04:05.000000Z"}\n'
 SPEAKS = """
 import pathlib, sys

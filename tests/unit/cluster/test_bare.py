@@ -18,6 +18,8 @@ from tests.unit.cluster.rendered import EXAMPLES, files, topology
 from tests.unit.cluster.tools import wants
 from tests.waiting import eventually_blocking
 
+pytestmark = pytest.mark.tier("cluster")
+
 
 def script(name: str) -> str:
     return next(text for file, text in files(name, "slurm").items() if file.endswith(".sbatch"))

@@ -20,6 +20,8 @@ from tests.unit.cluster.rendered import EXAMPLES, files, objects, topology
 from trainer.__main__ import options
 from trainer.serving.settings import parse_arguments
 
+pytestmark = pytest.mark.tier("cluster")
+
 SGLANG = {
     "--model-path", "--host", "--port", "--tp-size", "--dp-size", "--pp-size", "--nnodes", "--node-rank", "--dist-init-addr",
     "--enable-metrics", "--skip-server-warmup", "--mem-fraction-static",

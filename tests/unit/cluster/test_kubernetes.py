@@ -26,6 +26,8 @@ from sandboxes.kubernetes.objects import Identity, metadata
 from sandboxes.kubernetes.settings import KubernetesSettings
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, parsed, topology
 
+pytestmark = pytest.mark.tier("cluster")
+
 Objects = list[dict[str, Any]]
 
 

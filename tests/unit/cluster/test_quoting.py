@@ -39,6 +39,8 @@ from orchestrator.web.standalone_page import _escaped
 from tests.unit.cluster.rendered import CLUSTER
 from tests.unit.cluster.tools import wants
 
+pytestmark = pytest.mark.tier("cluster")
+
 LINE = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters=f"{VARIABLE}{SPECIFIER}"),
     max_size=30,

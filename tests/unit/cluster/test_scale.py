@@ -28,6 +28,8 @@ from orchestrator.deploy.cluster.scale import Change, change
 from tests.unit.cli.test_help import parse
 from tests.unit.cluster.rendered import CLUSTER, parsed
 
+pytestmark = pytest.mark.tier("cluster")
+
 SITE = CommandPaths(
     topology="mine.toml", out="out", home="run", living={"runner": ["pod-a", "pod-b", "pod-c"]}
 )

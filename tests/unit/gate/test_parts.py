@@ -15,6 +15,8 @@ from ops.gate.part import Ended
 from ops.gate.results import Result
 from tests.violations import Violation
 
+pytestmark = pytest.mark.tier("gate")
+
 HANGS = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; print('x', flush=True); time.sleep(1000)"], start_new_session=True)

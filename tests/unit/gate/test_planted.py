@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.tier("gate")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 TIERS = """\
 touched_s = 100

@@ -13,6 +13,8 @@ import pytest
 from tests.package_index import NO_SETTINGS
 from tests.waiting import eventually_blocking
 
+pytestmark = pytest.mark.tier("gate")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 UV_VERSION = (REPOSITORY / "ops/setup").read_text().partition('UV="uv==')[2].partition('"')[0]
 STEPS = ("setup_uv.lock", "requirements.lock", "torch.lock", "-e .", "setup_nats.lock")

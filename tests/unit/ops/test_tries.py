@@ -13,6 +13,8 @@ from scaffolds import tries
 from tests.package_index import serving, write_wheel
 from tests.waiting import eventually_blocking
 
+pytestmark = pytest.mark.tier("gate")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRIES = REPOSITORY / "ops/tries"
 

@@ -15,7 +15,7 @@ from orchestrator.runner.gateways import Gateways, reached
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("gateway")]
 
 QUICK = Timeouts(gateway_silent_s=0.4, gateway_connect_s=0.2, gateway_patience_s=0.5, gateway_retry_s=0.05)
 # For a gateway that is there: a pause of the machine is not a death.

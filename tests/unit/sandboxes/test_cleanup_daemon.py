@@ -18,6 +18,8 @@ from sandboxes.cleanup_daemon import cleanup_daemons
 from sandboxes.reap import default_root
 from tests.waiting import eventually, eventually_blocking
 
+pytestmark = pytest.mark.tier("sandboxes")
+
 PATIENCE_S = 20.0
 OWNER = """
 import os, signal, sys, threading, time

@@ -32,7 +32,7 @@ from tests.unit.sandboxes.clusters import HURT, attempts, cluster, gone, work
 from tests.unit.sandboxes.fake_kubernetes import VERBS, Faults, Object, place
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("sandboxes")]
 
 VERSIONS = ("1.32", "1.34", "1.36")
 

@@ -18,6 +18,8 @@ from scaffolds.find import find
 from tests.package_index import serving, write_wheel
 from tests.waiting import eventually_blocking
 
+pytestmark = pytest.mark.tier("tasks")
+
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:

@@ -11,7 +11,7 @@ from sandboxes.artifacts import stays
 from sandboxes.base import ExecResult, File, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.tier("probes")]
 
 FILES = {
     **WRAPPER,

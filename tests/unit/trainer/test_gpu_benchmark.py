@@ -15,6 +15,8 @@ from trainer.benchmarks.turns import flops
 from trainer.tree.pack import pack_samples
 from trainer.tree.passes import PassBudget
 
+pytestmark = pytest.mark.tier("trainer")
+
 TINY = replace(
     gpu.FULL,
     device="cpu",

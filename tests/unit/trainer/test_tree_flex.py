@@ -22,6 +22,8 @@ from trainer.tree.attention import attend
 from trainer.tree.flex import attend_flex, block_mask, compiled_kernel
 from trainer.tree.plan import TreePlan
 
+pytestmark = pytest.mark.tier("trainer")
+
 __all__ = ["double_precision_throughout"]
 
 SHAPES = [
