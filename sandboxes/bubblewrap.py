@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from sandboxes import cgroups, join
+from sandboxes import cgroups, join, seccomp
 from sandboxes.base import PLACED, WRITABLE, Sandbox, SandboxError, SandboxFull, SandboxSpec
 from sandboxes.bubblewrap_sandbox import SYSTEM, BubblewrapSandbox
 from sandboxes.cleanup_daemon import ensure_running
@@ -187,6 +187,10 @@ def _missing_tools() -> tuple[str, ...]:
     if shutil.which("setpriv") is None:
         missing.append(
             "setpriv is not installed: apt-get install util-linux, or choose the sandbox `local` for development."
+        )
+    if seccomp.program() is None:
+        missing.append(
+            "system calls cannot be filtered on this architecture: run sandboxes in containers, or as pods."
         )
     return tuple(missing)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -169,14 +170,16 @@ def record_path(root: Path, sandbox_id: str) -> Path:
 
 
 def records(root: Path) -> list[Record]:
-    """Every known sandbox below `root`, in no order. A record that vanishes while we read belongs to a closed sandbox.
+    """Every known sandbox below `root`, in no order; none if `root` is not ours. A record that vanishes while we read belongs to a closed sandbox.
 
     A record appears whole or not at all, unless the machine lost power. An unreadable record belongs to an owner from before that.
     """
     found: list[Record] = []
-    for path in root.glob("*.json"):
+    for path in root.glob("*.json") if is_ours(root) else ():
         try:
             raw = json.loads(path.read_text())
+            if raw["id"] != path.stem:
+                raise ValueError("a record names its own file")
             owner = Owner(**raw["owner"])
             found.append(
                 Record(
@@ -199,11 +202,32 @@ def records(root: Path) -> list[Record]:
 
 def prepare_root(root: Path) -> None:
     """Create the directory that holds sandboxes, or refuse one that another user can tamper with."""
-    root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    status = root.lstat()
-    if status.st_uid != os.geteuid() or root.is_symlink():
-        raise SandboxError(f"{root} belongs to another user: name another directory for sandboxes")
-    os.chmod(root, 0o711)  # sandbox users can traverse it, but not list or write it
+    own_directory(root, 0o711)  # sandbox users can traverse it, but not list or write it
+
+
+def own_directory(directory: Path, mode: int) -> None:
+    """Create `directory` with this mode, or set the mode of ours. Names below the temporary directory can be guessed, so another user may have made
+    it first: SandboxError."""
+    directory.mkdir(mode=mode, parents=True, exist_ok=True)
+    status = directory.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        raise SandboxError(
+            f"{directory} belongs to another user: remove it, or set TMPDIR to another directory"
+        )
+    if status.st_mode & 0o022:
+        raise SandboxError(
+            f"{directory} is writable by other users: remove it, or set TMPDIR to another directory"
+        )
+    directory.chmod(mode)
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether this is a directory, no link, that only this user can write."""
+    try:
+        status = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _boot() -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sandboxes import cgroups, procfs, tree
 from sandboxes.base import SandboxError
-from sandboxes.owner import Record, record_path, records
+from sandboxes.owner import Record, is_ours, record_path, records
 
 _BUSY_S = 2.0
 _POLL_INTERVAL_S = 0.02
@@ -41,10 +41,13 @@ def default_root() -> Path:
 
 def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
     """Remove every sandbox below `root` whose owner is dead. Safe to run next to live owners and to itself: it waits for another running cleanup
-    for at most `patience_s` seconds. A sandbox that cannot be removed does not prevent the removal of others.
+    for at most `patience_s` seconds. A sandbox that cannot be removed does not prevent the removal of others. A directory that another user can write
+    is left as it is, and named.
     """
-    if not root.is_dir():
+    if not os.path.lexists(root):
         return Reaped(0, 0)
+    if not is_ours(root):  # its records could name any file and any process
+        return Reaped(0, 0, (f"{root} belongs to another user or is writable by others: remove it",))
     with alone(root, patience_s) as acquired:
         if not acquired:
             return Reaped(0, 0, (f"another process has been cleaning up {root} for {patience_s:g} s",))
@@ -67,7 +70,7 @@ def reap(root: Path, *, patience_s: float = _BUSY_S) -> Reaped:
 def alone(root: Path, patience_s: float) -> Iterator[bool]:
     """Yields whether this process has the exclusive right to clean up `root`. The wait is bounded: the holder of the lock may be stopped."""
     deadline = time.monotonic() + patience_s
-    claim = os.open(root / "reap.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    claim = os.open(root / "reap.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(claim, "w") as lock:
         os.fchmod(claim, 0o600)  # who can read it could hold the lock
         while True:

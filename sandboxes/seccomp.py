@@ -61,9 +61,21 @@ _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _EPERM, _ENOSYS = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 
 
+@functools.cache
+def _machine() -> str:
+    """The architecture of this program, from its own ELF header. The kernel's answer (`uname`) depends on the personality that the starter set."""
+    try:
+        with open("/proc/self/exe", "rb") as program_file:
+            header = program_file.read(20)
+    except OSError:
+        return platform.machine()
+    known = {(2, 62): "x86_64", (2, 183): "aarch64"}  # (ELFCLASS64, EM_X86_64 and EM_AARCH64)
+    return known.get((header[4], int.from_bytes(header[18:20], "little")), platform.machine())
+
+
 def numbers(machine: str | None = None) -> dict[str, int]:
     """Number of every call named here, on this machine; empty on an architecture without a filter."""
-    found = _ARCHITECTURES.get(machine or platform.machine())
+    found = _ARCHITECTURES.get(machine or _machine())
     if found is None:
         return {}
     return {
@@ -74,7 +86,7 @@ def numbers(machine: str | None = None) -> dict[str, int]:
 @functools.cache
 def program(machine: str | None = None) -> bytes | None:
     """The filter in bwrap's format, 8 bytes per instruction; None on an unknown architecture."""
-    machine = machine or platform.machine()
+    machine = machine or _machine()
     if machine not in _ARCHITECTURES:
         return None
     column, architecture = _ARCHITECTURES[machine]

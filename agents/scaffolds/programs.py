@@ -194,9 +194,12 @@ def _neutral_root() -> Path:
             root.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError:
             continue
-        if root.stat().st_uid == os.geteuid():
-            return root
-        raise ValueError(f"{root} belongs to another user: remove it, then try again")
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError(
+                f"{root} belongs to another user or is writable by others: remove it, then try again"
+            )
+        return root
     raise ValueError(
         "no directory for programs is accessible to a sandbox's user: set PENSTOCK_PROGRAMS to one that is"
     )

@@ -1,5 +1,8 @@
 """Files by their content, below one directory that the processes of a machine share.
 
+Only this user can read or write the default directory. A process checks the content of each file at its first use: one that a loss of power
+damaged is read from the data pool again.
+
 A blob lies at `aa/<sha256>`, where aa are its first two digits. A file of several blobs lies at `aa/<sha256 of their names>.whole`. Each is written
 under another name and renamed, so that it is whole or absent. Least recently used files go first when the cache is over its size. A file that was
 used within `RECENT_S` stays, so the cache may exceed its size for as long as one attempt's start takes.
@@ -18,6 +21,7 @@ from typing import Final
 from orchestrator.runtime.log import get
 from orchestrator.tasks.message import BlobFile
 from sandboxes.base import StoredFile
+from sandboxes.owner import own_directory
 
 log = get(__name__)
 
@@ -44,13 +48,36 @@ class BlobCache:
         self._root = root
         self._size = size
         self._held: int | None = None  # bytes, once a file is added
+        self._checked: set[str] = set()
+        """Names of files whose content this process has seen to be right."""
 
     def missing(self, shas: Iterable[str]) -> list[str]:
-        """Those blobs that the cache lacks. The others count as used now."""
-        return [sha for sha in dict.fromkeys(shas) if not _used(f"{self._root}/{sha[:2]}/{sha}")]
+        """Those blobs that the cache lacks. The others count as used now. SandboxError if another user can write the directory."""
+        self.own()
+        return [sha for sha in dict.fromkeys(shas) if not self._has(sha)]
+
+    def own(self) -> None:
+        """Create the default directory, or check that it is still ours: SandboxError. A directory that the configuration names is its operator's."""
+        if self._root == default_root():
+            own_directory(self._root, 0o700)
+
+    def _has(self, sha: str) -> bool:
+        path = self._path(sha)
+        if not _used(path):
+            return False
+        if sha not in self._checked:
+            with path.open("rb") as file:
+                right = hashlib.file_digest(file, "sha256").hexdigest() == sha
+            if not right:
+                log.warning("blobs.damaged", file=str(path))
+                path.unlink(missing_ok=True)
+                return False
+            self._checked.add(sha)
+        return True
 
     def add(self, bodies: Mapping[str, bytes]) -> None:
-        """Keep blobs by the hex sha256 of their bytes. ValueError for a body with another sha256."""
+        """Keep blobs by the hex sha256 of their bytes. ValueError for a body with another sha256; SandboxError as for `missing`."""
+        self.own()
         for sha, body in bodies.items():
             if hashlib.sha256(body).hexdigest() != sha:
                 raise ValueError(f"the blob {sha} has other content than its name says")
@@ -62,6 +89,7 @@ class BlobCache:
                 new.rename(path)
             finally:
                 new.unlink(missing_ok=True)
+            self._checked.add(sha)
             self._grown(len(body))
 
     def read(self, sha: str) -> bytes:
@@ -79,8 +107,8 @@ class BlobCache:
     def _whole(self, blob: BlobFile) -> Path:
         name = hashlib.sha256(",".join(blob.parts).encode()).hexdigest()
         path = self._path(name).with_name(f"{name}.whole")
-        if _used(path):
-            return path
+        if name in self._checked and _used(path):
+            return path  # one that another process left may be damaged: made again
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_NEW}")
         try:
@@ -90,6 +118,7 @@ class BlobCache:
             new.rename(path)
         finally:
             new.unlink(missing_ok=True)
+        self._checked.add(name)
         self._grown(blob.size)
         return path
 

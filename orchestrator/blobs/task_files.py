@@ -11,6 +11,7 @@ import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.blobs.cache import BlobCache, default_root
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool import blobs
@@ -19,7 +20,7 @@ from orchestrator.settings.tasks import TasksSection
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.message import DEEPEST, BlobFile, Listing, Part, Unpacker, needs_blobs
-from sandboxes.base import AnyFile
+from sandboxes.base import AnyFile, SandboxError
 
 
 class BlobsMissing(ValueError):
@@ -52,9 +53,14 @@ class TaskFiles:
 
     @classmethod
     def of(cls, engine: AsyncEngine, section: TasksSection) -> "TaskFiles":
-        """With the limits and the cache of a configuration."""
+        """With the limits and the cache of a configuration. ConfigurationError if another user holds the cache's directory."""
         root = Path(section.cache_dir) if section.cache_dir else default_root()
-        return cls(engine, BlobCache(root, section.cache_mb << 20), BundleLimits.of(section))
+        cache = BlobCache(root, section.cache_mb << 20)
+        try:
+            cache.own()
+        except SandboxError as error:
+            raise ConfigurationError(f"{error}, or name one in tasks.cache_dir") from error
+        return cls(engine, cache, BundleLimits.of(section))
 
     async def task(self, message: Any) -> Task:
         """The task of a message that a run has accepted. Raises BlobsMissing, and ValueError for a message that is not a task's."""

@@ -5,6 +5,7 @@ Takes the state, opens a sandbox and prints what a program finds in it as JSON: 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -24,7 +25,8 @@ from sandboxes.conformance.on_image import OnImage
 
 SCRIPT: Final = r"""
 echo "umask $(umask)"
-grep -E '^Sig(Blk|Ign)' /proc/self/status
+grep -E '^(Sig(Blk|Ign)|Seccomp|NoNewPrivs):' /proc/self/status
+echo "machine $(uname -m)"
 echo "niceness $(sed 's/.*) //' /proc/self/stat | cut -d' ' -f17)"
 echo "terminal $(cut -d' ' -f7 /proc/self/stat)"
 echo "session $(($(cut -d' ' -f6 /proc/self/stat) > 0))"
@@ -119,6 +121,7 @@ ODDITIES: Final[Mapping[str, Callable[[], object]]] = {
     "no standard input": lambda: os.close(0),
     "a controlling terminal": _terminal,
     "a directory that is gone": _elsewhere,
+    "a personality of 32 bits, as by setarch": lambda: ctypes.CDLL(None).personality(0x0008),
 }
 """Starters by name. The first is the one that the others are compared with."""
 OF_ROOT: Final[Mapping[str, Callable[[], object]]] = {

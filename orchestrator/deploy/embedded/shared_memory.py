@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.deploy.embedded.identity import write_atomically
+from sandboxes.base import SandboxError
 from sandboxes.owner import prepare_root
 
 _SEGMENTS: Final = Path("/proc/sysvipc/shm")
@@ -48,8 +49,8 @@ def root() -> Path:
 
 
 def record_start(pgdata: Path) -> None:
-    """Record that a server is about to use `pgdata`. SandboxError if another user holds the place."""
-    prepare_root(root())
+    """Record that a server is about to use `pgdata`. ValueError if another user holds the place."""
+    _prepare()
     found = pgdata.stat()
     record = _Started(str(pgdata), found.st_dev, found.st_ino)
     write_atomically(root() / f"{found.st_dev}-{found.st_ino}.json", msgspec.json.encode(record))
@@ -64,7 +65,8 @@ def remove_segments(pgdata: Path) -> int:
 
 def remove_orphans() -> int:
     """Remove the segments of recorded directories that no process uses, and the records of directories that are gone. Returns the number of
-    segments."""
+    segments. ValueError if another user holds the place."""
+    _prepare()
     places: set[tuple[int, int]] = set()
     gone: list[Path] = []
     for path in root().glob("*.json"):
@@ -80,6 +82,13 @@ def remove_orphans() -> int:
     for path in gone:
         path.unlink(missing_ok=True)
     return removed
+
+
+def _prepare() -> None:
+    try:
+        prepare_root(root())
+    except SandboxError as error:
+        raise ValueError(str(error)) from error
 
 
 def _is(pgdata: Path, started: _Started) -> bool:

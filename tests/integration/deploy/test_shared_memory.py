@@ -1,10 +1,13 @@
 """Shared memory of PostgreSQL servers that were killed, and whose directory was deleted or is never started again."""
 
+import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import asyncpg
 import pytest
 
@@ -85,3 +88,15 @@ async def works(url: str) -> None:
     connection = await asyncpg.connect(url)
     assert await connection.fetchval("SELECT 1") == 1
     await connection.close()
+
+
+async def test_records_that_others_can_write_are_neither_read_nor_waited_for(
+    services_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = services_directory / "planted"
+    place.mkdir()
+    place.chmod(0o777)
+    os.mkfifo(place / "x.json")
+    monkeypatch.setattr(shared_memory, "root", lambda: place)
+    with pytest.raises(ValueError, match="is writable by other users"):
+        await anyio.to_thread.run_sync(shared_memory.remove_orphans, abandon_on_cancel=True)

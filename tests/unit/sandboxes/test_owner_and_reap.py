@@ -1,13 +1,14 @@
 """The owner of a sandbox, and the sandbox's fate when the owner was killed."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import anyio
@@ -90,6 +91,52 @@ def test_a_root_of_another_user_is_refused(root: Path) -> None:
     (root / "link").symlink_to("real")
     with pytest.raises(SandboxError, match="belongs to another user"):
         prepare_root(root / "link")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o722])
+def test_in_a_directory_that_others_can_write_no_record_is_believed(root: Path, mode: int) -> None:
+    """Another user makes it first: its records could name any file and any process."""
+    base, precious = default_root(), root / "precious"
+    precious.mkdir()
+    base.mkdir()
+    base.chmod(mode)
+    owner = asdict(replace(Owner.current(), boot="another"))
+    record = {"id": str(precious), "owner": owner, "cgroups": [], "uid": -1}
+    (base / "planted.json").write_text(json.dumps(record))
+    found = reap(base)
+    assert (found.sandboxes, found.processes) == (0, 0) and "writable by others" in found.failures[0]
+    assert records(base) == [] and precious.exists() and not (base / "reap.lock").exists()
+    with pytest.raises(SandboxError, match="writable by other users"):
+        prepare_root(base)
+
+
+def test_a_link_to_a_directory_of_ours_is_not_cleaned_up(root: Path) -> None:
+    (root / "real").mkdir()
+    default_root().symlink_to("real")
+    assert "belongs to another user" in reap(default_root()).failures[0]
+    assert list((root / "real").iterdir()) == []
+
+
+def test_a_record_names_no_other_place_than_its_own(root: Path) -> None:
+    base, precious = default_root(), root / "precious"
+    precious.mkdir()
+    prepare_root(base)
+    owner = asdict(replace(Owner.current(), boot="another"))
+    record = {"id": "../precious", "owner": owner, "cgroups": [], "uid": 54321}
+    (base / "planted.json").write_text(json.dumps(record))
+    assert [(found.id, found.uid) for found in records(base)] == [("planted", -1)]
+    assert reap(base).sandboxes == 1 and precious.exists()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(root: Path) -> None:
+    base, other = default_root(), root / "other"
+    other.write_text("x")
+    other.chmod(0o644)
+    prepare_root(base)
+    (base / "reap.lock").symlink_to(other)
+    with pytest.raises(OSError, match=r"reap\.lock"):
+        reap(base)
+    assert other.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_sandbox_that_cannot_be_removed_keeps_no_other_from_being_removed(

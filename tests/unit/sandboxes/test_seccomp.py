@@ -1,7 +1,10 @@
 """The system call filter, by a small machine that runs it as the kernel does, for every architecture that has one."""
 
 import errno
+import platform
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -72,3 +75,14 @@ def test_calls_of_another_architecture_do_not_exist(machine: str) -> None:
 
 def test_a_machine_that_is_not_known_has_no_filter() -> None:
     assert seccomp.program("s390x") is None and seccomp.numbers("s390x") == {}
+
+
+def test_the_personality_of_the_starter_does_not_take_the_filter_away() -> None:
+    script = (
+        "import ctypes, platform; ctypes.CDLL(None).personality(8)\n"  # PER_LINUX32
+        "from sandboxes import seccomp; print(platform.machine(), len(seccomp.program() or b''))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    machine, length = shown.split()
+    expected = seccomp.program()
+    assert expected is not None and machine != platform.machine() and int(length) == len(expected)
