@@ -62,8 +62,9 @@ VIEWS = {
     "/system": "tbody tr",
 }
 TRAINED = """select r.rollout_id, r.group_id from batch_rollouts b join rollouts r using (rollout_id) order by b.batch_id, b.rollout_id limit 1"""
-# By domain: groups with verdicts, and those of them whose rewards differ and which were filtered out all the same.
-TRIED = """select g.domain, count(*) as groups, count(*) filter (where g.state = 'filtered' and w.different) as wrong from groups g join (
+# By domain: groups with verdicts, and those of them whose rewards differ and which were filtered out although the run went on.
+TRIED = """select g.domain, count(*) as groups,
+  count(*) filter (where g.state = 'filtered' and g.reason <> 'run_ended' and w.different) as wrong from groups g join (
   select group_id, count(distinct performance) > 1 as different from latest_rewards join rollouts using (rollout_id) group by 1) w using (group_id)
 where g.purpose = 'train' group by 1"""
 TRAINED_DOMAINS = """select b.batch_no, array_agg(distinct g.domain) from batch_rollouts c join batches b using (batch_id)

@@ -1,4 +1,4 @@
-"""The cache of blobs gives the bytes that a name says, whoever wrote to its disk."""
+"""The cache of blobs gives the bytes that a name promises, also from a disk to which others wrote."""
 
 import hashlib
 import tempfile
