@@ -1,6 +1,7 @@
-"""Text that people write, as their editors save it: with a byte order mark, with the line ends of Windows, in another encoding.
+"""Text that people and programs write, as they save it: with a byte order mark, with the line ends of Windows, in another encoding.
 
-The mark of UTF-8 is removed and CRLF becomes LF. Another encoding is refused by its name, in one sentence that names the file.
+Files of people: the mark of UTF-8 is removed and CRLF becomes LF. Another encoding is refused by its name, in one sentence that names the file.
+Files of programs (`left_text`): every encoding with a mark is read.
 """
 
 from __future__ import annotations
@@ -35,6 +36,18 @@ def text_of(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         at = error.start + len(data) - len(plain)
         raise ValueError(f"{name} is not UTF-8 text (byte {at}): save it as UTF-8") from None
+
+
+def left_text(data: bytes) -> str:
+    """The text that a program left: UTF-8, or UTF-16 and UTF-32 with a byte order mark. Invalid bytes are replaced.
+
+    >>> left_text(b"\\xef\\xbb\\xbf1\\r\\n"), left_text("1".encode("utf-16"))
+    ('1\\r\\n', '1')
+    """
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return data.decode(encoding, errors="replace")
+    return data.decode("utf-8-sig", errors="replace")
 
 
 def read_text(path: Path) -> str:

@@ -52,16 +52,19 @@ from sandboxes.base import (
     KilledBy,
     PathRefused,
     Provider,
+    RefusedReason,
     Sandbox,
     SandboxError,
     SandboxSpent,
 )
+from sandboxes.text_files import left_text
 
 ANSWER_FILE: Final = ANSWER_PATH
 """Path of the final message for the tests (empty without one); `$PENSTOCK_ANSWER` names it."""
 LOGS_DIR: Final = "/logs"
 MAX_TESTS: Final = 1000
-REWARD_BYTES: Final = 4096
+REWARD_BYTES: Final = 64 << 10
+"""`MOST_SIGNALS` names of `MOST_NAME` characters fit, each written as JSON escapes, with indentation."""
 RESULTS_BYTES: Final = 400_000
 PROCESS_BYTES: Final = 400_000
 WRAPPER: Final = wrapper()
@@ -240,7 +243,12 @@ async def _programs(sandbox: Sandbox, ended: ExecResult, notes: list[str], *, wr
 
 
 async def _text(sandbox: Sandbox, path: str, max_bytes: int) -> str | None:
+    """The text of a file, None without one. PathRefused; ValueError if it is larger than `max_bytes`, which the sentence names."""
     try:
-        return (await sandbox.get(path, max_bytes=max_bytes)).decode(errors="replace")
+        return left_text(await sandbox.get(path, max_bytes=max_bytes))
     except FileNotFoundError:
         return None
+    except PathRefused as error:
+        if error.reason is not RefusedReason.TOO_LARGE:
+            raise
+        raise ValueError(f"{path} is larger than {max_bytes:,} bytes: write less into it") from None

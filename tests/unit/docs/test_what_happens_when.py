@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.runner.grade import PROCESS_BYTES, RESULTS_BYTES, REWARD_BYTES
 from orchestrator.settings.config import Config
+from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "ops/guides/what-happens-when.md"
@@ -40,3 +42,14 @@ def test_its_links_lead_somewhere_and_the_readme_leads_to_it() -> None:
     links = [part.partition(")")[0] for part in PAGE.read_text().split("](")[1:]]
     assert links and all((PAGE.parent / link).exists() for link in links), links
     assert f"ops/guides/{PAGE.name}" in (REPOSITORY / "README.md").read_text()
+
+
+def test_its_sizes_of_the_files_of_verdicts_are_those_of_the_code() -> None:
+    _, _, sizes = PAGE.read_text().partition("## Sizes and lengths")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in sizes.splitlines()]
+    limits = {row[0]: row[1] for row in cells if len(row) == 3}
+    assert limits["`reward.txt`, `reward.json`"] == f"{REWARD_BYTES:,} bytes each"
+    assert RESULTS_BYTES == PROCESS_BYTES
+    assert limits["`results.json`, `process.json`"] == f"{RESULTS_BYTES:,} bytes each"
+    assert limits["named numbers in `reward.json` and `process.json`"] == str(MOST_SIGNALS)
+    assert limits["name in `reward.json` and `process.json`"] == str(MOST_NAME)
