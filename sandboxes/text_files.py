@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from sandboxes.shell_lines import for_a_shell, with_line_feeds
+
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "UTF-32"),  # it begins like the mark of UTF-16
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -66,15 +68,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
 
 
-def script_of(data: bytes, name: str) -> bytes:
-    """A script as a shell can run it: without a byte order mark, and with LF where its first line ends in CRLF. Its other bytes stay as they are.
-    ValueError for UTF-16 and UTF-32.
+def script_of(data: bytes, name: str, *, by_shell: bool = False) -> bytes:
+    """A script as its interpreter can run it: without a byte order mark, and with LF where its first line ends in CRLF. Its other bytes stay as they
+    are, but the commands of a shell script end in LF (`with_line_feeds`). `by_shell`: without `#!`, it is such a script. ValueError for UTF-16 and
+    UTF-32.
 
     >>> script_of(b"\\xef\\xbb\\xbf#!/bin/bash\\r\\necho 1\\r\\n", "test.sh")
     b'#!/bin/bash\\necho 1\\n'
     """
     plain = _without_mark(data, name)
-    return plain.replace(b"\r\n", b"\n") if plain.partition(b"\n")[0].endswith(b"\r") else plain
+    first = plain.partition(b"\n")[0]
+    if first.endswith(b"\r"):
+        return plain.replace(b"\r\n", b"\n")
+    return with_line_feeds(plain) if for_a_shell(first) or (by_shell and not is_script(plain)) else plain
 
 
 def is_script(data: bytes) -> bool:

@@ -22,6 +22,7 @@ from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
 from orchestrator.tasks.verdict import shell_options
 from sandboxes.base import Provider
+from sandboxes.shell_lines import flaw
 
 COMPOSE_FILES: Final = (COMPOSE, "docker-compose.yml", "compose.yaml", "compose.yml")
 
@@ -97,6 +98,8 @@ def _files(task: Task) -> Iterator[str]:
             yield f"{path} is not honoured: an agent begins with the instruction alone, remove it"
     for path in (f"{folder}{script}" for folder in folders for script in (TEST_SCRIPT, SOLUTION)):
         if path in task.files:
+            if wrong := flaw(task.files[path].data):
+                yield f"{path} {wrong}"
             try:
                 shell_options(task.files[path].data)
             except ValueError as error:

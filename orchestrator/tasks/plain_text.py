@@ -4,10 +4,12 @@ Settings, instructions, Dockerfiles and the scripts that bash runs lose a byte o
 files keep their bytes: they may be what the task is about.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from sandboxes.base import AnyFile, File
+from sandboxes.shell_lines import for_a_shell
 from sandboxes.text_files import is_script, script_of, text_of
 
 _TEXTS: Final = frozenset(
@@ -23,6 +25,13 @@ _TEXTS: Final = frozenset(
 _SCRIPTS: Final = frozenset(("tests/test.sh", "solution/solve.sh"))
 _STEPS: Final = "steps/"
 _LARGEST: Final = 1 << 20
+_SUFFIX: Final = ".sh"
+_RUN: Final = re.compile(
+    rb"""(?: ^ | [\s;&|(`"'] ) (?: bash | dash | sh | source | \. ) [ \t]+ (?: -\w+ [ \t]+ )*
+    ["']? (?: \$\([^\n)]*\) | [^\s;&|()] )* (?<![\w.-]) ([\w.-]+\.sh) (?![\w.-])""",
+    re.VERBOSE | re.MULTILINE,
+)
+"""A shell's command that runs a `.sh` file, whose name is the group."""
 
 
 def as_plain_text(files: Mapping[str, AnyFile]) -> dict[str, AnyFile]:
@@ -31,8 +40,20 @@ def as_plain_text(files: Mapping[str, AnyFile]) -> dict[str, AnyFile]:
 
 
 def startable(files: Mapping[str, AnyFile]) -> dict[str, AnyFile]:
-    """Files for a sandbox in which programs with a `#!` line can be started: the kernel finds no interpreter after a mark or before a CR."""
-    return {path: _script(path, file) if _starts(file) else file for path, file in files.items()}
+    """The tests, for a sandbox in which their scripts can be started: the kernel finds no interpreter after a mark or before a CR.
+
+    Those are programs with a `#!` line, and the `.sh` files without one that a shell script of the tests runs. Another `.sh` file may be data.
+    """
+    scripts = {path for path, file in files.items() if _is_program(file)}
+    named = {
+        path for path, file in files.items() if path.endswith(_SUFFIX) and file.size <= _LARGEST
+    } - scripts
+    run: set[bytes] = set()
+    for path in named | scripts:
+        if path in named or for_a_shell(files[path].data):
+            run.update(_RUN.findall(files[path].data))
+    scripts |= {path for path in named if path.rpartition("/")[2].encode() in run}
+    return {path: _test_script(path, file) if path in scripts else file for path, file in files.items()}
 
 
 def _plain(path: str, file: AnyFile) -> AnyFile:
@@ -46,13 +67,19 @@ def _plain(path: str, file: AnyFile) -> AnyFile:
 
 
 def _script(path: str, file: AnyFile) -> AnyFile:
-    body = script_of(data := file.data, path)
+    body = script_of(data := file.data, path, by_shell=path.endswith(_SUFFIX))
     return file if body == data else File(body, file.mode | (0o111 if is_script(body) else 0))
 
 
-def _starts(file: AnyFile) -> bool:
+def _test_script(path: str, file: AnyFile) -> AnyFile:
+    try:
+        return _script(path, file)
+    except ValueError:  # it may be data of the tests
+        return file
+
+
+def _is_program(file: AnyFile) -> bool:
     if file.size > _LARGEST:
         return False
     with file.open() as stream:
-        begin = stream.readline(256)
-    return is_script(begin) and (begin.endswith(b"\r\n") or not begin.startswith(b"#!"))
+        return is_script(stream.readline(256))

@@ -58,6 +58,70 @@ def test_the_tests_of_a_task_run_whatever_editor_saved_them(tmp_path: Path, mark
     assert (done.stdout, done.stderr) == (b"checked\n", b"")
 
 
+def started(task: Task, where: Path) -> bytes:
+    """What `tests/test.sh` prints, and what its shell says about it."""
+    for path, file in task.tests_files().items():
+        (where / path).parent.mkdir(exist_ok=True)
+        (where / path).write_bytes(file.data)
+        (where / path).chmod(file.mode)
+    done = subprocess.run(["bash", where / "test.sh"], capture_output=True, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("first", [b"#!/bin/bash\n", b"# a comment\n"])
+def test_scripts_of_mixed_line_ends_run(tmp_path: Path, first: bytes) -> None:
+    script = first + of_windows(b'cd "$(dirname "$0")"\n./check.sh\n').removeprefix(codecs.BOM_UTF8)
+    check = b"#!/bin/sh\n" + b"echo checked\r\n"
+    task = Task.from_files({**PLAIN, "tests/test.sh": script, "tests/check.sh": check})
+    assert started(task, tmp_path) == b"checked\n"
+    assert (
+        b"\r" not in Task.from_files({**PLAIN, "solution/solve.sh": script}).files["solution/solve.sh"].data
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash h.sh",
+        ". ./h.sh",
+        'source "$(dirname "$0")/lib/h.sh"',
+        "sh -e lib/h.sh",
+        'x=$(bash "lib/h.sh"); echo $x',
+    ],
+)
+def test_a_script_of_windows_without_a_first_line_runs_if_the_tests_run_it(
+    tmp_path: Path, command: str
+) -> None:
+    helper = of_windows(b"echo checked\ntrue\n")
+    files = {"tests/h.sh": helper, "tests/lib/h.sh": helper, "tests/data.sh": helper, "tests/fh.sh": helper}
+    script = f'cd "$(dirname "$0")"\n{command}\n'.encode()
+    task = Task.from_files({**PLAIN, **files, "tests/test.sh": script})
+    assert started(task, tmp_path) == b"checked\n"
+    kept = task.tests_files()
+    assert kept["data.sh"].data == kept["fh.sh"].data == helper, "what no script runs may be data"
+    assert task.files["tests/h.sh"].data == helper
+
+
+def test_a_script_of_the_tests_in_another_encoding_may_be_data() -> None:
+    body = "echo 1\n".encode("utf-16")
+    task = Task.from_files({**PLAIN, "tests/test.sh": b"bash h.sh\n", "tests/h.sh": body})
+    assert task.tests_files()["h.sh"].data == body
+
+
+@pytest.mark.parametrize("path", ["tests/test.sh", "solution/solve.sh"])
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        (b"echo 1\recho 2\r", "ends its lines in CR alone"),
+        (b"\0echo 1\n", "has a NUL byte in its first lines"),
+    ],
+)
+def test_a_script_that_no_shell_reads_is_refused_by_name(path: str, body: bytes, wrong: str) -> None:
+    task = Task.from_files({**PLAIN, path: body})
+    with pytest.raises(ValueError, match=f"^task a: {path} {wrong}"):
+        check_admissible(task, SandboxSection())
+
+
 def test_the_texts_of_a_step_are_taken_in_the_same_way() -> None:
     several = {
         "task.toml": of_windows(b"[[steps]]\nname = 'one'\n"),
