@@ -19,6 +19,8 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
+_MARK: Final = "\ufeff"
+_END_OF_DOS: Final = "\x1a"
 _BEGIN: Final = 64
 _SHEBANG: Final = b"#!"
 
@@ -57,9 +59,34 @@ def read_text(path: Path) -> str:
     return text_of(path.read_bytes(), str(path))
 
 
+def toml_text(data: bytes, name: str) -> str:
+    """`text_of` a TOML file, without the Ctrl-Z with which DOS ends files. ValueError also for what TOML calls an invalid statement: a second byte
+    order mark, and CR without LF.
+
+    >>> toml_text(b"a = 1\\r\\n\\x1a", "a.toml")
+    'a = 1\\n'
+    >>> toml_text(b"a = 1\\rb = 2\\r", "a.toml")
+    Traceback (most recent call last):
+    ValueError: a.toml ends its lines in CR alone: save it with the line ends of Unix (LF)
+    """
+    text = text_of(data, name)
+    if text.startswith(_MARK):
+        raise ValueError(f"{name} has more than one byte order mark: save it as UTF-8 without one")
+    before, found, _ = text.partition("\r")
+    if found and "\n" not in text:
+        raise ValueError(f"{name} ends its lines in CR alone: save it with the line ends of Unix (LF)")
+    if found:
+        line = before.count("\n") + 1
+        raise ValueError(
+            f"{name} has a CR without LF in line {line}: save it with the line ends of Unix (LF)"
+        )
+    body = text.rstrip(f" \n{_END_OF_DOS}")
+    return f"{body}\n" if _END_OF_DOS in text[len(body) :] else text
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. OSError if it cannot be read; ValueError, one sentence that names it, if it is not TOML."""
-    text = read_text(path)
+    text = toml_text(path.read_bytes(), str(path))
     try:
         return tomllib.loads(text)
     except RecursionError:

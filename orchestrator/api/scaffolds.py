@@ -13,7 +13,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import load
 from orchestrator.settings.rollout import RolloutSection
-from sandboxes.text_files import read_text
+from sandboxes.text_files import toml_text
 
 ScaffoldLike = str | Path | type
 """A scaffold: a registered name, a path (a directory with scaffold.toml, FILE.toml, FILE.py or FILE.py:CLASS), or a class with `@scaffold(…)`."""
@@ -61,7 +61,7 @@ def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: floa
         raise ConfigurationError(
             f"run {quoted(run)} was started and keeps its scaffolds: choose a new run.name in {home.file}"
         )
-    before = read_text(home.file)
+    before = toml_text(home.file.read_bytes(), str(home.file))
     document = tomlkit.parse(before)
     rollout = document.setdefault("rollout", tomlkit.table())
     shares = rollout.setdefault("scaffolds", _defaults())

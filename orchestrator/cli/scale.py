@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
-from sandboxes.text_files import read_text, read_toml
+from sandboxes.text_files import read_toml, toml_text
 
 if TYPE_CHECKING:
     from orchestrator.deploy.cluster.commands.step import CommandStep
@@ -64,7 +64,7 @@ def scale(
     if config != HERE:
         Home.at(config).config()  # the printed script names it
     try:
-        text, raw = read_text(topology), read_toml(topology)
+        text, raw = toml_text(topology.read_bytes(), str(topology)), read_toml(topology)
     except OSError as error:
         raise ConfigurationError(f"{topology}: {error.strerror}") from None
     except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Final
 
 from sandboxes.base import AnyFile, File
 from sandboxes.shell_lines import for_a_shell
-from sandboxes.text_files import is_script, script_of, text_of
+from sandboxes.text_files import is_script, script_of, text_of, toml_text
 
 _TEXTS: Final = frozenset(
     (
@@ -62,7 +62,8 @@ def _plain(path: str, file: AnyFile) -> AnyFile:
         return _script(path, file)
     if inside not in _TEXTS:
         return file
-    body = text_of(data := file.data, path).encode()
+    read = toml_text if inside == "task.toml" else text_of
+    body = read(data := file.data, path).encode()
     return file if body == data else File(body, file.mode)
 
 

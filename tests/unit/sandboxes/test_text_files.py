@@ -1,14 +1,19 @@
 """Text as people's editors save it: the mark and the line ends of Windows are no content, other encodings are named."""
 
 import codecs
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scaffolds.scaffold_toml import from_toml
 
-from sandboxes.text_files import is_script, read_text, read_toml, script_of, text_of
+from orchestrator.deploy.cluster.reading import load as load_topology
+from orchestrator.settings.config import load as load_config
+from orchestrator.tasks.harbor import Task
+from sandboxes.text_files import is_script, left_text, read_text, read_toml, script_of, text_of
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0\ufeff"))
 
@@ -59,3 +64,42 @@ def test_invalid_toml_is_refused_by_a_sentence_that_names_the_file_once(tmp_path
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"^{file} is not valid TOML: "):
             read_toml(file)
+
+
+ODD_TOML = (
+    (b"a = 1\rb = 2\r", "ends its lines in CR alone: save it with the line ends of Unix (LF)"),
+    (b"a = 1\r", "ends its lines in CR alone: save it with the line ends of Unix (LF)"),
+    (b"# a\na = 1\rb = 2\r", "has a CR without LF in line 2: save it with the line ends of Unix (LF)"),
+    (codecs.BOM_UTF8 * 2 + b"a = 1\n", "has more than one byte order mark: save it as UTF-8 without one"),
+)
+
+
+@pytest.mark.parametrize(("content", "wrong"), ODD_TOML)
+def test_what_tomllib_calls_an_invalid_statement_is_refused_by_its_name_at_every_border(
+    content: bytes, wrong: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_bytes(content)
+    for reader in (read_toml, load_config, load_topology, from_toml):
+        with pytest.raises(ValueError, match=rf"^{re.escape(f'{file} {wrong}')}$"):
+            reader(file)
+    files = {"task.toml": content, "instruction.md": b"do it\n", "tests/test.sh": b"true\n"}
+    with pytest.raises(ValueError, match=rf"^task.toml {re.escape(wrong)}$"):
+        Task.from_files(files)
+
+
+@pytest.mark.parametrize("end", [b"\x1a", b"\n\x1a", b"\r\n\x1a\x1a\x1a", b" \x1a\r\n"])
+def test_the_ctrl_z_at_the_end_of_a_file_of_dos_is_no_content(end: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b'[run]\r\nname = "dos"' + end)
+    assert load_config(tmp_path / "a.toml").run.name == "dos"
+    settings = b'[metadata]\r\nname = "dos"' + end
+    task = Task.from_files({"task.toml": settings, "instruction.md": b"do it\n", "tests/test.sh": b"true\n"})
+    assert task.name == "dos"
+    with pytest.raises(ValueError, match="is not valid TOML"):
+        (tmp_path / "a.toml").write_bytes(b"a = 1\n\x1ab = 2\n")
+        read_toml(tmp_path / "a.toml")
+
+
+@given(text=TEXTS, encoding=st.sampled_from(("utf-8", "utf-8-sig", "utf-16", "utf-32")))
+def test_what_a_program_left_is_read_in_the_encoding_of_its_mark(text: str, encoding: str) -> None:
+    assert left_text(text.encode(encoding)) == text
