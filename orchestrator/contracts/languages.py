@@ -7,6 +7,7 @@ A `$` or `%` of ours that the other language has to expand is written as `VARIAB
 """
 
 import json
+import re
 from typing import Final, TypeVar
 
 from orchestrator.contracts.quote import quoted
@@ -98,6 +99,19 @@ def json_text(text: str) -> str:
     "a \\"b\\""
     """
     return json.dumps(text, ensure_ascii=False)
+
+
+def markdown_code(text: str) -> str:
+    """A text as code in a line of Markdown, in which nothing else is read as Markdown or HTML. Line breaks become blanks; so does an empty text.
+
+    >>> print(markdown_code("a | <b>"), markdown_code("two ` and ``"))
+    `a | <b>` ``` two ` and `` ```
+    """
+    line = re.sub(r"\r\n|\r|\n", " ", text) or " "
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    if line.strip(" ") and (line[0] in "` " or line[-1] in "` "):
+        line = f" {line} "  # a reader removes one blank from both ends
+    return f"{fence}{line}{fence}"
 
 
 def sql_text(text: str) -> str:

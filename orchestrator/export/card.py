@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any
 
+from orchestrator.contracts.languages import json_text, markdown_code
 from orchestrator.export.drive import ExportSummary
 
 
@@ -26,10 +28,10 @@ def card(done: ExportSummary, tables: Mapping[str, Mapping[str, tuple[str, str]]
                 if kind.startswith("list<")
                 else f"    dtype: {kind!r}".replace("'", "")
             )
-    filters = ", ".join(f"{name} = {value}" for name, value in done.selection.items())
+    filters = ", ".join(f"{name} = {markdown_code(_plain(value))}" for name, value in done.selection.items())
     lines += [
         "---",
-        f"# Trajectories of the run `{done.run}`",
+        f"# Trajectories of the run {markdown_code(done.run)}",
         "",
         f"{done.attempts} attempts with {done.steps} steps, written by `penstock export parquet` (Penstock {version('penstock')}; {filters}).",
         "",
@@ -49,3 +51,8 @@ def card(done: ExportSummary, tables: Mapping[str, Mapping[str, tuple[str, str]]
             f"| `{column}` | {kind} | {description} |" for column, (kind, description) in columns.items()
         ]
     return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> str:
+    """A filter's value on one line, as JSON quotes a text."""
+    return json_text(value) if isinstance(value, str) else str(value)
