@@ -88,7 +88,7 @@ async def test_a_byte_order_mark_says_how_each_file_is_read(encoding: str, end: 
 @pytest.mark.parametrize(
     "body", [b"\xff\xfe", b"\xff\xfe1", b"\xef\xbb\xbf", b"\xff\xfe\x00\x00\x01", b"\xff1"]
 )
-async def test_a_mark_before_no_number_is_no_verdict(body: bytes) -> None:
+async def test_a_mark_without_a_number_after_it_gives_no_verdict(body: bytes) -> None:
     found = await graded({REWARD_FILE: body})
     assert (found.reward, found.cause) == (None, NoVerdict.REWARD)
     assert "must hold one number" in str(found.reason)

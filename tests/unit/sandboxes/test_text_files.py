@@ -89,7 +89,7 @@ def test_what_tomllib_calls_an_invalid_statement_is_refused_by_its_name_at_every
 
 
 @pytest.mark.parametrize("end", [b"\x1a", b"\n\x1a", b"\r\n\x1a\x1a\x1a", b" \x1a\r\n"])
-def test_the_ctrl_z_at_the_end_of_a_file_of_dos_is_no_content(end: bytes, tmp_path: Path) -> None:
+def test_the_ctrl_z_at_the_end_of_a_file_of_dos_is_left_out(end: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_bytes(b'[run]\r\nname = "dos"' + end)
     assert load_config(tmp_path / "a.toml").run.name == "dos"
     settings = b'[metadata]\r\nname = "dos"' + end
