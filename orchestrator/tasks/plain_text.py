@@ -28,7 +28,7 @@ _LARGEST: Final = 1 << 20
 _SUFFIX: Final = ".sh"
 _RUN: Final = re.compile(
     rb"""(?: ^ | [\s;&|(`"'] ) (?: bash | dash | sh | source | \. ) [ \t]+ (?: -\w+ [ \t]+ )*
-    ["']? (?: \$\([^\n)]*\) | [^\s;&|()] )* (?<![\w.-]) ([\w.-]+\.sh) (?![\w.-])""",
+    ["']? (?: \$\([^\n)]{0,200}\) | [^\s;&|()] ){0,400} (?<![\w.-]) ([\w.-]+\.sh) (?![\w.-])""",
     re.VERBOSE | re.MULTILINE,
 )
 """A shell's command that runs a `.sh` file, whose name is the group."""
