@@ -1,7 +1,6 @@
 """penstock tasks: publish, check, generate."""
 
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +31,11 @@ app = typer.Typer(no_args_is_help=True)
 
 def renamed(tasks: "Iterable[Task]") -> str:
     """A sentence about tasks whose own domain is not a valid name; empty: there are none."""
+    from orchestrator.tasks.sizes import read_task_toml
+
     differing = []
     for task in tasks:
-        domain = tomllib.loads(task.files["task.toml"].data.decode()).get("metadata", {}).get("domain")
+        domain = read_task_toml(task.files["task.toml"].data.decode()).get("metadata", {}).get("domain")
         if domain is not None and domain != task.settings.metadata.domain:
             differing.append(domain)
     if not differing:

@@ -1,6 +1,5 @@
 """Whether a run can take a task: checked before it is published and before it is accepted, never for a task accepted earlier."""
 
-import tomllib
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,6 +17,7 @@ from orchestrator.tasks.multi_step import TaskStep, steps_of
 from orchestrator.tasks.network import contradictions
 from orchestrator.tasks.network import refusals as network_refusals
 from orchestrator.tasks.resources import shortages
+from orchestrator.tasks.sizes import check_variables, dockerfile_text, read_task_toml
 from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
 from orchestrator.tasks.verdict import shell_options
@@ -60,14 +60,18 @@ def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> No
             )
             for problem in unknown(tests, "[verifier]"):
                 raise ValueError(problem)
+            check_variables({**tests.env, **settings.verifier.env}, "the environment of tests/test.sh")
         environment = task.environment(
             sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
         )
         for problem in unknown(environment, "[agent]"):
             raise ValueError(problem)
         check_services(environment, provider)
+        check_variables(
+            {**environment.env, **task.settings.solution.env}, "the environment of the reference solution"
+        )
         if environment.build is not None and "docker_image" not in task.settings.environment:
-            check_entrypoint(task.files[f"{CONTEXT}{DOCKERFILE}"].data.decode())
+            check_entrypoint(dockerfile_text(task.files[path := f"{CONTEXT}{DOCKERFILE}"], path))
         if environment.build is None:
             for problem in (each for step in steps for each in places(step.task.settings.artifacts)):
                 raise ValueError(problem)
@@ -134,7 +138,7 @@ def _steps(task: Task) -> Iterator[str]:
             yield f"{path} belongs to no step: {known}: add a step with this name, or remove the directory"
         elif inside.partition("/")[0] == "environment":
             yield f"{path} is not honoured: all steps share {CONTEXT}, put it into {STEPS}{name}/workdir/"
-    if not names and "multi_step_reward_strategy" in tomllib.loads(task.files["task.toml"].data.decode()):
+    if not names and "multi_step_reward_strategy" in read_task_toml(task.files["task.toml"].data.decode()):
         yield "task.toml: multi_step_reward_strategy needs [[steps]]: add them, or remove it"
 
 

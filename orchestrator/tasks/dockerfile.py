@@ -9,11 +9,13 @@ sentence each, that names the line and the instruction:
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from orchestrator.contracts.quote import cut, quoted
+from orchestrator.tasks.sizes import MOST_INSTRUCTIONS, VARIABLE_BYTES, VARIABLES_BYTES, TooLarge, too_many
 
 KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
 NO_EFFECT: Final = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
@@ -25,10 +27,14 @@ CONTAINERS: Final = (
 
 _AT: Final = "environment/Dockerfile "
 _MOST_NAMED: Final = 4
+_TOO_LONG: Final = (
+    f"more than {VARIABLE_BYTES:,} bytes, with which no program starts: put long values into files"
+)
 
 _TAKES_DOCUMENTS = re.compile(r"(?:RUN|COPY|ADD)\s", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(?:^|[\s|;&(])\d?<<-?(['\"]?)([A-Za-z_]\w*)\1(?=$|[\s|;&)])")
 _DIRECTIVE = re.compile(r"#\s*escape\s*=\s*(\S+)", re.IGNORECASE)
+_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
 _REFERENCE = re.compile(r"\\(.)|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\})", re.DOTALL)
 
 
@@ -43,9 +49,14 @@ class Instruction:
     flags: Mapping[str, str]
     is_json: bool
 
+    @property
+    def at(self) -> str:
+        """Its place, as sentences begin."""
+        return f"{_AT}line {self.line}: {cut(self.name, 30)}"
+
     def refuse(self, why: str) -> NoReturn:
         """Raise the ValueError that names this instruction."""
-        raise ValueError(f"{_AT}line {self.line}: {cut(self.name, 30)} {why}")
+        raise ValueError(f"{self.at} {why}")
 
 
 class DockerfileError(ValueError):
@@ -77,13 +88,15 @@ def parse(text: str) -> list[Instruction]:
 def _logical_lines(text: str) -> list[tuple[int, str]]:
     """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
     found: list[tuple[int, str]] = []
-    continued: tuple[int, str] | None = None
+    begun = 0  # the line of an instruction that goes on
+    parts: list[str] = []
     directives = True
-    documents: list[str] = []  # ends of the here-documents that are open
+    documents: deque[str] = deque()  # ends of the here-documents that are open
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if documents:
-            documents = documents[line.lstrip("\t") == documents[0] :]
+            if line.lstrip("\t") == documents[0]:
+                documents.popleft()
             continue
         if stripped.startswith("#"):
             if directives and (directive := _DIRECTIVE.match(stripped)) and directive[1] != "\\":
@@ -94,16 +107,20 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
         directives = False
         if not stripped:
             continue
-        start, so_far = continued or (number, "")
+        begun = begun if parts else number
         if stripped.endswith("\\"):
-            continued = start, so_far + line.rstrip()[:-1]
+            parts.append(line.rstrip()[:-1])
             continue
-        found.append((start, (so_far + line).strip()))
-        continued = None
+        found.append((begun, "".join([*parts, line]).strip()))
+        parts = []
+        if len(found) > MOST_INSTRUCTIONS:
+            raise TooLarge(
+                f"{_AT}has more than {MOST_INSTRUCTIONS:,} instructions: write several variables into one ENV, or use fewer of them"
+            )
         if _TAKES_DOCUMENTS.match(found[-1][1]):
-            documents = [end for _, end in _DOCUMENT.findall(found[-1][1])]
-    if continued is not None:
-        found.append((continued[0], continued[1].strip()))
+            documents.extend(end for _, end in _DOCUMENT.findall(found[-1][1]))
+    if rest := "".join(parts).strip():
+        found.append((begun, rest))
     return found
 
 
@@ -115,16 +132,17 @@ def _instruction(line: int, text: str) -> Instruction:
     if bare.name not in KNOWN:
         known = f"{', '.join(KNOWN[:-1])} and {KNOWN[-1]}"
         bare.refuse(f"is not one of {known}: {CONTAINERS}")
-    flags, rest = {}, bare.rest
-    while flag := re.match(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)", rest):
+    flags, end = {}, 0
+    while flag := _FLAG.match(bare.rest, end):
         flags[flag[1]] = flag[2] or ""
-        rest = rest[flag.end() :]
+        end = flag.end()
+    rest = bare.rest[end:]
     if bare.name == "COPY" and re.search(r"(?:^|\s)<<", rest):
         bare.refuse(f"has a here-document: {CONTAINERS}")
     if rest.startswith("["):
         try:
             listed = json.loads(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             listed = None
         if isinstance(listed, list) and all(isinstance(word, str) for word in listed):
             return Instruction(
@@ -159,10 +177,11 @@ def split(instruction: Instruction, text: str) -> tuple[str, ...]:
     return tuple([*words, word] if word else words)
 
 
-def expand(instruction: Instruction, word: str, variables: Mapping[str, str]) -> str:
+def expand(instruction: Instruction, word: str, variables: Mapping[str, str], *, what: str = "a word") -> str:
     """A word without its quotes, with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` expanded; an unknown variable is empty.
 
-    Nothing is expanded within single quotes. ValueError for other forms of `${…}`.
+    Nothing is expanded within single quotes. ValueError for other forms of `${…}`; TooLarge for a longer text than a variable may have;
+    `what` it is.
     """
     text, quote, i = "", "", 0
     while i < len(word):
@@ -185,6 +204,8 @@ def expand(instruction: Instruction, word: str, variables: Mapping[str, str]) ->
                 continue
             text += _referred(found, quote, variables)
             i = found.end()
+            if len(text) > VARIABLE_BYTES:
+                raise TooLarge(f"{instruction.at} gives {what} {_TOO_LONG}")
         else:
             text, i = text + char, i + 1
     return text
@@ -201,6 +222,35 @@ def _referred(found: re.Match[str], quote: str, variables: Mapping[str, str]) ->
     if operator == "+":
         return str(other) if value else ""
     return value
+
+
+_VALUE_OF = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+def check_growth(text: str) -> None:
+    """TooLarge if ENV and ARG of a Dockerfile that is built could give a variable more than it may have. The bound adds the lengths of what a value
+    names, and expands nothing."""
+    sizes: dict[str, int] = {}
+    for line, logical in _logical_lines(text):
+        name, *others = logical.split(None, 1)
+        rest = others[0] if others else ""
+        here = Instruction(line=line, name=name.upper(), rest=rest, words=(), flags={}, is_json=False)
+        if here.name not in ("ENV", "ARG") or not rest:
+            continue
+        try:
+            words = split(here, rest)
+        except ValueError:  # a build refuses it as well
+            continue
+        pairs = [word.partition("=")[::2] for word in words]
+        if here.name == "ENV" and "=" not in words[0]:
+            pairs = [(words[0], rest)]
+        for variable, value in pairs:
+            size = len(value) + sum(sizes.get(found[1], 0) for found in _VALUE_OF.finditer(value))
+            if size > VARIABLE_BYTES:
+                raise TooLarge(f"{here.at} gives {cut(variable, 60)} {_TOO_LONG}")
+            sizes[variable] = size
+        if sum(sizes.values()) > VARIABLES_BYTES:
+            raise TooLarge(f"{here.at}: {too_many()}")
 
 
 _STAGE = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?$", re.IGNORECASE)
@@ -228,7 +278,7 @@ def check_entrypoint(text: str) -> None:
         return
     try:
         words = json.loads(last.rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         words = last.rest.split()
     command = " ".join(map(str, words)) if isinstance(words, list) else str(words)
     if not _IDLE.fullmatch(command):

@@ -15,7 +15,6 @@ ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, 
 | ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b} | not PENSTOCK_… |
 """
 
-import contextlib
 import math
 import posixpath
 import re
@@ -26,7 +25,26 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import Bundle
-from orchestrator.tasks.dockerfile import CONTAINERS, DockerfileError, Instruction, expand, parse
+from orchestrator.tasks.dockerfile import (
+    CONTAINERS,
+    DockerfileError,
+    Instruction,
+    check_growth,
+    expand,
+    parse,
+)
+from orchestrator.tasks.sizes import (
+    MOST_COPIED,
+    MOST_SEARCHED,
+    VARIABLE_BYTES,
+    VARIABLES_BYTES,
+    TooLarge,
+    check_dockerfile,
+    dockerfile_text,
+    size_of,
+    too_long,
+    too_many,
+)
 from sandboxes.artifacts import stays
 from sandboxes.base import (
     DEFAULT_ENV,
@@ -44,7 +62,6 @@ from sandboxes.base import (
     StoredFile,
 )
 from sandboxes.images import recipe
-from sandboxes.text_files import text_of
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORE: Final = ".dockerignore"
@@ -125,7 +142,7 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
         raise ValueError(
             f"environment/{IGNORE} is not read: remove it, and the files that COPY must not copy"
         )
-    text = text_of(context.files[DOCKERFILE].data, f"environment/{DOCKERFILE}")
+    text = dockerfile_text(context.files[DOCKERFILE], f"environment/{DOCKERFILE}")
     if "\0" in text:
         raise ValueError(f"environment/{DOCKERFILE} holds a NUL character")
     try:
@@ -154,7 +171,10 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
 
 
 def build_context(context: Bundle) -> dict[str, BuildEntry]:
-    """A bundle as the build context of an image."""
+    """A bundle as the build context of an image. TooLarge for its Dockerfile."""
+    if DOCKERFILE in context.files:
+        check_dockerfile(context.files[DOCKERFILE], f"environment/{DOCKERFILE}")
+        check_growth(context.files[DOCKERFILE].data.decode(errors="replace"))
     links = {path: Link(target) for path, target in context.links.items()}
     folders = {path: Folder(mode) for path, mode in context.directories.items()}
     return {**context.files, **links, **folders}
@@ -164,10 +184,15 @@ def read_or_build(context: Bundle, bases: Collection[str] | None, *, named: bool
     """The environment of a build context: without an image if it needs none, and otherwise with the image that it builds. `named`: the image must
     have a user. ValueError if FROM is missing or names another architecture."""
     if not named:
-        with contextlib.suppress(ValueError):
+        try:
             return read_environment(context, bases)
+        except TooLarge:  # a build does not make it smaller
+            raise
+        except ValueError:
+            pass
+    built = build_context(context)
     recipe.read(context.files[DOCKERFILE].data)
-    return Environment(files={}, build=build_context(context))
+    return Environment(files={}, build=built)
 
 
 def builds_where_needed(provider: Provider | type[Provider]) -> bool:
@@ -251,6 +276,10 @@ class _Build:
     def __init__(self, context: Bundle, bases: Collection[str] | None) -> None:
         self._context = context
         self._entries = list(context.paths)
+        self._directories = {"", *context.directories}
+        self._directories |= {path[: at.start()] for path in self._entries for at in re.finditer("/", path)}
+        self._plain = set(self._entries) - set(context.directories)  # files and links
+        self._searched = self._placed = 0
         self._bases = bases
         self._based = False
         self.files: dict[str, AnyFile] = {}
@@ -259,6 +288,8 @@ class _Build:
         self.made: set[str] = set()  # directories created by WORKDIR
         self._folders: set[str] = set()  # every directory that has something in it, or was created
         self.env: dict[str, str] = {}
+        self._known = dict(DEFAULT_ENV)  # with `env`
+        self._bytes = 0  # of `env`
         self.work_dir = WORK
 
     def apply(self, instruction: Instruction) -> None:
@@ -272,8 +303,8 @@ class _Build:
             case "COPY":
                 self._copy(instruction)
 
-    def _expand(self, instruction: Instruction, word: str) -> str:
-        return expand(instruction, word, {**DEFAULT_ENV, **self.env})
+    def _expand(self, instruction: Instruction, word: str, what: str = "a word") -> str:
+        return expand(instruction, word, self._known, what=what)
 
     def _no_flags(self, instruction: Instruction, known: str = "") -> None:
         for flag in instruction.flags:
@@ -327,20 +358,29 @@ class _Build:
             if name.startswith(RESERVED):
                 instruction.refuse(f"{name} is reserved: choose a name that does not begin with {RESERVED}")
             # Variables of this line apply from the next line on.
-            found[name] = self._expand(instruction, value)
+            text = self._expand(instruction, value, name)
+            self._bytes += size_of(name, text) - (size_of(name, found[name]) if name in found else 0)
+            found[name] = text
+            if size_of(name, text) > VARIABLE_BYTES:
+                raise TooLarge(f"{instruction.at}: {too_long(name)}")
+            if self._bytes > VARIABLES_BYTES:
+                raise TooLarge(f"{instruction.at}: {too_many()}")
+        self._bytes -= sum(size_of(name, self.env[name]) for name in found if name in self.env)
         self.env |= found
+        self._known |= found
 
     def _copy(self, instruction: Instruction) -> None:
         self._no_flags(instruction, "chmod")
         words = instruction.words
         if not instruction.is_json:
-            words = tuple(self._expand(instruction, word) for word in words)
+            words = tuple(self._words(instruction))
         if len(words) < 2 or not all(words):
             instruction.refuse("must be COPY source … destination")
         mode = instruction.flags.get("chmod", "")
         if mode and not re.fullmatch(r"0?[0-7]{3}", mode):
             instruction.refuse(f"--chmod={mode} must be three octal digits")
         *sources, destination = words
+        self._count(instruction, searched=len(sources))
         target = self._absolute(destination)
         found = [match for source in sources for match in self._sources(instruction, source)]
         into = destination.endswith("/") or len(sources) > 1 or len(found) > 1 or self._is_directory(target)
@@ -351,9 +391,11 @@ class _Build:
                     for inside in self._entries
                     if _below(inside, path)
                 }
+                self._count(instruction, searched=len(self._entries), placed=len(taken))
                 for name, inside in taken.items():
                     self._place(instruction, f"{target}/{name}", inside, mode)
             else:
+                self._count(instruction, placed=1)
                 name = f"{target}/{posixpath.basename(path)}" if into else target
                 self._place(instruction, name, path, mode)
 
@@ -362,13 +404,12 @@ class _Build:
         plain = posixpath.normpath("/" + source).lstrip("/")
         if ".." in source.split("/"):
             instruction.refuse(f"{source}: a source lies in environment/ and cannot be left with ..")
-        entries = set(self._entries) - set(self._context.directories)
-        directories = {""} | {path[: at.start()] for path in self._entries for at in re.finditer("/", path)}
-        directories |= set(self._context.directories)
+        entries, directories = self._plain, self._directories
         if not _WILD.search(plain):
             known = [path for path in (plain,) if path in entries or path in directories]
         else:
             pattern = plain.split("/")
+            self._count(instruction, searched=len(self._entries))
             known = sorted(
                 path
                 for path in (*entries, *directories)
@@ -378,6 +419,29 @@ class _Build:
             instruction.refuse(f"{source}: environment/{plain} does not exist in the task")
         followed = [self._followed(instruction, path) for path in known]
         return [(path, path in directories) for path in followed]
+
+    def _words(self, instruction: Instruction) -> Iterator[str]:
+        left = VARIABLES_BYTES
+        for word in instruction.words:
+            text = self._expand(instruction, word)
+            if (left := left - len(text)) < 0:
+                raise TooLarge(
+                    f"{instruction.at} has more than {VARIABLES_BYTES:,} characters: copy directories as a whole"
+                )
+            yield text
+
+    def _count(self, instruction: Instruction, *, searched: int = 0, placed: int = 0) -> None:
+        """Count the entries that a COPY looks through and places."""
+        self._searched += searched
+        self._placed += placed
+        for count, most, does in (
+            (self._searched, MOST_SEARCHED, "search through"),
+            (self._placed, MOST_COPIED, "copy"),
+        ):
+            if count > most:
+                raise TooLarge(
+                    f"{instruction.at}: the lines up to this one {does} more than {most:,} files: copy directories as a whole, and each once"
+                )
 
     def _followed(self, instruction: Instruction, path: str) -> str:
         """The entry to which a source leads that is itself a link."""

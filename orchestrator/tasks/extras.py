@@ -6,6 +6,8 @@ from typing import Any, Final
 from scaffolds.base import Manifest
 from scaffolds.mcp import McpServer
 
+from orchestrator.tasks.key_values import WORD_BYTES
+
 STDIO: Final = "stdio"
 _NAME: Final = "1 to 64 letters, digits, _ and -"
 
@@ -48,7 +50,10 @@ def is_name(value: Any) -> str | None:
 def arguments(value: Any) -> str | None:
     """The check of a server's arguments."""
     known = isinstance(value, list) and all(isinstance(each, str) and "\0" not in each for each in value)
-    return None if known else "a list of texts"
+    if not known:
+        return "a list of texts"
+    fits = sum(len(each.encode(errors="replace")) for each in value) <= WORD_BYTES
+    return None if fits else f"a list of texts of at most {WORD_BYTES // 1024} KB in all"
 
 
 def servers_must(value: Any) -> str | None:

@@ -16,7 +16,6 @@ bash runs `test.sh` and `solve.sh`. Other files (a README) are carried and ignor
 
 import json
 import posixpath
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -44,6 +43,7 @@ from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash
 from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
+from orchestrator.tasks.sizes import check_variables, read_task_toml
 from sandboxes.artifacts import stays
 from sandboxes.base import WORK, AnyFile
 from sandboxes.text_files import text_of
@@ -217,6 +217,7 @@ class Task:
             self.bundle.below(CONTEXT), table, bases, containers=containers, where_needed=where_needed
         )
         variables = {**found.env, **composed.env, **variables_of(table)}
+        check_variables(variables, "the environment of the task's programs")
         return replace(found, env=variables, services=composed.services, user=self.settings.agent_users[0])
 
     @cached_property
@@ -252,6 +253,7 @@ class Task:
                 raise
             raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
         variables = {**found.env, **composed.env, **variables_of(table)}
+        check_variables(variables, "the environment of the tests")
         return replace(found, env=variables, services=composed.services, user=user)
 
     def _environment(
@@ -340,7 +342,7 @@ def is_hidden(path: str) -> bool:
 
 def check_steps(toml: str) -> None:
     """ValueError if the settings have `[[steps]]` that are not valid, before their files are looked for."""
-    if tomllib.loads(toml).get("steps"):
+    if read_task_toml(toml).get("steps"):
         check_keys(toml)
 
 

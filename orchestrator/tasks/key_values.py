@@ -16,6 +16,8 @@ ValueCheck = Callable[[Any], str | None]
 VERSIONS: Final = re.compile(r"1(\.\d{1,4}){0,2}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 VARIABLES_BYTES: Final = 64 * 1024
+WORD_BYTES: Final = 64 * 1024
+"""Of a command, and of the arguments of a program together: Linux takes no argument of 128 KB."""
 RESERVED: Final = "PENSTOCK_"
 HOUR: Final = 3600.0
 WEEK: Final = 7 * 86400.0
@@ -138,7 +140,13 @@ def path(value: Any) -> str | None:
 
 
 def command(value: Any) -> str | None:
-    return None if isinstance(value, str) and value.strip() and "\0" not in value else "a shell command"
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        return "a shell command"
+    return (
+        None
+        if len(value.encode(errors="replace")) <= WORD_BYTES
+        else f"a shell command of at most {WORD_BYTES // 1024} KB"
+    )
 
 
 def image(value: Any) -> str | None:

@@ -5,11 +5,11 @@ ignored. `[metadata]` is the author's own table. A refused key is accepted if it
 `ops/guides/task_keys.py` writes the guide's table from this one.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final, Literal
 
 from orchestrator.contracts.quote import quoted
@@ -17,12 +17,14 @@ from orchestrator.tasks import extras
 from orchestrator.tasks import key_values as values
 from orchestrator.tasks.collected import artifacts_must
 from orchestrator.tasks.key_values import ValueCheck
+from orchestrator.tasks.sizes import read_task_toml
 
 FREE: Final = "metadata"
 SLIP: Final = 0.75
 """Minimum similarity (difflib's ratio) of an unknown key to the known key that is suggested."""
 TABLES: Final = ("task", "agent", "environment", "verifier", "solution")
 _MOST_NAMED: Final = 5
+_MOST_FOUND: Final = 100  # a similar key is looked for for each
 
 
 class Treatment(StrEnum):
@@ -293,9 +295,11 @@ _IN_METADATA: Final = (
 
 def check_keys(toml: str) -> None:
     """Refuse keys of a new task that would not be honoured; tasks accepted earlier are unaffected. ValueError, one sentence, names the keys."""
-    wrong = list(_wrong(tomllib.loads(toml)))
+    wrong = list(islice(_wrong(read_task_toml(toml)), _MOST_FOUND))
     if wrong:
-        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        left = len(wrong) - _MOST_NAMED
+        least = "at least " if len(wrong) == _MOST_FOUND else ""
+        more = f"; and {least}{left} more" if left > 0 else ""
         raise ValueError(f"task.toml: {'; '.join(wrong[:_MOST_NAMED])}{more}")
 
 

@@ -26,7 +26,6 @@ accepted earlier are read here unchanged.
 `[[steps]]` are the steps of a task with several instructions (multi_step.py).
 """
 
-import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, get_args
@@ -38,6 +37,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.collected import ArtifactSource, CollectHook, hooks, sources
 from orchestrator.tasks.key_values import REWARD, min_reward, step_name
 from orchestrator.tasks.keys import FREE, TABLES
+from orchestrator.tasks.sizes import TooLarge, read_task_toml
 from sandboxes.users import is_user
 
 GENERAL: Final = "general"
@@ -269,7 +269,9 @@ def variables_of(table: Mapping[str, Any]) -> dict[str, str]:
 def parse_settings(toml: str) -> TaskSettings:
     """Read a `task.toml`. ValueError: one sentence that names the key, the expected value and the actual one."""
     try:
-        tables = tomllib.loads(toml)
+        tables = read_task_toml(toml)
+    except TooLarge:
+        raise
     except ValueError as error:  # also for a number that is too long
         raise ValueError(f"task.toml: not valid TOML: {error}") from error
     except RecursionError:

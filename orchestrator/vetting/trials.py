@@ -1,6 +1,5 @@
 """Attempts of the solution and of nothing, each verified by the task's tests, under the conditions of `orchestrator.tasks.vetting.conditions`."""
 
-import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -11,6 +10,7 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.resources import granted
+from orchestrator.tasks.sizes import read_task_toml
 from orchestrator.tasks.vetting.budget import squeezed
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition, in_order
 from orchestrator.tasks.vetting.outcomes import Outcome
@@ -21,7 +21,7 @@ NOTHING: Final = Left(answer="", artifacts=())
 
 def maximum_of(task: Task) -> float:
     """The reward of a complete work: `max_reward` of [metadata], a number above 0 up to 1; else 1."""
-    given = tomllib.loads(task.files["task.toml"].data.decode()).get("metadata", {}).get("max_reward")
+    given = read_task_toml(task.files["task.toml"].data.decode()).get("metadata", {}).get("max_reward")
     valid = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1
     return float(given) if valid else 1.0
 

@@ -15,6 +15,9 @@ _FROM = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _ARG = re.compile(r"\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?$", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})")
 
+_LONGEST = 4096
+"""Characters of the name of an image."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -77,7 +80,21 @@ def _stage(line: int, last: int, text: str, variables: Mapping[str, str]) -> Sta
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    return _REFERENCE.sub(lambda found: variables.get(found[1] or found[2]) or found[3] or "", word)
+    """ImageRefused for a long text: no image and no platform has such a name."""
+    parts, length, at = [], 0, 0
+    for found in _REFERENCE.finditer(word):
+        value = variables.get(found[1] or found[2]) or found[3] or ""
+        parts += [word[at : found.start()], value]
+        length += len(parts[-2]) + len(value)
+        at = found.end()
+        if length > _LONGEST:
+            break
+    text = "".join([*parts, word[at:]])
+    if len(text) > _LONGEST:
+        raise ImageRefused(
+            f"environment/Dockerfile: FROM has {text[:40]}… of more than {_LONGEST:,} characters: name an image"
+        )
+    return text
 
 
 def bases(stages: Sequence[Stage]) -> list[str]:

@@ -5,6 +5,7 @@ Scalars of compose files are read by YAML 1.2, as compose reads them: `yes`, `01
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -21,8 +22,8 @@ class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """No key twice: the first of the two would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {quoted(twice)} comes twice", node.start_mark
             )

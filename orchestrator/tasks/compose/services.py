@@ -31,7 +31,9 @@ from orchestrator.tasks.compose.together import (
     networks_of,
     volumes_of,
 )
+from orchestrator.tasks.dockerfile import check_growth
 from orchestrator.tasks.environment import DOCKERFILE, build_context
+from orchestrator.tasks.sizes import check_dockerfile, check_variables
 from sandboxes import text_files
 from sandboxes.base import File, SideService
 
@@ -218,6 +220,8 @@ def _built(value: Any, context: Bundle, at: str) -> tuple[str, Mapping[str, Any]
     if dockerfile not in bundle.files:
         path = posixpath.join("environment", folder, dockerfile or DOCKERFILE)
         raise ValueError(f"{at}build needs {path}, which does not exist in the task: add it")
+    check_dockerfile(bundle.files[dockerfile], posixpath.join("environment", folder, dockerfile))
+    check_growth(bundle.files[dockerfile].data.decode(errors="replace"))
     found = build_context(bundle)
     return posixpath.join("environment", folder, dockerfile), {**found, DOCKERFILE: found[dockerfile]}
 
@@ -239,4 +243,5 @@ def _variables(value: Any, at: str) -> dict[str, str]:
         if not isinstance(text, str | int) or "\0" in str(text):
             raise ValueError(f"{at}environment.{name} must be text, got {quoted(text)}")
         found[name] = str(text).lower() if isinstance(text, bool) else str(text)
+    check_variables(found, f"{at}environment")
     return found
