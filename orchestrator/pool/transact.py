@@ -35,6 +35,10 @@ CONTENT = (
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
 
 
+class TransactionEnded(Exception):
+    """Postgres has ended the same transaction several times, because it was silent."""
+
+
 def _state(error: BaseException) -> str:
     """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty if Postgres sent none."""
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -47,6 +51,14 @@ def passing(error: BaseException) -> bool:
         return True
     state = _state(error)
     return isinstance(error, (OSError, PoolTimeout)) or state[:2] in PASSING or state == IDLE_ENDED
+
+
+def _ended_idle(error: BaseException, lasted_s: float) -> bool:
+    """Whether Postgres ended a transaction for its silence. The driver reports that. If it read the end before the next statement, it finds the
+    connection closed without a reason."""
+    state = _state(error)
+    closed = isinstance(error, DBAPIError) and error.connection_invalidated and not state
+    return state == IDLE_ENDED or (closed and lasted_s >= timeouts().pool_idle_s)
 
 
 def of_content(error: BaseException) -> bool:
@@ -110,14 +122,18 @@ async def transact(
     *,
     at: str,
     longest_wait_s: float | None = None,
+    most_idle_ends: int | None = None,
 ) -> T:
     """Like `once`, repeated while Postgres is unreachable. Only the caller's cancel scope bounds it.
+
+    Postgres also ends a transaction that sends nothing for `timeouts.pool_idle_s`. A process that was stopped repeats it. `work` that is
+    silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends.
 
     `work` may run several times. A commit without a received answer is repeated, so its effects must be idempotent (compare-and-set,
     unique keys). A caller that must write soon after Postgres returns, such as a lease holder, sets a shorter `longest_wait_s` between tries.
     """
     with waiting_for("postgres"):
-        return await _until_committed(engine, work, at, longest_wait_s)
+        return await _until_committed(engine, work, at, longest_wait_s, most_idle_ends)
 
 
 async def _until_committed(
@@ -125,14 +141,22 @@ async def _until_committed(
     work: Callable[[AsyncConnection], Awaitable[T]],
     at: str,
     longest_wait_s: float | None,
+    most_idle_ends: int | None,
 ) -> T:
     delays = backoff(FIRST_WAIT_S, longest_wait_s or timeouts().pool_retry_s)
+    idle_ends = 0
     while True:
+        started = time.monotonic()
         try:
             return await _attempt(engine, work, at)
         except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
             if not passing(error):
                 raise
+            idle_ends += _ended_idle(error, time.monotonic() - started)
+            if idle_ends == most_idle_ends:
+                raise TransactionEnded(
+                    f"PostgreSQL ended its transaction {idle_ends} times, because nothing was sent for {timeouts().pool_idle_s:g} s"
+                ) from error
             delay = next(delays)
             measured(PoolMetrics).retries.labels(_state(error)[:2] or "none").inc()
             log.warning(

@@ -7,11 +7,13 @@
 
 One message can end only itself. A message with unusable content is stored as a dead letter with the reason. If anything fails for a batch, it is
 handled again one by one, so the other messages lose nothing. A message that Postgres refuses because of its content (a number out of range, a
-broken constraint, a value too long for an index) is a dead letter at once. Any other failure makes it a suspect (`Suspects`).
+broken constraint, a value too long for an index) is a dead letter at once. Any other failure makes it a suspect (`Suspects`), also handling that
+leaves its transaction silent for so long that Postgres ends it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.exc import DBAPIError
@@ -30,6 +32,8 @@ from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 
 log = get(__name__)
+IDLE_ENDS: Final = 2
+"""Transactions of the same messages that Postgres may end because they are silent, before that counts as a failed try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,23 @@ async def consume(
     handle: Handle,
     *,
     batch: int = 64,
+    before: Callable[[Sequence[Delivery]], Awaitable[None]] | None = None,
     after: Callable[[], Awaitable[None]] | None = None,
     refused: Callable[[Delivery, str], Awaitable[None]] | None = None,
     at: str,
 ) -> None:
-    """Consume until cancelled. `handle` gets up to `batch` deliveries; `after` runs once they are committed and before they are acked. `refused`
-    answers the sender of a message that `handle` could not handle. `at` names their commit."""
+    """Consume until cancelled. `handle` gets up to `batch` deliveries; `before` runs before their transaction, for long work without it, and
+    `after` once they are committed and before they are acked. `refused` answers the sender of a message that `handle` could not handle. `at` names
+    their commit."""
     with reporting(f"{at.partition('.')[0]}.failing") as failing:
         work = _Consuming(
-            flow=flow, consumer=consumer, handle=handle, after=after, refused=refused, failing=failing
+            flow=flow,
+            consumer=consumer,
+            handle=handle,
+            before=before,
+            after=after,
+            refused=refused,
+            failing=failing,
         )
         async with flow.bus.subscribe(consumer, batch=batch) as arriving:
             while True:
@@ -85,6 +97,7 @@ class _Consuming:
     flow: Flow
     consumer: Consumer
     handle: Handle
+    before: Callable[[Sequence[Delivery]], Awaitable[None]] | None
     after: Callable[[], Awaitable[None]] | None
     refused: Callable[[Delivery, str], Awaitable[None]] | None
     failing: Loop
@@ -101,7 +114,9 @@ class _Consuming:
             return outcomes
 
         try:
-            outcomes = await transact(self.flow.engine, work, at=at)
+            if self.before is not None:
+                await self.before(deliveries)
+            outcomes = await transact(self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS)
             if self.after is not None:
                 await self.after()
         except Exception as error:  # noqa: BLE001  # counted and logged: one message can end only itself

@@ -7,18 +7,21 @@
 One durable serves all runs, so a task for an unknown run is dead-lettered with the reason instead of staying unread. Bad tasks are answered
 `rejected` with one sentence, and stored as dead letters. The answer uses the id that the message gives, even if nothing else in it is readable.
 The same holds for a task that Postgres refuses.
+
+A task is read and checked in a thread before the transaction begins: the process goes on, and Postgres ends no transaction that waits for it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import anyio.to_thread
 from scaffolds.controls import CONTROLS
 from scaffolds.find import find
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.blobs.task_files import BlobsMissing, TaskFiles
+from orchestrator.blobs.task_files import BlobsMissing, ReadTask, TaskFiles
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import ConfigurationError, MessageError
@@ -39,6 +42,7 @@ from orchestrator.roles.context import Flow
 from orchestrator.settings.config import Config
 from orchestrator.settings.curriculum import StageSection
 from orchestrator.settings.sampling import checked
+from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
@@ -57,6 +61,19 @@ _CLOSED_BY: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A task as a run reads it, or the error that reading or checking raised."""
+
+    run_id: int
+    body: bytes
+    read: ReadTask | Exception
+
+    def is_of(self, run: StoredRun, delivery: Delivery) -> bool:
+        """Whether `delivery` brought it to `run`."""
+        return self.run_id == run.run_id and self.body == delivery.body
+
+
 @dataclass(frozen=True, slots=True)
 class _Notice:
     run: str
@@ -71,6 +88,8 @@ class Intake:
         self._files = TaskFiles.of(flow.engine, flow.config.tasks)
         self._known_scaffolds = known_scaffolds
         self._configs = {flow.run_id: flow.config}
+        self._run_ids = {flow.run: flow.run_id}
+        self._prepared: list[_Prepared] = []
         self._notices: list[_Notice] = []
 
     async def run(self) -> None:
@@ -80,10 +99,34 @@ class Intake:
             subjects.consume_tasks(),
             self._handle,
             batch=32,
+            before=self._prepare,
             after=self._tell,
             refused=self._tell_refused,
             at="intake.commit",
         )
+
+    async def _prepare(self, deliveries: Sequence[Delivery]) -> None:
+        """Read and check the tasks of the runs that are known. `_answer` reads the others."""
+        self._prepared = []
+        for delivery in deliveries:
+            run_id = self._run_ids.get(delivery.subject.split(".")[1])
+            if run_id is None:
+                continue
+            try:
+                event = decode_written(delivery.body, delivery.schema, TaskSubmitted)
+            except (MessageError, ValueError, RecursionError):
+                continue  # `_answer` says so
+            self._prepared.append(await self._read(run_id, delivery, event))
+
+    async def _read(self, run_id: int, delivery: Delivery, event: TaskSubmitted) -> _Prepared:
+        config = self._configs[run_id]
+        read: ReadTask | Exception
+        try:
+            read = await self._files.submitted(event.task, BundleLimits.of(config.tasks))
+            await anyio.to_thread.run_sync(_check, read.task, config.sandbox)
+        except Exception as error:  # noqa: BLE001  # `_answer` raises it, if the task is not answered already
+            read = error
+        return _Prepared(run_id=run_id, body=delivery.body, read=read)
 
     async def _handle(
         self, connection: AsyncConnection, deliveries: Sequence[Delivery]
@@ -130,8 +173,12 @@ class Intake:
             known = await answered(connection, run.run_id, submission)
             if known is not None:
                 return known, None
-            limits = BundleLimits.of(self._config(run).tasks)
-            read = await self._files.submitted(event.task, limits)
+            self._config(run)
+            self._run_ids[run.name] = run.run_id
+            prepared = next((each for each in self._prepared if each.is_of(run, delivery)), None)
+            read = (prepared or await self._read(run.run_id, delivery, event)).read
+            if isinstance(read, Exception):
+                raise read
             group = self._group(run, domain, submission, event, read.task)
             if absent := await blobs.name(connection, read.blobs):
                 raise BlobsMissing(absent)
@@ -186,7 +233,6 @@ class Intake:
         self, run: StoredRun, domain: str, submission: str, event: TaskSubmitted, task: Task
     ) -> NewGroup:
         config = self._config(run)
-        check_admissible(task, config.sandbox)
         purpose = event.purpose
         if purpose is Purpose.TRAIN:
             check_stage(config.stage, domain, task.settings.metadata.difficulty)
@@ -261,6 +307,12 @@ class Intake:
             submission=answer.submission, status=answer.status, reason=answer.reason, earlier=not answer.new
         )
         await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), encode(answered))
+
+
+def _check(task: Task, sandbox: SandboxSection) -> None:
+    """Everything of a task that takes long and needs no transaction; its message and its hash are kept."""
+    check_admissible(task, sandbox)
+    _ = task.content_hash
 
 
 def _refused(delivery: Delivery, reason: str) -> Answer:

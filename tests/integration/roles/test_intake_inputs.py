@@ -1,6 +1,7 @@
 """Every message of a publisher is answered: accepted, or rejected with a sentence that names the file or key, under the publisher's id."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,10 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.roles import intake
 from orchestrator.roles.intake import Intake
 from orchestrator.tasks.harbor import Task
 from tests.integration.pool.rig import engine
-from tests.integration.roles.rig import Stage, staged
+from tests.integration.roles.rig import Stage, playing, staged
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -103,6 +105,62 @@ async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage
     assert sorted(stored) == sorted(kinds)
     assert kept.files["environment/files/names.lst"].data == b"oak\0elm\0"
     assert kept.content_hash == Task.from_message({"files": NUL}).content_hash
+
+
+FROM = "FROM debian:12\n"
+HEAVY = {
+    "lines": ({"environment/Dockerfile": FROM + "".join(f"ENV A{i}=1\n" for i in range(15_000))}, "has more than 2,000 instructions"),
+    "doubling": ({"environment/Dockerfile": FROM + "ENV A=xx\n" + "ENV A=$A$A\n" * 40}, "ENV gives A more than 122,880 bytes"),
+    "value": ({"environment/Dockerfile": f"{FROM}ENV A={'x' * 140_000}\n"}, "the variable 'A' has more than 122,880 bytes"),
+    "dotted": ({"task.toml": "[metadata]\nx." + "a." * 16_000 + "a = 1\n"}, "has a key of more than 32 parts between dots"),
+}  # fmt: skip
+
+
+async def test_a_task_that_would_take_all_time_or_memory_is_answered_and_the_next_one_accepted(
+    stage: Stage,
+) -> None:
+    answers: dict[str, tuple[str, str]] = {}
+    async with (
+        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
+        anyio.create_task_group() as roles,
+    ):
+        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        bodies = [message(name, {**FILES, **files}) for name, (files, _) in HEAVY.items()]
+        for body in (*bodies, message("next")):
+            await stage.bus.publish(
+                Outgoing(subject=subjects.tasks(stage.run.name, "coding"), msg_id="", schema="", body=body)
+            )
+        with anyio.fail_after(60):
+            async for notice in notices:
+                answer = json.loads(notice.body)
+                answers[answer["submission"]] = (answer["status"], answer.get("reason", ""))
+                if len(answers) > len(HEAVY):
+                    break
+        roles.cancel_scope.cancel()
+    assert answers.pop("next")[0] == "accepted"
+    for name, (status, reason) in answers.items():
+        assert status == "rejected" and HEAVY[name][1] in reason, (name, reason)
+    assert await stage.count("dead_letters") == len(HEAVY)
+
+
+async def test_a_task_is_read_and_checked_in_a_thread_before_the_transaction_begins(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, bool]] = []
+
+    def noted(name: str, call: Any) -> Any:
+        def called(*given: Any) -> Any:
+            done.append((name, threading.current_thread() is threading.main_thread()))
+            return call(*given)
+
+        return called
+
+    monkeypatch.setattr(intake, "check_admissible", noted("check", intake.check_admissible))
+    monkeypatch.setattr(Intake, "_handle", noted("handle", Intake._handle))
+    async with playing([Intake(stage.flow, ["shell"]).run]):
+        await stage.submit("a")
+        await stage.reaches(1, "groups", submission="a")
+    assert done == [("check", False), ("handle", True)]
 
 
 async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage) -> None:

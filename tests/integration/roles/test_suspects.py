@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from structlog.testing import capture_logs
 
@@ -21,8 +22,10 @@ from orchestrator.roles.context import Flow
 from orchestrator.roles.intake import Intake
 from orchestrator.roles.reward import reward_group
 from orchestrator.roles.suspects import TRIES
+from orchestrator.settings.timeouts import Timeouts, use
 from tests.integration.pool.rig import ended, engine, group_state, report, running, verify
 from tests.integration.roles.rig import Stage, has_counted, playing, staged, until
+from tests.waiting import eventually
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
@@ -104,6 +107,47 @@ async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: St
             await stage.emptied("TASKS")
     assert not [line for line in logs if line["event"] == "message.failed"]
     assert "stack depth limit exceeded" in (await stage.reasons())[0]
+
+
+async def test_a_message_whose_handling_postgres_ends_for_its_silence_is_buried_and_answered(
+    stage: Stage,
+) -> None:
+    """Such a transaction is repeated only a few times, so that other messages come to their turn."""
+    handled: list[bytes] = []
+    answered: list[str] = []
+
+    async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
+        for delivery in deliveries:
+            if b"poison" in delivery.body:
+                await connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 300")
+                own = await connection.scalar(text("SELECT pg_backend_pid()"))
+                await eventually(partial(_is_gone, stage, own))
+            await connection.exec_driver_sql("SELECT 1")
+            handled.append(delivery.body)
+        return {}
+
+    async def refused(delivery: Delivery, reason: str) -> None:
+        answered.append(reason)
+
+    await stage.submit("a", "poison", "b")
+    role = partial(consume, stage.flow, subjects.consume_tasks(), handle, refused=refused, at="tests")
+    with use(Timeouts(pool_idle_s=0.2)):
+        async with playing([role]):
+            await stage.reaches(1, "dead_letters", run_id=stage.run.run_id)
+            await stage.submit("c")
+            await stage.emptied("TASKS")
+    assert answered == await stage.reasons() and len(set(handled)) == 3
+    assert f"its handling failed {TRIES} times, the last time with " in answered[0]
+    assert (
+        "TransactionEnded: PostgreSQL ended its transaction 2 times, because nothing was sent for"
+        in answered[0]
+    )
+
+
+async def _is_gone(stage: Stage, pid: int) -> bool:
+    async with stage.flow.engine.connect() as connection:
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+        return await connection.scalar(query, {"pid": pid}) == 0
 
 
 async def test_the_sender_of_a_task_that_our_code_cannot_handle_gets_an_answer(

@@ -1,0 +1,27 @@
+"""The table "Sizes and lengths" names the limits of tasks as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tasks import key_values, sizes
+
+PAGE = Path(__file__).parents[3] / "ops/guides/what-happens-when.md"
+_, _, TABLE = PAGE.read_text().partition("## Sizes and lengths")
+
+
+@pytest.mark.parametrize(
+    ("begin", "limits"),
+    [
+        ("| `task.toml` |", (sizes.TASK_TOML_BYTES, sizes.DEEPEST)),
+        (
+            "| a Dockerfile",
+            (sizes.DOCKERFILE_BYTES, sizes.MOST_INSTRUCTIONS, sizes.MOST_COPIED, sizes.MOST_SEARCHED),
+        ),
+        ("| variable of", (sizes.VARIABLE_BYTES, sizes.VARIABLES_BYTES)),
+        ("| `env` table", (key_values.VARIABLES_BYTES, key_values.WORD_BYTES)),
+    ],
+)
+def test_the_table_of_sizes_names_the_limits_of_a_task(begin: str, limits: tuple[int, ...]) -> None:
+    [row] = [line for line in TABLE.splitlines() if line.startswith(begin)]
+    assert [limit for limit in limits if f"{limit:,}" not in row] == []
