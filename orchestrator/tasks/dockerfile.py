@@ -88,7 +88,7 @@ def parse(text: str) -> list[Instruction]:
 def _logical_lines(text: str) -> list[tuple[int, str]]:
     """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
     found: list[tuple[int, str]] = []
-    begun = 0  # the line of an instruction that goes on
+    start = 0  # the line of an instruction that goes on
     parts: list[str] = []
     directives = True
     documents: deque[str] = deque()  # ends of the here-documents that are open
@@ -107,11 +107,11 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
         directives = False
         if not stripped:
             continue
-        begun = begun if parts else number
+        start = start if parts else number
         if stripped.endswith("\\"):
             parts.append(line.rstrip()[:-1])
             continue
-        found.append((begun, "".join([*parts, line]).strip()))
+        found.append((start, "".join([*parts, line]).strip()))
         parts = []
         if len(found) > MOST_INSTRUCTIONS:
             raise TooLarge(
@@ -120,7 +120,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
         if _TAKES_DOCUMENTS.match(found[-1][1]):
             documents.extend(end for _, end in _DOCUMENT.findall(found[-1][1]))
     if rest := "".join(parts).strip():
-        found.append((begun, rest))
+        found.append((start, rest))
     return found
 
 

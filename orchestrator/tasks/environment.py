@@ -351,7 +351,7 @@ class _Build:
             if len(words) < 2:
                 instruction.refuse(f"{words[0]} has no value: write {words[0]}=value")
             pairs = [(words[0], "=", instruction.rest[len(words[0]) :].strip())]
-        found = {}
+        found: dict[str, str] = {}
         for name, separator, value in pairs:
             if not separator or not _VARIABLE.fullmatch(name):
                 instruction.refuse(f"{quoted(name)} is not of the form NAME=value")

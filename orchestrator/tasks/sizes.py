@@ -36,7 +36,7 @@ _QUOTED: Final = re.compile(
     r"|\#[^\n]*",
     re.DOTALL,
 )
-"""Strings and comments of TOML. Each alternative always matches once it has begun, so that a scan is linear; a string that does not end is an
+"""Strings and comments of TOML. Each alternative always matches once it has started, so that a scan is linear; a string that does not end is an
 error that the parser finds."""
 _KEYS: Final = re.compile(r"[^\w\-. \t]+")
 

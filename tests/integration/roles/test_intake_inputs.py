@@ -15,6 +15,7 @@ from orchestrator.bus.base import Outgoing
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.roles import intake
 from orchestrator.roles.intake import Intake
+from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
 from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Stage, playing, staged
@@ -155,7 +156,7 @@ async def test_a_task_is_read_and_checked_in_a_thread_before_the_transaction_beg
 
         return called
 
-    monkeypatch.setattr(intake, "check_admissible", noted("check", intake.check_admissible))
+    monkeypatch.setattr(intake, "check_admissible", noted("check", check_admissible))
     monkeypatch.setattr(Intake, "_handle", noted("handle", Intake._handle))
     async with playing([Intake(stage.flow, ["shell"]).run]):
         await stage.submit("a")

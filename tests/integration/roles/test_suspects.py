@@ -147,7 +147,7 @@ async def test_a_message_whose_handling_postgres_ends_for_its_silence_is_buried_
 async def _is_gone(stage: Stage, pid: int) -> bool:
     async with stage.flow.engine.connect() as connection:
         query = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
-        return await connection.scalar(query, {"pid": pid}) == 0
+        return bool(await connection.scalar(query, {"pid": pid}) == 0)
 
 
 async def test_the_sender_of_a_task_that_our_code_cannot_handle_gets_an_answer(
