@@ -35,7 +35,7 @@ from orchestrator.pool.policy_versions import check_pinned
 from orchestrator.pool.runs import StoredRun, find_run, intake_open, state_of, takes_steps
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
-from orchestrator.pool.transact import of_content, sentence
+from orchestrator.pool.transact import of_content, passing, sentence
 from orchestrator.pool.vettings import find_vetting, keep_vetting
 from orchestrator.roles.consume import Later, Outcome, consume
 from orchestrator.roles.context import Flow
@@ -106,7 +106,8 @@ class Intake:
         )
 
     async def _prepare(self, deliveries: Sequence[Delivery]) -> None:
-        """Read and check the tasks of the runs that are known. `_answer` reads the others."""
+        """Read and check the tasks of the runs that are known. `_answer` reads the others, and again those that a failure of the platform (a full
+        disk) kept from being read: its transaction is repeated until they are."""
         self._prepared = []
         for delivery in deliveries:
             run_id = self._run_ids.get(delivery.subject.split(".")[1])
@@ -116,7 +117,9 @@ class Intake:
                 event = decode_written(delivery.body, delivery.schema, TaskSubmitted)
             except (MessageError, ValueError, RecursionError):
                 continue  # `_answer` says so
-            self._prepared.append(await self._read(run_id, delivery, event))
+            found = await self._read(run_id, delivery, event)
+            if not (isinstance(found.read, Exception) and passing(found.read)):
+                self._prepared.append(found)
 
     async def _read(self, run_id: int, delivery: Delivery, event: TaskSubmitted) -> _Prepared:
         config = self._configs[run_id]

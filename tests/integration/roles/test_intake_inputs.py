@@ -1,8 +1,9 @@
 """Every message of a publisher is answered: accepted, or rejected with a sentence that names the file or key, under the publisher's id."""
 
+import errno
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
@@ -10,12 +11,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from orchestrator.blobs.task_files import ReadTask, TaskFiles
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.roles import intake
 from orchestrator.roles.intake import Intake
 from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
 from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Stage, playing, staged
@@ -66,14 +69,14 @@ SENT: dict[str, tuple[bytes, str | None]] = {
 }  # fmt: skip
 
 
-async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage) -> None:
+async def answered(stage: Stage, bodies: Sequence[bytes]) -> dict[str, tuple[str, str]]:
+    """(status, reason) of every message by its submission, once as many are answered."""
     answers: dict[str, tuple[str, str]] = {}
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        anyio.create_task_group() as roles,
+        playing([Intake(stage.flow, ["shell"]).run]),
     ):
-        roles.start_soon(Intake(stage.flow, ["shell"]).run)
-        for body, _ in SENT.values():
+        for body in bodies:
             await stage.bus.publish(
                 Outgoing(subject=subjects.tasks(stage.run.name, "coding"), msg_id="", schema="", body=body)
             )
@@ -81,9 +84,14 @@ async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage
             async for notice in notices:
                 answer = json.loads(notice.body)
                 answers[answer["submission"]] = (answer["status"], answer.get("reason", ""))
-                if answers.keys() >= SENT.keys():
+                if len(answers) == len(bodies):
                     break
-        roles.cancel_scope.cancel()
+    return answers
+
+
+async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage) -> None:
+    answers = await answered(stage, [body for body, _ in SENT.values()])
+    assert answers.keys() == SENT.keys()
     for name, (_, reason) in SENT.items():
         status, sentence = answers[name]
         assert status == ("accepted" if reason is None else "rejected"), (name, sentence)
@@ -120,24 +128,8 @@ HEAVY = {
 async def test_a_task_that_would_take_all_time_or_memory_is_answered_and_the_next_one_accepted(
     stage: Stage,
 ) -> None:
-    answers: dict[str, tuple[str, str]] = {}
-    async with (
-        stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        anyio.create_task_group() as roles,
-    ):
-        roles.start_soon(Intake(stage.flow, ["shell"]).run)
-        bodies = [message(name, {**FILES, **files}) for name, (files, _) in HEAVY.items()]
-        for body in (*bodies, message("next")):
-            await stage.bus.publish(
-                Outgoing(subject=subjects.tasks(stage.run.name, "coding"), msg_id="", schema="", body=body)
-            )
-        with anyio.fail_after(60):
-            async for notice in notices:
-                answer = json.loads(notice.body)
-                answers[answer["submission"]] = (answer["status"], answer.get("reason", ""))
-                if len(answers) > len(HEAVY):
-                    break
-        roles.cancel_scope.cancel()
+    bodies = [message(name, {**FILES, **files}) for name, (files, _) in HEAVY.items()]
+    answers = await answered(stage, [*bodies, message("next")])
     assert answers.pop("next")[0] == "accepted"
     for name, (status, reason) in answers.items():
         assert status == "rejected" and HEAVY[name][1] in reason, (name, reason)
@@ -162,6 +154,20 @@ async def test_a_task_is_read_and_checked_in_a_thread_before_the_transaction_beg
         await stage.submit("a")
         await stage.reaches(1, "groups", submission="a")
     assert done == [("check", False), ("handle", True)]
+
+
+async def test_a_task_that_the_disk_did_not_take_is_read_again_until_it_does(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted, errors = TaskFiles.submitted, [OSError(errno.ENOSPC, "no space")] * 3
+
+    async def on_a_full_disk(files: TaskFiles, task: Any, limits: BundleLimits) -> ReadTask:
+        if errors:
+            raise errors.pop()
+        return await submitted(files, task, limits)
+
+    monkeypatch.setattr(TaskFiles, "submitted", on_a_full_disk)
+    assert await answered(stage, [message("kept")]) == {"kept": ("accepted", "")}
 
 
 async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage) -> None:
