@@ -28,6 +28,8 @@ log = get(__name__)
 RECENT_S: Final = 3600.0
 LOWERED: Final = 0.9
 """Share of the size to which a cleanup lowers the cache."""
+MOST_CHECKED: Final = 1 << 16
+"""Names of checked files in memory. When they are that many, each file is checked once more."""
 _NEW: Final = ".new"
 
 
@@ -66,14 +68,23 @@ class BlobCache:
         if not _used(path):
             return False
         if sha not in self._checked:
-            with path.open("rb") as file:
-                right = hashlib.file_digest(file, "sha256").hexdigest() == sha
+            try:
+                with path.open("rb") as file:
+                    right = hashlib.file_digest(file, "sha256").hexdigest() == sha
+            except FileNotFoundError:  # another process has removed it
+                return False
             if not right:
                 log.warning("blobs.damaged", file=str(path))
                 path.unlink(missing_ok=True)
                 return False
-            self._checked.add(sha)
+            self._check(sha)
         return True
+
+    def _check(self, name: str) -> None:
+        """Note that the content of a file is right."""
+        if len(self._checked) >= MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(name)
 
     def add(self, bodies: Mapping[str, bytes]) -> None:
         """Keep blobs by the hex sha256 of their bytes. ValueError for a body with another sha256; SandboxError as for `missing`."""
@@ -89,7 +100,7 @@ class BlobCache:
                 new.rename(path)
             finally:
                 new.unlink(missing_ok=True)
-            self._checked.add(sha)
+            self._check(sha)
             self._grown(len(body))
 
     def read(self, sha: str) -> bytes:
@@ -118,7 +129,7 @@ class BlobCache:
             new.rename(path)
         finally:
             new.unlink(missing_ok=True)
-        self._checked.add(name)
+        self._check(name)
         self._grown(blob.size)
         return path
 

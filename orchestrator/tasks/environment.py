@@ -170,11 +170,13 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
     )
 
 
-def build_context(context: Bundle) -> dict[str, BuildEntry]:
-    """A bundle as the build context of an image. TooLarge for its Dockerfile."""
-    if DOCKERFILE in context.files:
-        check_dockerfile(context.files[DOCKERFILE], f"environment/{DOCKERFILE}")
-        check_growth(context.files[DOCKERFILE].data.decode(errors="replace"))
+def build_context(
+    context: Bundle, dockerfile: str = DOCKERFILE, folder: str = "environment"
+) -> dict[str, BuildEntry]:
+    """A bundle as the build context of an image. TooLarge for the Dockerfile of the build; `folder`: of the task, for this sentence."""
+    if (recipe_file := context.files.get(dockerfile)) is not None:
+        check_dockerfile(recipe_file, posixpath.join(folder, dockerfile))
+        check_growth(recipe_file.data.decode(errors="replace"))
     links = {path: Link(target) for path, target in context.links.items()}
     folders = {path: Folder(mode) for path, mode in context.directories.items()}
     return {**context.files, **links, **folders}

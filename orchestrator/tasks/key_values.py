@@ -15,7 +15,7 @@ ValueCheck = Callable[[Any], str | None]
 
 VERSIONS: Final = re.compile(r"1(\.\d{1,4}){0,2}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-VARIABLES_BYTES: Final = 64 * 1024
+ENV_TABLE_BYTES: Final = 64 * 1024
 WORD_BYTES: Final = 64 * 1024
 """Of a command, and of the arguments of a program together: Linux takes no argument of 128 KB."""
 RESERVED: Final = "PENSTOCK_"
@@ -190,4 +190,4 @@ def variables(value: Any) -> str | None:
         if "${" in text:
             return f"a table of values: {name} is {quoted(text)}, and nothing of the machine's own variables reaches a sandbox"
     total = sum(len(name.encode()) + len(text.encode()) + 2 for name, text in value.items())
-    return None if total <= VARIABLES_BYTES else f"at most {VARIABLES_BYTES // 1024} KB in all"
+    return None if total <= ENV_TABLE_BYTES else f"at most {ENV_TABLE_BYTES // 1024} KB in all"

@@ -2,7 +2,7 @@
 
 Everything has a default, so an empty `task.toml` is valid. `[metadata]` is the author's own table: known keys are used if their values have
 the expected type, and any other keys may be added. keys.py lists all other keys and their treatment. It applies to new tasks only; settings
-accepted earlier are read here unchanged.
+accepted earlier are read here unchanged, within the limits of sizes.py.
 
     version = "1.0"
 

@@ -11,10 +11,11 @@ Unix socket addresses hold 107 bytes on Linux. A run directory may be deeper tha
 
 import hashlib
 import os
-import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from sandboxes.owner import is_ours
 
 MAX_SOCKET_PATH = 100
 
@@ -104,8 +105,7 @@ def own_directory(path: Path) -> None:
     """Makes `path` a directory that only this user can write. Raises ValueError if another user created it first: names
     under the temporary directory can be guessed."""
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not is_ours(path):
         raise ValueError(
             f"{path} belongs to another user or is writable by others; remove it and start again"
         )

@@ -10,6 +10,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from sandboxes.owner import is_ours
+
 # `daemon` is on every Debian and runs nothing else of ours; the last one is the user of sandboxed programs.
 _CANDIDATES = ("postgres", "daemon", "nobody")
 
@@ -69,8 +71,7 @@ def neutral_root() -> Path:
             path.mkdir(mode=0o755, exist_ok=True)
         except OSError:
             continue
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        if not is_ours(path):
             raise ValueError(
                 f"{path} belongs to another user or is writable by others; remove it and start again"
             )

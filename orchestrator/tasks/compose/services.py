@@ -31,9 +31,8 @@ from orchestrator.tasks.compose.together import (
     networks_of,
     volumes_of,
 )
-from orchestrator.tasks.dockerfile import check_growth
 from orchestrator.tasks.environment import DOCKERFILE, build_context
-from orchestrator.tasks.sizes import check_dockerfile, check_variables
+from orchestrator.tasks.sizes import check_variables
 from sandboxes import text_files
 from sandboxes.base import File, SideService
 
@@ -220,10 +219,9 @@ def _built(value: Any, context: Bundle, at: str) -> tuple[str, Mapping[str, Any]
     if dockerfile not in bundle.files:
         path = posixpath.join("environment", folder, dockerfile or DOCKERFILE)
         raise ValueError(f"{at}build needs {path}, which does not exist in the task: add it")
-    check_dockerfile(bundle.files[dockerfile], posixpath.join("environment", folder, dockerfile))
-    check_growth(bundle.files[dockerfile].data.decode(errors="replace"))
-    found = build_context(bundle)
-    return posixpath.join("environment", folder, dockerfile), {**found, DOCKERFILE: found[dockerfile]}
+    folder = posixpath.join("environment", folder)
+    found = build_context(bundle, dockerfile, folder)
+    return posixpath.join(folder, dockerfile), {**found, DOCKERFILE: found[dockerfile]}
 
 
 def _folder(build: Any, name: str) -> str:

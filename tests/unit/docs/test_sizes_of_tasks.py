@@ -19,7 +19,7 @@ _, _, TABLE = PAGE.read_text().partition("## Sizes and lengths")
             (sizes.DOCKERFILE_BYTES, sizes.MOST_INSTRUCTIONS, sizes.MOST_COPIED, sizes.MOST_SEARCHED),
         ),
         ("| variable of", (sizes.VARIABLE_BYTES, sizes.VARIABLES_BYTES)),
-        ("| `env` table", (key_values.VARIABLES_BYTES, key_values.WORD_BYTES)),
+        ("| `env` table", (key_values.ENV_TABLE_BYTES, key_values.WORD_BYTES)),
     ],
 )
 def test_the_table_of_sizes_names_the_limits_of_a_task(begin: str, limits: tuple[int, ...]) -> None:
