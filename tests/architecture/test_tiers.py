@@ -71,6 +71,13 @@ def test_every_glob_fits_a_file() -> None:
     assert [glob for glob in alone if not any(tiers.matches(path, [glob]) for path in there)] == []
 
 
+def test_the_files_for_another_python_import_no_torch() -> None:
+    globs = MAP.tiers["pythons"].again
+    torch = re.compile(r"^(?:import|from) (?:torch|safetensors|transformers|peft)\b", re.M)
+    chosen = [path for path in TESTS if tiers.matches(path, globs)]
+    assert chosen and [path for path in chosen if torch.search((REPOSITORY / path).read_text())] == []
+
+
 def _without_braces(glob: str) -> list[str]:
     found = re.search(r"\{([^}]*)\}", glob)
     return [glob.replace(found[0], each) for each in found[1].split(",")] if found else [glob]
