@@ -16,12 +16,17 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks import untrusted
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.held.budget import LEDGER
+from orchestrator.tasks.reserved import START_UP
 from orchestrator.tasks.verdict import UNTRUSTED_FILE
 from sandboxes.base import HOME, WORK, AnyFile, File, KilledBy, Limits, digest_of
 
 SEED_VARIABLE: Final = "PENSTOCK_SEED"
 SEED_FILE: Final = f"{UNTRUSTED_FILE.rpartition('/')[0]}/seed.sh"
-"""The start-up file of bash (`BASH_ENV`): it seeds RANDOM in the test script itself, not in shells that the script starts."""
+"""The start-up file of bash (`BASH_ENV`): it seeds RANDOM in the test script and in every bash that it starts, each time with the same draws. It does
+not hold the seed: a program under test may read it, and has no `PENSTOCK_SEED`."""
+_SEEDS: Final = f"""RANDOM=${{{SEED_VARIABLE}-$RANDOM}}
+case ${{PYTHONHASHSEED:-random}} in random) export PYTHONHASHSEED=${{{SEED_VARIABLE}-random}} ;; esac
+"""
 LEDGER_BYTES: Final = 4 << 20
 MEMORY_MB: Final = 256
 PROCESSES: Final = 64
@@ -107,9 +112,8 @@ def seed(run: str, rollout: int, attempt: int, tests: Mapping[str, AnyFile]) -> 
 
 
 def draws(seed: int) -> tuple[dict[str, str], dict[str, File]]:
-    """Variables and files that make a test script repeat its draws."""
-    variables = {SEED_VARIABLE: str(seed), "PYTHONHASHSEED": str(seed), "BASH_ENV": SEED_FILE}
-    return variables, {SEED_FILE: File(f"RANDOM=${SEED_VARIABLE}\nunset BASH_ENV\n".encode())}
+    """Variables and files that make a test script repeat its draws. A PYTHONHASHSEED of the task stays, unless it asks for any value."""
+    return {SEED_VARIABLE: str(seed), START_UP: SEED_FILE}, {SEED_FILE: File(_SEEDS.encode())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,20 +3,23 @@
 from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.contracts.network import NetworkMode
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime import plugins
 from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.collected import places
 from orchestrator.tasks.compose.services import COMPOSE
-from orchestrator.tasks.dockerfile import check_entrypoint
+from orchestrator.tasks.dockerfile import check_entrypoint, variables_set
 from orchestrator.tasks.environment import DOCKERFILE, builds_where_needed, check_services, reaches_the_proxy
-from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, Task
+from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, TESTS, Task
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.multi_step import TaskStep, steps_of
-from orchestrator.tasks.network import contradictions
+from orchestrator.tasks.network import contradictions, of_agent, of_tests
 from orchestrator.tasks.network import refusals as network_refusals
+from orchestrator.tasks.reserved import reserved
 from orchestrator.tasks.resources import shortages
+from orchestrator.tasks.settings import variables_of
 from orchestrator.tasks.sizes import check_variables, dockerfile_text, read_task_toml
 from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
@@ -36,6 +39,7 @@ def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> No
         for problem in (
             *_files(task),
             *contradictions(task.settings),
+            *_reserved(task),
             *of_steps(task.settings),
             *shortages(task.settings.environment, sandbox),
         ):
@@ -108,6 +112,22 @@ def _files(task: Task) -> Iterator[str]:
                 shell_options(task.files[path].data)
             except ValueError as error:
                 yield f"{path} {error}"
+
+
+def _reserved(task: Task) -> Iterator[str]:
+    """Variables that the task sets for its sandboxes, and that Penstock replaces. Its keys must be valid."""
+    settings = task.settings
+    networked = any(wish.mode is not NetworkMode.NONE for wish in (of_agent(settings), of_tests(settings)))
+    set_at = [("task.toml: [environment].env", name) for name in variables_of(settings.environment)]
+    set_at += [("task.toml: [verifier].environment.env", name) for name in variables_of(settings.judging)]
+    set_at += [(f"{CONTEXT}{COMPOSE}: the environment of main", name) for name in task.composed.env]
+    for path in (f"{CONTEXT}{DOCKERFILE}", f"{TESTS}{DOCKERFILE}"):
+        if path in task.files:
+            text = dockerfile_text(task.files[path], path)
+            set_at += [(f"{path} line {here.line}: ENV", name) for here, name in variables_set(text)]
+    for at, name in set_at:
+        if (why := reserved(name, networked=networked)) is not None:
+            yield f"{at} sets {name}: {why}"
 
 
 def _unused(task: Task) -> Iterator[str]:

@@ -10,7 +10,7 @@ sentence each, that names the line and the instruction:
 import json
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -231,6 +231,25 @@ def check_growth(text: str) -> None:
     """TooLarge if ENV and ARG of a Dockerfile that is built could give a variable more than it may have. The bound adds the lengths of what a value
     names, and expands nothing."""
     sizes: dict[str, int] = {}
+    for here, pairs in _assignments(text):
+        for variable, value in pairs:
+            size = len(value) + sum(sizes.get(found[1], 0) for found in _VALUE_OF.finditer(value))
+            if size > VARIABLE_BYTES:
+                raise TooLarge(f"{here.at} gives {cut(variable, 60)} {_TOO_LONG}")
+            sizes[variable] = size
+        if sum(sizes.values()) > VARIABLES_BYTES:
+            raise TooLarge(f"{here.at}: {too_many()}")
+
+
+def variables_set(text: str) -> Iterator[tuple[Instruction, str]]:
+    """The variables that ENV sets, in all stages, with their instruction. Lines that no build accepts are passed over."""
+    for here, pairs in _assignments(text):
+        if here.name == "ENV":
+            yield from ((here, variable) for variable, _ in pairs)
+
+
+def _assignments(text: str) -> Iterator[tuple[Instruction, list[tuple[str, str]]]]:
+    """Each ENV and ARG, with its names and values as written."""
     for line, logical in _logical_lines(text):
         name, *others = logical.split(None, 1)
         rest = others[0] if others else ""
@@ -244,13 +263,7 @@ def check_growth(text: str) -> None:
         pairs = [word.partition("=")[::2] for word in words]
         if here.name == "ENV" and "=" not in words[0]:
             pairs = [(words[0], rest)]
-        for variable, value in pairs:
-            size = len(value) + sum(sizes.get(found[1], 0) for found in _VALUE_OF.finditer(value))
-            if size > VARIABLE_BYTES:
-                raise TooLarge(f"{here.at} gives {cut(variable, 60)} {_TOO_LONG}")
-            sizes[variable] = size
-        if sum(sizes.values()) > VARIABLES_BYTES:
-            raise TooLarge(f"{here.at}: {too_many()}")
+        yield here, pairs
 
 
 _STAGE = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?$", re.IGNORECASE)

@@ -12,7 +12,7 @@ ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, 
 | FROM | one, `AS name` allowed | only listed names; no --platform |
 | WORKDIR | relative to the last one, made if missing | starts at /app, must be /app or below it |
 | COPY | files, links, content of directories, wildcards, JSON, --chmod | below /app, /home/agent, /tmp, /logs; no --from, --chown, .dockerignore |
-| ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b} | not PENSTOCK_… |
+| ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b} | not PENSTOCK_…, BASH_ENV |
 """
 
 import math
@@ -33,6 +33,7 @@ from orchestrator.tasks.dockerfile import (
     expand,
     parse,
 )
+from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import (
     MOST_COPIED,
     MOST_SEARCHED,
@@ -65,7 +66,6 @@ from sandboxes.images import recipe
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORE: Final = ".dockerignore"
-RESERVED: Final = "PENSTOCK_"
 LOGS: Final = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
 """Directories that the format guarantees to agent and tests."""
 
@@ -357,8 +357,8 @@ class _Build:
         for name, separator, value in pairs:
             if not separator or not _VARIABLE.fullmatch(name):
                 instruction.refuse(f"{quoted(name)} is not of the form NAME=value")
-            if name.startswith(RESERVED):
-                instruction.refuse(f"{name} is reserved: choose a name that does not begin with {RESERVED}")
+            if name.startswith(PREFIX):
+                instruction.refuse(f"{name} is reserved: choose a name that does not begin with {PREFIX}")
             # Variables of this line apply from the next line on.
             text = self._expand(instruction, value, name)
             self._bytes += size_of(name, text) - (size_of(name, found[name]) if name in found else 0)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from orchestrator.contracts.hosts import HostList
 from orchestrator.contracts.network import NetworkMode
 from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.reserved import reserved
 from sandboxes.users import is_user
 
 ValueCheck = Callable[[Any], str | None]
@@ -18,7 +19,6 @@ VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 ENV_TABLE_BYTES: Final = 64 * 1024
 WORD_BYTES: Final = 64 * 1024
 """Of a command, and of the arguments of a program together: Linux takes no argument of 128 KB."""
-RESERVED: Final = "PENSTOCK_"
 HOUR: Final = 3600.0
 WEEK: Final = 7 * 86400.0
 _SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([KMG])", re.IGNORECASE)
@@ -181,8 +181,8 @@ def variables(value: Any) -> str | None:
     for name, text in value.items():
         if not VARIABLE.fullmatch(name):
             return f"a table of variables: {quoted(name)} is not a valid environment variable name; use letters, digits and _, and no digit first"
-        if name.startswith(RESERVED):
-            return f"without {name}: names that begin with {RESERVED} are reserved"
+        if (why := reserved(name)) is not None:
+            return f"without {name}: {why}"
         if not isinstance(text, str):
             return f"a table of texts: write the value of {name} in quotes"
         if "\0" in text:

@@ -32,6 +32,7 @@ from orchestrator.tasks.compose.together import (
     volumes_of,
 )
 from orchestrator.tasks.environment import DOCKERFILE, build_context
+from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import check_variables
 from sandboxes import text_files
 from sandboxes.base import File, SideService
@@ -234,8 +235,8 @@ def _variables(value: Any, at: str) -> dict[str, str]:
     for name, text in pairs_of(value, at):
         if not values.VARIABLE.fullmatch(name):
             raise ValueError(f"{at}environment: {quoted(name)} is not a valid name of a variable")
-        if name.startswith(values.RESERVED):
-            raise ValueError(f"{at}environment.{name}: names that begin with {values.RESERVED} are reserved")
+        if name.startswith(PREFIX):
+            raise ValueError(f"{at}environment.{name}: names that begin with {PREFIX} are reserved")
         if text is None:
             raise ValueError(f"{at}environment.{name} takes a variable of the machine: write its value")
         if not isinstance(text, str | int) or "\0" in str(text):

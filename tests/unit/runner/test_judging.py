@@ -12,10 +12,16 @@ from orchestrator.runner.judging import (
 )
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.key_values import variables
 from sandboxes.base import File, KilledBy, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 
 pytestmark = pytest.mark.anyio
+
+BY_BASH = {"_", "PWD", "SHLVL", "OLDPWD"}
+"""Every bash sets them itself."""
+OWN = {"PATH": "/usr/bin:/bin:/own", "HOME": "/tmp", "TMPDIR": "/app", "LANG": "C", "PYTHONHASHSEED": "3"}
+"""Values with which a sandbox's programs start."""
 
 
 @pytest.mark.parametrize(
@@ -68,15 +74,73 @@ def test_an_agent_without_the_tests_cannot_predict_the_draw() -> None:
 
 
 async def test_every_verification_of_an_attempt_draws_the_same_and_another_attempt_something_else() -> None:
-    script = "echo $PENSTOCK_SEED $RANDOM $RANDOM; python3 -c 'print(hash(\"x\"))'; bash -c 'echo ${BASH_ENV-none}'"
+    child = "bash -c 'echo $RANDOM; exec bash -c \"echo \\$RANDOM\"'"
+    script = f"echo $PENSTOCK_SEED $RANDOM $RANDOM; python3 -c 'print(hash(\"x\"))'; {child}; $0.child"
     outputs = []
     for attempt in (1, 1, 2):
         variables, files = draws(seed("run", 7, attempt, {}))
         async with BubblewrapProvider().open(
-            SandboxSpec(files={**files, "/tests/test.sh": File(script.encode())})
+            SandboxSpec(
+                files={
+                    **files,
+                    "/tests/test.sh": File(script.encode()),
+                    "/tests/test.sh.child": File(b"#!/usr/bin/env bash\necho $RANDOM\n", mode=0o755),
+                }
+            )
         ) as sandbox:
             outputs.append((await sandbox.exec(["bash", "/tests/test.sh"], env=variables)).stdout)
-    assert outputs[0] == outputs[1] != outputs[2] and outputs[0].endswith(b"none\n")
+    assert outputs[0] == outputs[1] != outputs[2]
+    drawn = outputs[0].split()
+    assert drawn[1] == drawn[4] == drawn[5] == drawn[6] != drawn[2], "every bash begins with the same draws"
+
+
+async def graded(script: str, environment: Environment | None = None, **env: str) -> str:
+    """The output of a test script."""
+    paid = f"{script}\nmkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt"
+    work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(paid.encode())}, env=env)
+    found = await grade(
+        BubblewrapProvider(),
+        environment or Environment(files={}),
+        work,
+        SandboxSection(),
+        timeout_s=30,
+        seed=7,
+    )
+    assert found.reward == 0.0, found
+    return found.log
+
+
+async def test_a_program_under_test_does_not_learn_the_draws_of_its_judge() -> None:
+    program = 'env; cat /tests/.penstock/seed.sh; bash -c "echo drew \\$RANDOM"; . /tests/.penstock/seed.sh; echo drew $RANDOM'
+    seen = await graded(f"echo judge $RANDOM; python3 -I $PENSTOCK_UNTRUSTED 10 bash -c '{program}'")
+    drew = [line.split()[-1] for line in seen.splitlines() if line.startswith(("judge", "drew"))]
+    assert len(drew) == 3 and drew[0] not in drew[1:], seen
+    assert "BASH_ENV=" not in seen and "PENSTOCK_SEED=" not in seen, seen
+
+
+@pytest.mark.parametrize(("given", "kept"), [("11", True), ("0", True), ("random", False), ("", False)])
+async def test_a_seed_of_python_hashes_that_the_task_sets_is_kept(given: str, kept: bool) -> None:
+    for environment, env in (({}, {"PYTHONHASHSEED": given}), ({"PYTHONHASHSEED": given}, {})):
+        seen = await graded('echo "<$PYTHONHASHSEED>"', Environment(files={}, env=environment), **env)
+        assert f"<{given if kept else 7}>" in seen
+
+
+async def test_each_variable_that_the_platform_sets_is_reserved_or_has_the_tasks_own_value() -> None:
+    def names(output: str) -> set[str]:
+        return {line.partition("=")[0] for line in output.splitlines() if "=" in line} - BY_BASH
+
+    async with BubblewrapProvider().open(SandboxSpec(files={})) as sandbox:
+        of_agent = names((await sandbox.exec(["env"])).stdout.decode())
+    of_tests = names(await graded("env"))
+    assert {"PATH", "HOME", "TMPDIR"} <= of_agent < of_tests
+    free = {name for name in of_agent | of_tests if variables({name: "x"}) is None}
+    assert of_tests - free >= {"BASH_ENV", "PENSTOCK_ANSWER", "PENSTOCK_SEED", "PENSTOCK_UNTRUSTED"}
+    given = {name: OWN.get(name, "of-the-task") for name in free}
+    show = "\n".join(f'echo "{name}=<${name}>"' for name in given)
+    async with BubblewrapProvider().open(SandboxSpec(files={}, env=given)) as sandbox:
+        seen = (await sandbox.exec(["bash", "-c", show])).stdout.decode()
+    for output in (seen, await graded(show, Environment(files={}, env=given)), await graded(show, **given)):
+        assert [name for name, value in given.items() if f"{name}=<{value}>" not in output] == []
 
 
 async def test_results_that_cannot_be_read_change_no_verdict() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.contracts.network import Grant
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
@@ -112,6 +113,8 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
         ('[verifier]\nenv = {A = "${HOME}"}', "nothing of the machine's own variables reaches a sandbox"),
         ("[verifier]\nenv = {A = 1}", "write the value of A in quotes"),
         ('[environment]\nenv = {PENSTOCK_SEED = "1"}', "names that begin with PENSTOCK_ are reserved"),
+        ('[environment]\nenv = {BASH_ENV = "/app/rc"}', "BASH_ENV is reserved: Penstock sets it, so that $RANDOM repeats in the tests"),
+        ('[verifier]\nenv = {BASH_ENV = "/app/rc"}', "[verifier].env must be without BASH_ENV: BASH_ENV is reserved"),
         ('[solution]\nenv = {"A=B" = "1"}', "'A=B' is not a valid environment variable name; use letters, digits and _"),
         ("[environment]\nalow_internet = true", "[environment].alow_internet is not known: write [environment].allow_internet"),
         ("[environment]\nalow_internet = false", "[environment].alow_internet is not known: write [environment].allow_internet"),
@@ -148,6 +151,41 @@ def test_a_file_that_would_not_mean_what_the_format_says_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check_admissible(task(toml="", **{path: body}), SandboxSection())
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "sentence"),
+    [
+        ("", {"environment/Dockerfile": b"FROM debian:12\nENV A=1 \\\n  BASH_ENV=/app/rc"}, "environment/Dockerfile line 2: ENV sets BASH_ENV: "),
+        ("", {"environment/Dockerfile": b"FROM debian:12\nENV BASH_ENV /app/rc"}, "environment/Dockerfile line 2: ENV sets BASH_ENV: "),
+        (
+            '[verifier]\nenvironment_mode = "separate"',
+            {"tests/Dockerfile": b"FROM debian:12\nENV BASH_ENV=/x"},
+            "tests/Dockerfile line 2: ENV sets BASH_ENV: ",
+        ),
+        (
+            "",
+            {"environment/docker-compose.yaml": b"services: {main: {environment: {BASH_ENV: /x}}}"},
+            "environment/docker-compose.yaml: the environment of main sets BASH_ENV: ",
+        ),
+        (
+            '[environment]\nenv = {https_proxy = "http://db"}\n[agent]\nnetwork_mode = "public"',
+            {},
+            "task.toml: [environment].env sets https_proxy: https_proxy is reserved in a task with a network",
+        ),
+    ],
+)  # fmt: skip
+def test_a_variable_that_penstock_replaces_is_refused_where_it_is_set(
+    toml: str, files: dict[str, bytes], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_admissible(task(toml, **files), SandboxSection(egress=Grant.PUBLIC))
+
+
+def test_a_task_without_a_network_may_name_a_proxy_of_its_own_and_a_seed_of_hashes() -> None:
+    check_admissible(
+        task('[environment]\nenv = {http_proxy = "http://db", PYTHONHASHSEED = "0"}'), SandboxSection()
+    )
 
 
 def test_variables_and_the_work_directory_of_the_settings_hold_above_those_of_the_dockerfile() -> None:
