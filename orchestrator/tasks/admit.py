@@ -1,6 +1,6 @@
 """Whether a run can take a task: checked before it is published and before it is accepted, never for a task accepted earlier."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.contracts.network import NetworkMode
@@ -45,6 +45,8 @@ def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> No
         ):
             raise ValueError(problem)
         steps = steps_of(task)
+        for problem in _unread_dockerfiles(task, steps):
+            raise ValueError(problem)
         for step in steps:
             table = (
                 "[verifier].environment" if step.name is None else f"step {step.name}: [verifier].environment"
@@ -160,6 +162,18 @@ def _steps(task: Task) -> Iterator[str]:
             yield f"{path} is not honoured: all steps share {CONTEXT}, put it into {STEPS}{name}/workdir/"
     if not names and "multi_step_reward_strategy" in read_task_toml(task.files["task.toml"].data.decode()):
         yield "task.toml: multi_step_reward_strategy needs [[steps]]: add them, or remove it"
+
+
+def _unread_dockerfiles(task: Task, steps: Sequence[TaskStep]) -> Iterator[str]:
+    """Dockerfiles of tests that run in the agent's environment."""
+    separate = [step.name for step in steps if step.task.settings.verifier.is_separate]
+    folders = {
+        "": bool(separate),
+        **{f"{STEPS}{step.name}/": step.name in separate for step in steps if step.name},
+    }
+    for folder, is_read in folders.items():
+        if (path := f"{folder}{TESTS}{DOCKERFILE}") in task.files and not is_read:
+            yield f'{path} is not read: write environment_mode = "separate" below [verifier], or remove it'
 
 
 def _verification(step: TaskStep) -> Iterator[str]:

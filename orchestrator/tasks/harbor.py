@@ -11,7 +11,8 @@
 A task whose environment holds the whole text of its solution or test script, also in the history of a git repository, is refused: see leak_check.py.
 
 bundle.py holds its files, links and directories; message.py is its form in a message, in which a large task names the blobs that hold its files.
-bash runs `test.sh` and `solve.sh`. Other files (a README) are carried and ignored. Errors are ValueError, one sentence each.
+bash runs `test.sh` and `solve.sh`. Other files (a README) are carried and not read; those that misplaced.py knows are refused. Errors are ValueError,
+one sentence each.
 """
 
 import json
@@ -40,6 +41,7 @@ from orchestrator.tasks.environment import (
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.leak_check import HIDDEN, check_leaks
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash_of, needs_blobs, pack
+from orchestrator.tasks.misplaced import misplaced
 from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
@@ -95,6 +97,8 @@ class Task:
         bundle.check(limits)
         bundle = replace(bundle, files=as_plain_text(bundle.files))
         files = bundle.files
+        for problem in () if accepted else misplaced(bundle.paths):
+            raise ValueError(problem)
         for path in bundle.paths:
             if (
                 path.startswith(CONTEXT)

@@ -7,6 +7,7 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task, each_jsonl, load
+from orchestrator.tasks.misplaced import IMPORT, OLDER
 from orchestrator.tasks.read_directory import Shared
 
 
@@ -29,6 +30,8 @@ def each(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterato
             marks = ("*/task.toml", "*/instruction.md")
             found = sorted({path.parent for mark in marks for path in source.glob(mark)})
             if not found:
+                if (source / OLDER).exists() or any(source.glob(f"*/{OLDER}")):
+                    raise ValueError(f"{source} holds {IMPORT}")
                 raise ValueError(
                     f"{source} holds no task: a task directory has task.toml, instruction.md and tests/test.sh"
                 )
