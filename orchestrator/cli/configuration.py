@@ -34,8 +34,9 @@ def config(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the resolved configuration of the file as JSON. Standard error lists what it names and this machine lacks, and the values that
-    differ in its run, if it exists. With `--explain` or KEYS: the meaning and value of each key, and whether the file's or the run's value counts."""
+    """Print the resolved configuration of the file as JSON. Standard error lists what it names and this machine lacks, keys without effect,
+    and the values that differ in its run, if it exists. With `--explain` or KEYS: the meaning and value of each key, and whether the file's or the
+    run's value counts."""
     if explain or keys:
         _explain(chosen(keys or ()), config, tuple(overrides or ()), as_json)
     else:
@@ -43,12 +44,13 @@ def config(
 
 
 def _resolved(own: Config) -> None:
+    from orchestrator.deploy.no_effect import no_effect
     from orchestrator.deploy.preflight import check_config, missing
     from orchestrator.runtime.plugins import names
 
     check_config(own, names("scaffolds"))
     typer.echo(json.dumps(own.to_json(), indent=2))
-    print_notes(missing(own))
+    print_notes([*missing(own), *no_effect(own)])
     found = recorded(own)
     _say_unknown(found)
     print_notes(differences(own, found))

@@ -60,6 +60,7 @@ def up(
 ) -> None:
     """Start everything that is not configured elsewhere and keep it running: penstock up -c runs/first"""
     from orchestrator.deploy.embedded.service_sources import Source, Used, passed_over
+    from orchestrator.deploy.no_effect import no_effect
     from orchestrator.deploy.preflight import sandbox_shortages
     from orchestrator.deploy.stack import PROCESSES, up
 
@@ -74,7 +75,7 @@ def up(
         err.print(f"[dim]{event.name}[/dim] {event.state}{detail}", highlight=False)
 
     def on_config(resolved: Config) -> None:
-        for warning in sandbox_shortages(resolved, wanted):
+        for warning in (*no_effect(resolved), *sandbox_shortages(resolved, wanted)):
             err.print(f"warning: {warning}", highlight=False, markup=False)
 
     def on_started(resolved: Config) -> None:
@@ -174,12 +175,12 @@ def doctor(
         home = Home.at(config)
         with use(home.config().timeouts):
             found = checks(home.layout.root, services_of(home))
-    warnings = [] if config is None else _shortages(config)
+    warnings = [] if config is None else _warnings(config)
     if as_json:
         listed = [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": c.fix} for c in found]
         listed += [
-            {"name": "sandboxes", "ok": True, "detail": f"warning: {warning}", "fix": ""}
-            for warning in warnings
+            {"name": name, "ok": True, "detail": f"warning: {warning}", "fix": ""}
+            for name, warning in warnings
         ]
         typer.echo(json.dumps(listed, indent=2))
     else:
@@ -189,27 +190,30 @@ def doctor(
                 check.name, "ok" if check.ok else "MISSING", check.detail, "" if check.ok else check.fix or ""
             )
         tables.print_table(table)
-        for warning in warnings:
+        for _, warning in warnings:
             typer.echo(f"warning: {warning}")
     if not all(check.ok for check in found):
         raise typer.Exit(1)
 
 
-def _shortages(directory: Path) -> list[str]:
-    """Sandbox requirements of a run that this machine lacks, as sentences."""
+def _warnings(directory: Path) -> list[tuple[str, str]]:
+    """Sandbox requirements of a run that this machine lacks, and keys without effect, as sentences with their subject."""
     from orchestrator.cli.recorded import recorded
     from orchestrator.contracts.errors import ConfigurationError
+    from orchestrator.deploy.no_effect import no_effect
     from orchestrator.deploy.preflight import sandbox_shortages
     from orchestrator.settings.timeouts import use
 
     file_config = Home.at(directory).config()
     try:
         with use(file_config.timeouts):
-            return list(sandbox_shortages(recorded(file_config).config(file_config)))
+            in_force = recorded(file_config).config(file_config)
+            found = [("sandboxes", each) for each in sandbox_shortages(in_force)]
+            return found + [("configuration", each) for each in no_effect(in_force)]
     except (
         ConfigurationError
     ) as error:  # the file and the run contradict each other: `penstock up` refuses that
-        return [str(error)]
+        return [("sandboxes", str(error))]
 
 
 def _isolation(provider: str, config: Path | None, as_json: bool) -> None:

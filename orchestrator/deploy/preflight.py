@@ -3,7 +3,7 @@
 import json
 import shutil
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from scaffolds.find import find, is_path
 from tokenizers import Tokenizer
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import is_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.doctor import memory_bytes
 from orchestrator.rewards.settings import check_rewards
@@ -23,11 +24,16 @@ from orchestrator.runtime.plugins import provider as configured
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
+from orchestrator.tasks.verdict import SIGNAL_NAME
 from orchestrator.trajectory.routes import check_replay
 from sandboxes.base import Provider, SandboxFull
 from sandboxes.reap import default_root
 
 NEEDED_DISK_MB = 512  # a fresh PostgreSQL, its write-ahead log and a few checkpoints of a small policy
+
+
+MEASURED = ("orchestrator", "gateway", "runner", "verifier", "trainer", "web")
+"""The kinds of processes that answer scrapes at `metrics.ports`; rollout servers do at their own port."""
 
 
 def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
@@ -38,6 +44,21 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
     for stage in config.stage.all:
         if stage.domains:
             check_shares(stage.domains)
+        for key, named in (("domains", stage.domains), ("limits", stage.limits)):
+            _check_names(f"stage.{key}", named, is_name, "a domain: write 1 to 32 of a-z, 0-9, _ and -")
+    of_verifier = [name for name, signal in config.reward.process.items() if signal.source == "verifier"]
+    _check_names(
+        "reward.process",
+        of_verifier,
+        lambda name: SIGNAL_NAME.fullmatch(name) is not None,
+        "a signal of the tests: write 1 to 64 of a-z, 0-9 and _, a letter first",
+    )
+    _check_names(
+        "metrics.ports",
+        config.metrics.ports,
+        lambda name: name.partition("-")[0] in MEASURED,
+        f"a process: write {', '.join(MEASURED)}, or one of several, such as runner-2",
+    )
     for scaffold in config.rollout.scaffolds:
         if scaffold not in known_scaffolds and not is_path(scaffold):
             raise ConfigurationError(
@@ -55,6 +76,12 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
         raise ConfigurationError(
             f"sandbox.provider: unknown provider {quoted(config.sandbox.provider)}; known: {', '.join(available)}"
         )
+
+
+def _check_names(key: str, named: Iterable[str], known: Callable[[str], bool], what: str) -> None:
+    for name in named:
+        if not known(name):
+            raise ConfigurationError(f"{key}: {quoted(name)} is not the name of {what}")
 
 
 def check_scaffolds(config: Config) -> None:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli.main import app
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys, value_of
 
@@ -37,6 +38,18 @@ def test_a_file_gives_values_and_an_override_changes_one(elsewhere: Path) -> Non
     assert (row["value"], row["default"], row["type"], row["scope"]) == (40, 24, "integer", "run")
     [row] = json.loads(penstock("queue.capacity", "--set", "queue.capacity=50", "--json").stdout)
     assert row["value"] == 50
+
+
+def test_a_key_without_effect_is_named_on_standard_error_and_an_unknown_process_is_refused(
+    elsewhere: Path,
+) -> None:
+    (elsewhere / "penstock.toml").write_text("[trainer]\nlora_alpha = 7\n")
+    done = penstock("-c", ".")
+    assert json.loads(done.stdout)["trainer"]["lora_alpha"] == 7
+    assert "penstock: trainer.lora_alpha has no effect: it needs trainer.lora_rank above 0" in done.stderr
+    (elsewhere / "penstock.toml").write_text("[metrics]\nports = { trainers = 9101 }\n")
+    refused = penstock("-c", ".")
+    assert isinstance(refused.exception, ConfigurationError) and "'trainers'" in str(refused.exception)
 
 
 def test_a_section_lists_its_keys_as_a_table() -> None:

@@ -1,0 +1,92 @@
+"""Keys of a configuration that do nothing together with its other keys, one sentence each. Unknown names are refused elsewhere (`preflight`)."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from scaffolds.find import find
+
+from orchestrator.contracts.network import Grant
+from orchestrator.settings.config import Config
+from orchestrator.settings.keys import keys, value_of
+
+Counts = Callable[[Config], bool]
+
+
+def _provider(name: str) -> tuple[Counts, str]:
+    return lambda config: config.sandbox.provider == name, f'sandbox.provider = "{name}"'
+
+
+_OWN_SERVERS: Final[Counts] = lambda config: not config.servers.urls
+_LORA: Final[tuple[Counts, str]] = (lambda config: config.trainer.lora_rank > 0, "trainer.lora_rank above 0")
+_FALLING: Final[tuple[Counts, str]] = (
+    lambda config: config.trainer.schedule != "constant",
+    'trainer.schedule = "linear" or "cosine"',
+)
+NEEDS: Final[dict[str, tuple[Counts, str]]] = {
+    "sandbox.container": _provider("container"),
+    "sandbox.images": _provider("bubblewrap"),
+    "sandbox.kubernetes": _provider("kubernetes"),
+    "sandbox.egress_mb": (lambda config: config.sandbox.egress is not Grant.NONE, "sandbox.egress"),
+    "servers.embedded": (_OWN_SERVERS, "an empty servers.urls"),
+    "servers.command": (_OWN_SERVERS, "an empty servers.urls"),
+    "servers.hang_s": (_OWN_SERVERS, "an empty servers.urls"),
+    "servers.max_running": (
+        lambda config: _OWN_SERVERS(config) and not config.servers.command,
+        "embedded rollout servers",
+    ),
+    "servers.max_total_tokens": (
+        lambda config: _OWN_SERVERS(config) and not config.servers.command,
+        "embedded rollout servers",
+    ),
+    "servers.sender_address": (
+        lambda config: config.servers.transport == "distributed",
+        'servers.transport = "distributed"',
+    ),
+    "trainer.lora_alpha": _LORA,
+    "trainer.lora_targets": _LORA,
+    "trainer.decay_steps": _FALLING,
+    "trainer.last_lr_share": _FALLING,
+    "trainer.decay_vectors": (lambda config: config.trainer.weight_decay > 0, "trainer.weight_decay above 0"),
+    "trainer.tis_max": (
+        lambda config: config.trainer.anchor == "proximal" and config.trainer.mask == "none",
+        'trainer.anchor = "proximal" without a mask',
+    ),
+    "trainer.icepop_min": (lambda config: config.trainer.mask == "icepop", 'trainer.mask = "icepop"'),
+    "trainer.icepop_max": (lambda config: config.trainer.mask == "icepop", 'trainer.mask = "icepop"'),
+    "trainer.mis_max": (lambda config: config.trainer.mask == "mis", 'trainer.mask = "mis"'),
+}
+"""A key, or all keys below it: whether they count in a configuration, and what they need."""
+
+
+def no_effect(config: Config) -> list[str]:
+    """The keys with a value of their own that does nothing in this configuration, with the reason."""
+    return [*_unneeded(config), *_limits(config), *_contexts(config)]
+
+
+def _unneeded(config: Config) -> Iterator[str]:
+    for key in keys():
+        for name, (counts, needs) in NEEDS.items():
+            if not f"{key.name}.".startswith(f"{name}.") or counts(config):
+                continue
+            if value_of(config, key.name) != key.default:
+                yield f"{key.name} has no effect: it needs {needs}"
+
+
+def _limits(config: Config) -> Iterator[str]:
+    for stage in config.stage.all:
+        where = "stage" if stage is config.stage else f"stage.then ({stage.name})"
+        for domain in stage.limits:
+            if not stage.has(domain):
+                yield f"{where}.limits.{domain} holds in evaluations alone: {domain} has no share in the stage's domains"
+
+
+def _contexts(config: Config) -> Iterator[str]:
+    for name in config.rollout.context:
+        try:
+            is_white = find(name).manifest.kind == "white"
+        except (ValueError, ImportError):  # `check_scaffolds` names the error
+            continue
+        if not is_white:
+            yield f"rollout.context.{name} has no effect: {name} is a black box, which manages its context itself; penstock up refuses it"
+        elif config.rollout.scaffolds.get(name, 0.0) <= 0:
+            yield f"rollout.context.{name} holds in evaluations alone: {name} has no share in rollout.scaffolds"

@@ -1,0 +1,108 @@
+"""Unknown names in a configuration are refused, and keys that do nothing are named."""
+
+import re
+from typing import Any
+
+import pytest
+
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.no_effect import NEEDS, no_effect
+from orchestrator.deploy.preflight import check_config
+from orchestrator.runtime.plugins import names
+from orchestrator.settings.config import Config
+from orchestrator.settings.keys import keys
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "metrics.ports": ({"trainers": 9101}, "metrics.ports: 'trainers' is not the name of a process: write orchestrator, gateway, "),
+    "stage.domains": ({"My Domain": 1.0}, "stage.domains: 'My Domain' is not the name of a domain"),
+    "stage.limits": ({"My Domain": {"max_turns": 3}}, "stage.limits: 'My Domain' is not the name of a domain"),
+    "rollout.scaffolds": ({"shall": 1.0}, "rollout.scaffolds: unknown scaffold 'shall'"),
+    "rollout.context": ({"shall": {"policy": "none"}}, "rollout.context: unknown scaffold 'shall'"),
+    "reward.process": (
+        {"Big One": {"source": "verifier"}},
+        "reward.process: 'Big One' is not the name of a signal of the tests: write 1 to 64 of a-z, 0-9 and _",
+    ),
+}  # fmt: skip
+"""Tables by names that Penstock knows, with an unknown name and the sentence."""
+FREE = {
+    "tasks.domains": "categories are the words of the tasks' authors",
+    "sandbox.images.bases": "names of images",
+    "sandbox.images.build_env": "names of variables",
+    "sandbox.images.build_files": "names of files",
+    "sandbox.kubernetes.node_selector": "labels of the cluster",
+    "sandbox.kubernetes.labels": "labels of the cluster",
+}
+"""Tables by names that people make up."""
+
+
+def config(key: str, value: Any) -> Config:
+    *sections, last = key.split(".")
+    given: Any = {last: value}
+    for section in reversed(sections):
+        given = {section: given}
+    return Config.model_validate(given)
+
+
+@pytest.mark.parametrize("key", [key.name for key in keys() if key.type.startswith("table")])
+def test_each_table_by_names_refuses_an_unknown_one_or_takes_names_of_ones_own(key: str) -> None:
+    if key in FREE:
+        return
+    value, sentence = REFUSED[key]
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        check_config(config(key, value), names("scaffolds"))
+
+
+def test_the_names_of_processes_count_for_one_of_several_too() -> None:
+    check_config(config("metrics.ports", {"trainer": 9101, "runner-2": 9102, "web": 0}), names("scaffolds"))
+    with pytest.raises(ConfigurationError, match="'rollout-server' is not the name of a process"):
+        check_config(config("metrics.ports", {"rollout-server": 9101}), names("scaffolds"))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sandbox": {"kubernetes": {"image": "a"}}}, 'sandbox.kubernetes.image has no effect: it needs sandbox.provider = "kubernetes"'),
+        ({"sandbox": {"container": {"cpus": 2.0}}}, 'sandbox.container.cpus has no effect: it needs sandbox.provider = "container"'),
+        ({"sandbox": {"provider": "local", "images": {"build_env": {"A": "1"}}}}, "sandbox.images.build_env has no effect"),
+        ({"sandbox": {"egress_mb": 7}}, "sandbox.egress_mb has no effect: it needs sandbox.egress"),
+        ({"servers": {"urls": ["http://a:1"], "max_running": 7}}, "servers.max_running has no effect: it needs embedded rollout servers"),
+        ({"servers": {"urls": ["http://a:1"], "hang_s": 7.0}}, "servers.hang_s has no effect: it needs an empty servers.urls"),
+        ({"trainer": {"lora_alpha": 7}}, "trainer.lora_alpha has no effect: it needs trainer.lora_rank above 0"),
+        ({"trainer": {"mis_max": 7.0}}, 'trainer.mis_max has no effect: it needs trainer.mask = "mis"'),
+        ({"trainer": {"decay_steps": 7}}, "trainer.decay_steps has no effect: it needs trainer.schedule"),
+        (
+            {"stage": {"domains": {"coding": 1.0}, "limits": {"agent": {"max_turns": 3}}}},
+            "stage.limits.agent holds in evaluations alone: agent has no share in the stage's domains",
+        ),
+        (
+            {"stage": {"end_batches": 1, "then": [{"name": "b", "domains": {"coding": 1.0}, "limits": {"agent": {}}}]}},
+            "stage.then (b).limits.agent holds in evaluations alone",
+        ),
+        (
+            {"rollout": {"context": {"mini-swe-agent": {"policy": "none"}}}},
+            "rollout.context.mini-swe-agent has no effect: mini-swe-agent is a black box",
+        ),
+        (
+            {"rollout": {"scaffolds": {"codex": 1.0}, "context": {"shell": {"policy": "none"}}}},
+            "rollout.context.shell holds in evaluations alone: shell has no share in rollout.scaffolds",
+        ),
+    ],
+)  # fmt: skip
+def test_a_key_that_does_nothing_is_named_with_the_reason(given: dict[str, Any], sentence: str) -> None:
+    found = no_effect(Config.model_validate(given))
+    assert len(found) == 1 and found[0].startswith(sentence), found
+
+
+def test_a_configuration_whose_keys_all_count_has_no_warning() -> None:
+    given = {
+        "sandbox": {"provider": "kubernetes", "kubernetes": {"image": "a"}},
+        "trainer": {"lora_rank": 8, "lora_alpha": 16, "schedule": "cosine", "decay_steps": 9, "mask": "mis", "mis_max": 3.0},
+        "stage": {"limits": {"agent": {"max_turns": 3}}},
+        "rollout": {"context": {"shell": {"policy": "none"}}},
+    }  # fmt: skip
+    assert no_effect(Config()) == [] == no_effect(Config.model_validate(given))
+
+
+def test_each_rule_names_keys_that_exist() -> None:
+    known = [f"{key.name}." for key in keys()]
+    assert [name for name in NEEDS if not any(key.startswith(f"{name}.") for key in known)] == []
