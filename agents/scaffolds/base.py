@@ -89,7 +89,7 @@ class Manifest:
     conversations after a summary. They train if their beginning contains the words for a sub-agent (a call of a tool that matches a pattern in
     `sub_agents`) or a reply without calls, or if they continue a known conversation. `solution`: it gets the task's reference solution. `trains`: its
     rollouts may train; only evaluations run the others. `mcp`: its program is given the task's MCP servers. `skills`: the
-    absolute directory inside from which its program reads skills; empty: it knows none.
+    absolute directory inside from which its program reads skills; empty: it knows none. `env`: the variables of its program that replace the task's.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Manifest:
     trains: bool = True
     mcp: bool = False
     skills: str = ""
+    env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.version) > LONGEST_VERSION:

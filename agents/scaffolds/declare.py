@@ -41,6 +41,7 @@ def scaffold(
     trains: bool = True,
     mcp: bool = False,
     skills: str = "",
+    env: tuple[str, ...] = (),
 ) -> Callable[[C], C]:
     """Declare a class as a scaffold: a white box if it has `run`, a black box if it has `launch`. A white box is always `replayable` (see
     `Manifest`); a black box must state it. A black box may also set `conversations` to many: no sandbox has a white box's token."""
@@ -75,6 +76,7 @@ def scaffold(
             trains=trains,
             mcp=mcp,
             skills=skills,
+            env=env,
         )
         setattr(cls, ATTRIBUTE, Scaffold(manifest, cls))
         return cls

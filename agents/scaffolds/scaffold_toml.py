@@ -243,6 +243,7 @@ def from_toml(path: Path) -> Scaffold:
         sub_agents=reader.texts("sub_agents"),
         mcp=declared.mcp is not None,
         skills=reader.directory("skills"),
+        env=tuple(env),
     )
     if manifest.sub_agents and manifest.conversations == "one":
         raise ValueError(

@@ -45,8 +45,9 @@ from orchestrator.settings.sampling import checked
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
-from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
+from orchestrator.tasks.extras import mcp_servers, refusals, replaced, skills_dir
 from orchestrator.tasks.harbor import SOLUTION, Task
+from orchestrator.tasks.settings import variables_of
 from orchestrator.tasks.vetting.required import check_level
 
 LONGEST_REASON = 2000  # characters of a reason
@@ -360,8 +361,10 @@ def _check_control(scaffold: str, purpose: Purpose, task: Task) -> None:
 def _check_extras(scaffold: str, task: Task) -> None:
     """Raise MessageError if the task brings something that the scaffold's program is not given. Other tasks load no scaffold."""
     table = task.settings.environment
-    if mcp_servers(table) or skills_dir(table):
-        for problem in refusals(table, find(scaffold).manifest):
+    variables = variables_of(table)
+    if mcp_servers(table) or skills_dir(table) or variables:
+        manifest = find(scaffold).manifest
+        for problem in (*refusals(table, manifest), *replaced(variables, manifest)):
             raise MessageError(f"task {task.name}: task.toml: {problem}")
 
 

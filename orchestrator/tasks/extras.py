@@ -1,6 +1,6 @@
 """What a task brings for the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from scaffolds.base import Manifest
@@ -39,6 +39,12 @@ def refusals(table: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:
         yield f"[environment].mcp_servers is not honoured by the scaffold {manifest.name}, whose program is given none: choose another scaffold"
     if skills_dir(table) and not manifest.skills:
         yield f"[environment].skills_dir is not honoured by the scaffold {manifest.name}, whose program is given no skills: choose another scaffold"
+
+
+def replaced(variables: Iterable[str], manifest: Manifest) -> Iterator[str]:
+    """Variables of a task that a scaffold's program does not get, as sentences."""
+    for name in sorted(set(variables).intersection(manifest.env)):
+        yield f"[environment].env: {name} is not honoured by the scaffold {manifest.name}, which sets it itself: remove it, or take another scaffold"
 
 
 def is_name(value: Any) -> str | None:

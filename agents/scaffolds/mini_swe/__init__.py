@@ -42,8 +42,30 @@ _PROGRAM: Final = Program(
 _LONGEST_TRAJECTORY: Final = 64 << 20
 
 
+def environment(gateway: Endpoint) -> dict[str, str]:
+    """The variables that the program needs. `penstock_bash` hides them from its commands."""
+    return {
+        "PYTHONPATH": PROGRAM,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONIOENCODING": "utf-8:replace",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_GLOBAL_CONFIG_DIR": f"{PLACE}/global",
+        "TYPER_STANDARD_TRACEBACK": "1",
+        "OPENAI_BASE_URL": gateway.base_url,
+        "OPENAI_API_KEY": gateway.token,
+        "PENSTOCK_GATEWAY_SOCKET": gateway.socket,
+    }
+
+
 @scaffold(
-    name="mini-swe-agent", version=VERSION, wire="chat", program=_PROGRAM, check=Hints(finish=f"{SUBMIT}done")
+    name="mini-swe-agent",
+    version=VERSION,
+    wire="chat",
+    program=_PROGRAM,
+    check=Hints(finish=f"{SUBMIT}done"),
+    env=tuple(environment(Endpoint(base_url="", token="", socket=""))),
 )
 class MiniSweAgent(BlackBoxDefaults):
     """See the module. Derive from it and set `config` to use other templates."""
@@ -115,23 +137,6 @@ class MiniSweAgent(BlackBoxDefaults):
 def submission(answer: str) -> str:
     """The command by which a policy ends with `answer`, which contains no single quote."""
     return f"{SUBMIT}'{answer}'"
-
-
-def environment(gateway: Endpoint) -> dict[str, str]:
-    """The variables that the program needs. `penstock_bash` hides them from its commands."""
-    return {
-        "PYTHONPATH": PROGRAM,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONIOENCODING": "utf-8:replace",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_SILENT_STARTUP": "1",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "MSWEA_GLOBAL_CONFIG_DIR": f"{PLACE}/global",
-        "TYPER_STANDARD_TRACEBACK": "1",
-        "OPENAI_BASE_URL": gateway.base_url,
-        "OPENAI_API_KEY": gateway.token,
-        "PENSTOCK_GATEWAY_SOCKET": gateway.socket,
-    }
 
 
 def as_yaml(value: Any) -> str:

@@ -57,7 +57,7 @@ async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator
 
 
 def intake(stage: Stage) -> Intake:
-    return Intake(stage.flow, ["shell", "mini", "oracle", "nop"])
+    return Intake(stage.flow, ["shell", "mini", "oracle", "nop", "mini-swe-agent"])
 
 
 # --- intake ---------------------------------------------------------------------------------------------------
@@ -179,6 +179,13 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     (
         {"task": {"files": TASK["files"] | {"task.toml": '[environment]\nskills_dir = "x"'}}},
         "[environment].skills_dir is not honoured by the scaffold shell, whose program is given no skills",
+    ),
+    (
+        {
+            "scaffold": "mini-swe-agent",
+            "task": {"files": TASK["files"] | {"task.toml": '[environment]\nenv = {PYTHONPATH = "/app"}'}},
+        },
+        "[environment].env: PYTHONPATH is not honoured by the scaffold mini-swe-agent, which sets it itself",
     ),
     ({"scaffold": "none"}, "unknown scaffold 'none'; known: shell, mini"),
     ({"group_size": 1}, "at least 2 rollouts"),

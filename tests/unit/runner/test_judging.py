@@ -1,5 +1,7 @@
 """Who caused the end of a test script, and the random numbers that a verification draws."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from orchestrator.runner.grade import GradedWork, grade
@@ -94,10 +96,12 @@ async def test_every_verification_of_an_attempt_draws_the_same_and_another_attem
     assert drawn[1] == drawn[4] == drawn[5] == drawn[6] != drawn[2], "every bash begins with the same draws"
 
 
-async def graded(script: str, environment: Environment | None = None, **env: str) -> str:
+async def graded(
+    script: str, environment: Environment | None = None, env: Mapping[str, str] | None = None
+) -> str:
     """The output of a test script."""
     paid = f"{script}\nmkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt"
-    work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(paid.encode())}, env=env)
+    work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(paid.encode())}, env=env or {})
     found = await grade(
         BubblewrapProvider(),
         environment or Environment(files={}),
@@ -121,7 +125,7 @@ async def test_a_program_under_test_does_not_learn_the_draws_of_its_judge() -> N
 @pytest.mark.parametrize(("given", "kept"), [("11", True), ("0", True), ("random", False), ("", False)])
 async def test_a_seed_of_python_hashes_that_the_task_sets_is_kept(given: str, kept: bool) -> None:
     for environment, env in (({}, {"PYTHONHASHSEED": given}), ({"PYTHONHASHSEED": given}, {})):
-        seen = await graded('echo "<$PYTHONHASHSEED>"', Environment(files={}, env=environment), **env)
+        seen = await graded('echo "<$PYTHONHASHSEED>"', Environment(files={}, env=environment), env)
         assert f"<{given if kept else 7}>" in seen
 
 
@@ -139,7 +143,7 @@ async def test_each_variable_that_the_platform_sets_is_reserved_or_has_the_tasks
     show = "\n".join(f'echo "{name}=<${name}>"' for name in given)
     async with BubblewrapProvider().open(SandboxSpec(files={}, env=given)) as sandbox:
         seen = (await sandbox.exec(["bash", "-c", show])).stdout.decode()
-    for output in (seen, await graded(show, Environment(files={}, env=given)), await graded(show, **given)):
+    for output in (seen, await graded(show, Environment(files={}, env=given)), await graded(show, env=given)):
         assert [name for name, value in given.items() if f"{name}=<{value}>" not in output] == []
 
 

@@ -8,6 +8,7 @@ from scaffolds.base import AgentLimits, BlackBoxDefaults, Context, Endpoint, Lau
 from scaffolds.declare import scaffold, source_sha
 from scaffolds.scaffold_toml import from_toml
 
+from orchestrator.tasks.extras import replaced
 from sandboxes.base import ExecResult, KilledBy, Sandbox
 
 TASK = TaskView(name="t", domain="general", instruction="say {gateway.token}")
@@ -44,6 +45,17 @@ def test_a_class_with_run_is_a_white_box_and_one_with_launch_a_black_box() -> No
         scaffold(name="n", version="1")(type("Neither", (), {}))
     with pytest.raises(ValueError, match="a white box speaks the wire native"):
         scaffold(name="w", version="1", wire="chat")(White)
+
+
+@pytest.mark.parametrize("name", find.known())
+def test_a_scaffold_declares_each_variable_that_replaces_the_tasks(name: str) -> None:
+    found = find.find(name)
+    given = found.black().launch(TASK, ENDPOINT, LIMITS).env if found.manifest.kind == "black" else {}
+    assert set(found.manifest.env) == set(given)
+    sentences = list(replaced(["MY_OWN", *given], found.manifest))
+    assert len(sentences) == len(given) and all(
+        f"not honoured by the scaffold {name}" in each for each in sentences
+    )
 
 
 def test_the_digest_changes_with_any_source_file_and_with_no_byte_code(tmp_path: Path) -> None:

@@ -16,8 +16,17 @@ from minisweagent.environments.local import LocalEnvironment  # type: ignore[imp
 
 KEPT_BYTES: Final = 1 << 16
 KILLED: Final = 128 + signal.SIGKILL
-OWN: Final = ("MSWEA_", "OPENAI_", "PENSTOCK_GATEWAY_", "PYTHON", "TYPER_")
-"""Prefixes of the program's own variables."""
+OWN: Final = (
+    "MSWEA_",
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+    "PENSTOCK_GATEWAY_",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONIOENCODING",
+    "PYTHONPATH",
+    "TYPER_",
+)
+"""Prefixes of the program's own variables (`mini_swe.environment`). All others are the task's."""
 
 
 class Bash(LocalEnvironment):
