@@ -14,7 +14,6 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.base import json_response, problem_response, token_of
 from orchestrator.gateway.http.dialects.errors import openai_error
 from orchestrator.gateway.http.dialects.responses import finished_response, output_items
-from orchestrator.gateway.http.dialects.responses_input import Names
 from orchestrator.gateway.http.stored import input_items, node_of, reply_of
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.sessions.node import Node
@@ -66,7 +65,7 @@ class StoredRoutes:
             )
         reply = reply_of(node)
         echo = {"id": identifier, "created": 0, "model": "policy", "body": {}}
-        return finished_response(echo, reply, list(output_items(reply, Names())))
+        return finished_response(echo, reply, list(output_items(reply, {})))
 
     async def _delete(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
         session.deleted.add(identifier)

@@ -14,6 +14,7 @@ from orchestrator.gateway.messages.turns import Turn, call_id, too_deep
 from orchestrator.gateway.problems import bad_request
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
+SYNTAXES = ("lark", "regex")
 INPUT = "input"  # the only parameter of a freeform tool
 FREEFORM: dict[str, Any] = {
     "type": "object",
@@ -125,11 +126,20 @@ def body_digest(wire: str, body: Mapping[str, Any]) -> str:
 
 
 def freeform_tool(name: Any, description: Any, form: Any, where: str) -> dict[str, Any]:
-    """A custom tool as a function of one string; `form`: its grammar, which is added to the description."""
-    if isinstance(form, dict) and isinstance(form.get("definition"), str):
-        grammar = f"The input follows this {form.get('syntax', '')} grammar:\n{form['definition']}"
-        description = f"{description}\n\n{grammar}" if isinstance(description, str) else grammar
-    return function_tool(name, description, FREEFORM, where)
+    """A custom tool as a function of one string; `form`: its format. A grammar is added to the description."""
+    tool = function_tool(name, description, FREEFORM, where)
+    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
+        return tool
+    if not isinstance(form, dict) or form.get("type") != "grammar":
+        raise bad_request(f"{where}.format.type must be one of text, grammar", "tools")
+    nested = isinstance(form.get("grammar"), dict)  # as Chat Completions writes it
+    grammar, place = (form["grammar"], f"{where}.format.grammar") if nested else (form, f"{where}.format")
+    if grammar.get("syntax") not in SYNTAXES:
+        raise bad_request(f"{place}.syntax must be one of {', '.join(SYNTAXES)}", "tools")
+    if not isinstance(grammar.get("definition"), str):
+        raise bad_request(f"{place}.definition must be a string", "tools")
+    rule = f"The input follows this {grammar['syntax']} grammar:\n{grammar['definition']}"
+    return function_tool(name, f"{description}\n\n{rule}" if description else rule, FREEFORM, where)
 
 
 def tool_list(raw: Any) -> list[dict[str, Any]]:
@@ -146,6 +156,8 @@ def function_tool(name: Any, description: Any, schema: Any, where: str) -> dict[
     on a wire (cache markers, strictness) do not reach the prompt. Raises Problem 400 naming the malformed part."""
     if not isinstance(name, str) or not name:
         raise bad_request(f"{where} has no name", "tools")
+    if not isinstance(description, str | None):
+        raise bad_request(f"{where}: the description of tool {quoted(name)} must be a string", "tools")
     if schema is None:
         schema = {"type": "object", "properties": {}}
     if not isinstance(schema, dict):
@@ -162,23 +174,23 @@ def function_tool(name: Any, description: Any, schema: Any, where: str) -> dict[
     if too_deep(schema):
         raise bad_request(f"{where}: the schema of tool {quoted(name)} is nested too deeply", "tools")
     function: dict[str, Any] = {"name": name}
-    if isinstance(description, str) and description:
+    if description:
         function["description"] = description
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 
-def read_stop(raw: Any) -> tuple[str, ...]:
+def read_stop(raw: Any, param: str) -> tuple[str, ...]:
     """Stop strings: one, a list, or none."""
     stops = [raw] if isinstance(raw, str) else [] if raw is None else raw
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise bad_request("stop must be a non-empty string or a list of them", "stop")
+        raise bad_request(f"{param} must be a non-empty string or a list of them", param)
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
         raise bad_request(
-            f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters are taken", "stop"
+            f"{param}: at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters are taken", param
         )
     # Stop strings are recorded unchanged with the sampling parameters, and the data pool cannot store NUL.
     if any("\0" in stop for stop in stops):
-        raise bad_request("a stop string must not hold NUL characters", "stop")
+        raise bad_request(f"{param}: a stop string must not hold NUL characters", param)
     return tuple(stops)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.messages.answers import UNKNOWN, Answers, Calls
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.foreign_keys import ARGUMENTS, CONTENTS, RESULT_IDS, check_key
 from orchestrator.gateway.problems import bad_request
 from orchestrator.pool.sanitize import clean, clean_json
 
@@ -178,6 +179,7 @@ def read_call(raw: Any) -> CanonicalCall:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise bad_request("a tool call of the history has no function name", "messages")
+    check_key(function, "arguments", ARGUMENTS, "a tool call of the history", "messages")
     if isinstance(arguments, str):
         text = arguments
         try:
@@ -215,6 +217,7 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
         if isinstance(content, str):  # nearly all contents are
             text = clean(content)
         else:
+            check_key(message, "content", CONTENTS, f"messages[{i}]", "messages")
             text, left_out = flatten(
                 content, f"messages[{i}]", past=past or result or from_assistant, shown=not from_assistant
             )
@@ -225,6 +228,7 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
         if LEFT_KEY in message:
             left_out += _noted(message[LEFT_KEY])
         if result:
+            check_key(message, "tool_call_id", RESULT_IDS, f"messages[{i}]", "messages")
             answers = calls.answered(message)
             if not pending_calls:
                 turns.append(Turn(role="user", text=text, left_out=left_out))

@@ -137,6 +137,21 @@ def test_the_guide_has_a_row_for_every_field(wire: str) -> None:
             assert row in guide, f"ops/guides/wires.md lacks: {row}"
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_field_of_another_wire_is_refused_or_listed_and_never_dropped(wire: str) -> None:
+    for other in WIRES.keys() - {wire}:
+        for name, field in FIELDS[other].items():
+            if name in FIELDS[wire] or name.partition(".")[0] in FIELDS[wire]:
+                continue
+            value = nested(name, refused(name) if field.treatment is Treatment.REFUSED else {"a": 1})
+            if field.treatment in (Treatment.RUN, Treatment.TAKEN) and "." not in name:
+                assert read(wire, **value).turns, "the guide: without effect on its own wire, so here as well"
+                continue
+            with pytest.raises(Problem, match=f"^{name.partition('.')[0]}.* is not supported: ") as problem:
+                WIRES[wire].dialect.read({**body(wire), **value}, {})
+            assert "None" not in problem.value.message
+
+
 def tools_of(wire: Wire, *names: str) -> list[dict[str, Any]]:
     shapes: dict[str, Callable[[str], dict[str, Any]]] = {
         "chat": lambda name: {"type": "function", "function": {"name": name, "parameters": COMMAND}},
@@ -266,7 +281,7 @@ def test_a_conversation_in_another_wires_field_is_refused_and_the_own_field_is_n
 def test_a_value_of_another_kind_is_refused_where_it_decides_how_a_reply_is_written(
     wire: str, name: str, value: object, sentence: str
 ) -> None:
-    if name not in FIELDS[wire]:
+    if name not in FIELDS[wire] or FIELDS[wire][name].treatment is not Treatment.HONOURED:
         return
     with pytest.raises(Problem, match=f"^{name} must be {sentence}"):
         read(wire, **{name: value})

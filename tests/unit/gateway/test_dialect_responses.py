@@ -201,7 +201,7 @@ def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> Non
     [
         ([], {"previous_response_id": "resp_1"}, "previous_response_id refers to 'resp_1'.*whole conversation"),
         ([], {"conversation": "conv_1"}, "conversation is not supported"),
-        ([], {"background": True}, "background responses are not supported"),
+        ([], {"background": True}, "background is not supported: .*stream the reply instead"),
         ([{"type": "item_reference", "id": "rs_1"}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
         ([USER, {"type": "telepathy"}], {}, r"input\[1\] is of the unknown type 'telepathy'"),
         ([USER, 3], {}, r"input\[1\] is not an object"),

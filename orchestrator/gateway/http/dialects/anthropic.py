@@ -37,7 +37,7 @@ class AnthropicDialect:
     counting: tuple[str, ...] = ("/v1/messages/count_tokens",)
 
     def read(self, body: Any, headers: Mapping[str, str], known: Known = NOTHING) -> Incoming:
-        body = as_object(body)
+        body = as_object(body, self.name)
         # The form in which requests are compared.
         normalized = {**body, "system": system_text(body.get("system"))}
         messages = read_request(normalized, past=known.past)

@@ -18,6 +18,14 @@ from orchestrator.gateway.http.dialects.base import ChatRequest
 from orchestrator.gateway.http.dialects.opaque_reasoning import signed_step
 from orchestrator.gateway.http.dialects.tools import anthropic_tool, of_provider
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.foreign_keys import (
+    ARGUMENTS,
+    RESULT_IDS,
+    Form,
+    check_key,
+    check_keys,
+    check_message,
+)
 from orchestrator.gateway.messages.requests import function_tool, tool_list
 from orchestrator.gateway.messages.turns import STEP_KEY
 from orchestrator.gateway.problems import bad_request
@@ -67,6 +75,9 @@ def _tools(raw: Any) -> tuple[Sequence[Mapping[str, Any]], int]:
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if tool.get("type") in (None, "custom"):
+        check_keys(tool, Form.ANTHROPIC, where)
+        if tool.get("input_schema") is None:
+            raise bad_request(f"{where} has no input_schema: send the JSON schema of its input", "tools")
         return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where)
     return anthropic_tool(tool, where)
 
@@ -76,6 +87,7 @@ def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, An
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"{where} has the unknown role {quoted(role)}", "messages")
+    check_message("anthropic", message, where, "messages")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise bad_request(f"{where}: the content must be a string or a list of blocks", "messages")
@@ -85,6 +97,8 @@ def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, An
     rest = []
     for block in blocks:
         if block.get("type") == "tool_result":
+            check_key(block, "tool_use_id", RESULT_IDS, where, "messages")
+            check_key(block, "content", ("output", "text"), where, "messages")
             text, missing = flatten(block.get("content"), where, past=True)
             if block.get("is_error") and not text.lower().startswith("error"):
                 text = f"Error: {text}"
@@ -108,6 +122,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str, messages: list[d
                 if (step := signed_step(block.get("signature"))) is not None:
                     message[STEP_KEY] = step
             case "tool_use":
+                check_key(block, "input", ARGUMENTS, where, "messages")
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})
             case _:

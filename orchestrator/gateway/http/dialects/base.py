@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped
+from orchestrator.gateway.http.dialects.tool_names import Names
 from orchestrator.gateway.messages.requests import (
     CompletionRequest,
     Reply,
@@ -105,14 +106,13 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A request's conversation in chat form. `left_out` counts stripped provider-side items and tools; `names`: tools whose name on
-    the wire differs from the policy's name; `typed`: the policy's names of tools that the wire identifies by type."""
+    """A request's conversation in chat form. `left_out` counts stripped provider-side items and tools; `names`: the tools by their names on a
+    wire with namespaces."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     left_out: int = 0
-    names: Mapping[str, str] = field(default_factory=dict)
-    typed: Mapping[str, str] = field(default_factory=dict)
+    names: Names | None = None
 
 
 def request_of(
@@ -127,11 +127,9 @@ def request_of(
     reason: str | None = None,
     past: bool = False,
 ) -> CompletionRequest:
-    """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings. Raises Problem 400 naming a field
-    that cannot be honoured."""
-    check_fields(wire, body)
+    """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings."""
     turns, parts_out = read_messages(chat_request.messages, past=past)
-    offered = {str(tool["function"]["name"]): str(tool["function"]["name"]) for tool in chat_request.tools}
+    names = Names.plain(chat_request.tools) if chat_request.names is None else chat_request.names
     limits_sent = [limit for key in limits if (limit := read_limit(body.get(key), key)) is not None]
     return CompletionRequest(
         turns=tuple(turns),
@@ -140,8 +138,8 @@ def request_of(
         agent=agent or agent_of(headers),
         model=str(body.get("model") or ""),
         max_tokens=min(limits_sent) if limits_sent else None,
-        stop=read_stop(body.get(stop)),
-        rule=read_choice(body, {**offered, **chat_request.names}, chat_request.typed),
+        stop=read_stop(body.get(stop), stop),
+        rule=read_choice(body, names),
         retries=retries_of(headers),
         reason=reason,
         left_out=parts_out + chat_request.left_out + stripped(wire, body),
@@ -149,10 +147,11 @@ def request_of(
     )
 
 
-def as_object(body: Any) -> dict[str, Any]:
-    """The body. All wires require an object."""
+def as_object(body: Any, wire: str) -> dict[str, Any]:
+    """The body. All wires require an object. Raises Problem 400 naming a field that cannot be honoured."""
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
+    check_fields(wire, body)
     return body
 
 

@@ -37,9 +37,7 @@ class ChatDialect:
     counting: tuple[str, ...] = ()
 
     def read(self, body: Any, headers: Mapping[str, str], known: Known = NOTHING) -> Incoming:
-        body = as_object(body)
-        if body.get("n") not in (None, 1):
-            raise bad_request("n must be 1: ask several times instead", "n")
+        body = as_object(body, self.name)
         legacy = body.get("functions") or None
         if legacy is not None and body.get("tools"):
             raise bad_request("send tools or functions, not both", "functions")

@@ -1,7 +1,7 @@
 """Every documented field of a request, wire by wire, and its treatment. ops/guides/wires.md contains this table.
 
-A field that its wire does not document is refused if another wire refuses it, or if on another wire it decides the policy's input or when a
-reply ends. The gateway ignores any other field.
+A field that its wire does not document is refused if another wire refuses it, or honours it and this one has a field or a form for it. The gateway
+takes any other field without effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,11 +51,12 @@ _HINT = "a hint: the policy decides how long it thinks and writes"
 _THINKS = "the policy's chat template decides whether it thinks, and what it thought is served"
 _PROVIDERS = "a provider's servers would run its tools: offer function tools that your client runs"
 _PREFILL = "an answer is not continued: end with a message of the user or a tool's result"
+_OTHER_OUTPUT = "it is a field of the Responses wire, and this wire serves all that it has"
 _TEXT = {"type": "text"}
 
 _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
     **_all(Treatment.RUN, _SAMPLING, "top_k min_p top_a typical_p repetition_penalty length_penalty"),
-    **_refused(_PREFILL, "continue_final_message echo suffix", False),
+    **_refused(_PREFILL, "continue_final_message echo suffix prefix prefill partial assistant_prefix", False),
     **_refused(_PREFILL, "add_generation_prompt", True),
     **_refused(_TEMPLATE, "chat_template chat_template_kwargs documents"),
     **_refused(_PARTLY, "guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema regex ebnf grammar structural_tag"),
@@ -65,6 +66,7 @@ _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
     **_refused(_RAW, "prompt_token_ids input_ids input_embeds session_params return_hidden_states", False),
     **_refused(_RAW, "separate_reasoning skip_special_tokens spaces_between_special_tokens", True),
     **_all(Treatment.TAKEN, _THINKS, "enable_thinking include_reasoning reasoning_format thinking_budget"),
+    **_refused("it is a parameter of client libraries: send its fields in the body itself", "extra_body"),
     **_refused("one reply is made: ask several times instead", "best_of", 1),
     **_refused("the policy's own weights answer, and no adapter", "lora_path lora_request adapter_id"),
     **_refused("token ids and logprobs are recorded, and not served", "prompt_logprobs return_token_ids return_tokens_as_token_ids", False, 0),
@@ -87,6 +89,7 @@ CHAT: dict[str, Field] = {
     **_refused(_PARTLY, "response_format", _TEXT),
     **_refused("the policy writes text only", "modalities", ["text"]),
     **_refused("the policy writes text only", "audio"),
+    **_refused(_OTHER_OUTPUT, "include"),
     **_ENGINES,
 }  # fmt: skip
 
@@ -96,13 +99,15 @@ RESPONSES: dict[str, Field] = {
     **_all(Treatment.HONOURED, "of this session, also after a restart", "previous_response_id store"),
     **_all(Treatment.HONOURED, "reasoning.encrypted_content; what a provider's own tools would add is left out", "include"),
     **_all(Treatment.RUN, _SAMPLING, "temperature top_p"),
-    **_all(Treatment.TAKEN, _LABEL, "metadata user safety_identifier access_programs"),
+    **_all(Treatment.TAKEN, _LABEL, "metadata client_metadata user safety_identifier access_programs"),
     **_all(Treatment.TAKEN, _SPEED, "service_tier prompt_cache_key prompt_cache_options prompt_cache_retention background_options"),
     **_all(Treatment.TAKEN, "a provider's own check", "moderation"),
     **_all(Treatment.TAKEN, _HINT, "reasoning text.verbosity personality"),
     **_all(Treatment.TAKEN, "of a provider's own tools, which are left out", "max_tool_calls image"),
     **_all(Treatment.TAKEN, "a history is shortened by its client alone", "context_management"),
     **_all(Treatment.HONOURED, "its fields stand below", "text"),
+    **_all(Treatment.TAKEN, _THINKS, "thinking"),
+    **_refused(_PARTLY, "text.type text.schema text.json_schema", "text"),
     **_refused("no response goes on without its client: stream the reply instead", "background", False),
     **_refused("conversations are not kept: send previous_response_id, or the whole conversation as input", "conversation"),
     **_refused("prompts of a provider's are not kept: send the text", "prompt"),
@@ -114,16 +119,18 @@ RESPONSES: dict[str, Field] = {
 
 ANTHROPIC: dict[str, Field] = {
     **_all(Treatment.HONOURED, "", "max_tokens messages model stop_sequences stream system tool_choice tools"),
-    **_all(Treatment.HONOURED, "disabled hides what was thought, display omitted its text; a budget is a hint", "thinking"),
+    **_all(Treatment.HONOURED, "disabled hides what was thought, display omitted its text", "thinking"),
     **_all(Treatment.HONOURED, "its fields stand below", "output_config"),
     **_all(Treatment.RUN, _SAMPLING, "temperature top_k top_p"),
     **_all(Treatment.STRIPPED, "tools outside the sandbox", "mcp_servers"),
     **_all(Treatment.TAKEN, "a provider's own sandbox, whose tools are left out", "container"),
-    **_all(Treatment.TAKEN, _LABEL, "metadata user_profile_id workspace_id betas diagnostics thread"),
+    **_all(Treatment.TAKEN, _LABEL, "metadata store user_profile_id workspace_id betas diagnostics thread"),
     **_all(Treatment.TAKEN, _SPEED, "service_tier speed cache_control inference_geo billing_policy fallbacks fallback_credit_token"),
-    **_all(Treatment.TAKEN, _HINT, "output_config.effort output_config.task_budget"),
+    **_all(Treatment.TAKEN, _HINT, "output_config.effort output_config.task_budget thinking.budget_tokens thinking.block_binding"),
     **_all(Treatment.TAKEN, "a history is shortened by its client alone", "context_management compaction"),
-    **_refused(_PARTLY, "output_config.format output_format"),
+    **_all(Treatment.TAKEN, "every stream ends with its usage", "stream_options"),
+    **_refused(_PARTLY, "output_config.format output_config.type output_config.schema output_config.json_schema output_format"),
+    **_refused(_OTHER_OUTPUT, "include"),
     **_ENGINES,
 }  # fmt: skip
 
@@ -145,6 +152,8 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     **{name: {"chat": "messages", "responses": "input", "anthropic": "messages"} for name in ("messages", "input")},
     **{name: {"chat": "a system message", "responses": "instructions", "anthropic": "system"} for name in ("instructions", "system")},
     **{name: {"chat": "stop", "responses": "stop", "anthropic": "stop_sequences"} for name in ("stop", "stop_sequences")},
+    "text": {"chat": "verbosity", "anthropic": "output_config.effort"},
+    "output_config": {"chat": "reasoning_effort", "responses": "reasoning"},
     "parallel_tool_calls": {"anthropic": "tool_choice.disable_parallel_tool_use"},
     "functions": {"responses": "tools", "anthropic": "tools"},
     "function_call": {"responses": "tool_choice", "anthropic": "tool_choice"},
@@ -165,7 +174,6 @@ _BODIES: Mapping[str, type] = {
 _INNER: Mapping[str, tuple[str, type]] = {
     "thinking": ("anthropic", dict),
     "stream_options.include_usage": ("chat", bool),
-    "tool_choice.disable_parallel_tool_use": ("anthropic", bool),
 }
 """The same for nested fields, with their wire."""
 _VALUES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -213,7 +221,8 @@ _CHECKED = {
 def check_fields(wire: str, body: Mapping[str, Any]) -> None:
     """Raise Problem 400 naming a field that cannot be honoured, or that has a value of the wrong type."""
     for name, kind in _BODIES.items():
-        if name in FIELDS[wire] and not isinstance(body.get(name), kind | None):
+        honoured = name in FIELDS[wire] and FIELDS[wire][name].treatment is Treatment.HONOURED
+        if honoured and not isinstance(body.get(name), kind | None):
             raise bad_request(f"{name} must be {_KINDS[kind]}", name)
     _check_inner(wire, body)
     for name, field in _CHECKED[wire].items():
@@ -230,7 +239,7 @@ def _check_inner(wire: str, body: Mapping[str, Any]) -> None:
         value = _value(name, body) if wire == field_wire else None
         if value is not None and value not in values:
             raise bad_request(f"{name} must be one of {', '.join(values)}", name)
-    for included in (body.get("include") or ()) if "include" in FIELDS[wire] else ():
+    for included in (body.get("include") or ()) if wire == "responses" else ():
         if included == "message.output_text.logprobs":
             raise bad_request("include: logprobs are recorded, and not served", "include")
         if included not in _INCLUDED:

@@ -31,7 +31,7 @@ class NativeDialect:
     counting: tuple[str, ...] = ("/native/count",)
 
     def read(self, body: Any, headers: Mapping[str, str], known: Known = NOTHING) -> Incoming:
-        body = as_object(body)
+        body = as_object(body, self.name)
         tools, left_out = read_tools(body.get("tools"))
         reason, agent = body.get("replace_reason"), body.get("agent")
         request = request_of(

@@ -23,10 +23,11 @@ from orchestrator.gateway.http.dialects.base import (
 )
 from orchestrator.gateway.http.dialects.errors import openai_error
 from orchestrator.gateway.http.dialects.opaque_reasoning import keep_reasoning
-from orchestrator.gateway.http.dialects.responses_input import Names, read_request
+from orchestrator.gateway.http.dialects.responses_input import read_request
+from orchestrator.gateway.http.dialects.tool_names import WireName
 from orchestrator.gateway.messages.requests import INPUT, Reply
 from orchestrator.gateway.messages.typed_calls import PREFIXES, item_of
-from orchestrator.gateway.problems import Problem, bad_request
+from orchestrator.gateway.problems import Problem
 
 Item = dict[str, Any]
 
@@ -39,11 +40,7 @@ class ResponsesDialect:
     counting: tuple[str, ...] = ("/v1/responses/input_tokens",)
 
     def read(self, body: Any, headers: Mapping[str, str], known: Known = NOTHING) -> Incoming:
-        body = as_object(body)
-        if body.get("background"):
-            raise bad_request(
-                "background responses are not supported: stream the reply instead", "background"
-            )
+        body = as_object(body, self.name)
         messages, names = read_request(body, known)
         request = request_of(
             self.name,
@@ -58,7 +55,7 @@ class ResponsesDialect:
             "model": model_of(body),
             "id": f"resp_{secrets.token_hex(16)}",
             "created": int(time.time()),
-            "names": names,
+            "names": names.wire,
             "body": body,
         }
         return Incoming(request, bool(body.get("stream")), echo)
@@ -142,7 +139,7 @@ class ResponseEvents:
         return sse({"type": kind, "sequence_number": self._number - 1, **values}, kind)
 
 
-def output_items(reply: Reply, names: Names) -> Iterator[Item]:
+def output_items(reply: Reply, names: Mapping[str, WireName]) -> Iterator[Item]:
     """The finished action as output items. There is at least one item, so that an empty reply can be replayed as well."""
     step, turn = reply.step, reply.turn
     status = "incomplete" if reply.finish_reason is ReplyFinish.LENGTH else "completed"
@@ -164,7 +161,7 @@ def output_items(reply: Reply, names: Names) -> Iterator[Item]:
             "content": [{"type": "output_text", "text": turn.text, "annotations": [], "logprobs": []}],
         }
     for i, (identifier, call) in enumerate(zip(reply.call_ids(), turn.calls, strict=True)):
-        namespace, name, kind = names.of(call.name)
+        namespace, name, kind = names.get(call.name, (None, call.name, "function"))
         arguments = call.mapping()
         if kind in PREFIXES and (typed := item_of(kind, arguments)) is not None:
             common = {"id": f"{PREFIXES[kind]}_s{step}_{i}", "call_id": identifier, "status": "completed"}

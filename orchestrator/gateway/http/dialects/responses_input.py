@@ -24,8 +24,18 @@ from orchestrator.gateway.http.dialects.base import (
     Wanted,
 )
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
+from orchestrator.gateway.http.dialects.tool_names import Names, joined
 from orchestrator.gateway.http.dialects.tools import of_provider, unknown
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.foreign_keys import (
+    ARGUMENTS,
+    RESULT_IDS,
+    Form,
+    check_environment,
+    check_key,
+    check_keys,
+    check_message,
+)
 from orchestrator.gateway.messages.requests import (
     INPUT,
     freeform_tool,
@@ -60,49 +70,6 @@ _PROVIDER_ITEMS = frozenset(
 )
 
 
-class Names:
-    """Tool names of the policy, and their wire form: (namespace or None, name, type of the tool)."""
-
-    def __init__(self) -> None:
-        self._wire: dict[str, tuple[str | None, str, str]] = {}
-
-    def add(self, namespace: str | None, name: str, kind: str) -> str:
-        """The policy's name of a tool. Raises Problem 400 when another tool has that name."""
-        joined_name = joined(namespace, name)
-        if self._wire.setdefault(joined_name, (namespace, name, kind)) != (namespace, name, kind):
-            raise bad_request(f"two different tools are called {quoted(joined_name)}: rename one", "tools")
-        return joined_name
-
-    def copy(self) -> dict[str, tuple[str | None, str, str]]:
-        """The names so far, for `restore`."""
-        return dict(self._wire)
-
-    def restore(self, names: dict[str, tuple[str | None, str, str]]) -> None:
-        """Drop the names added since `copy`."""
-        self._wire = names
-
-    @property
-    def called(self) -> dict[str, str]:
-        """The policy's names by the names that a choice on the wire uses."""
-        return {name: joined_name for joined_name, (_, name, _) in self._wire.items()}
-
-    @property
-    def typed(self) -> dict[str, str]:
-        """The policy's names, by type, of tools that have only a type on the wire."""
-        return {kind: joined_name for joined_name, (_, _, kind) in self._wire.items() if kind in RESPONSES}
-
-    def of(self, flat: str) -> tuple[str | None, str, str]:
-        """The wire form of a tool that the policy calls."""
-        return self._wire.get(flat, (None, flat, "function"))
-
-
-def joined(namespace: object, name: str) -> str:
-    """One name for a tool of a namespace: `mcp__files` or `mcp__files__`, `read` → `mcp__files__read`."""
-    if not isinstance(namespace, str) or not namespace:
-        return name
-    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-
-
 def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatRequest, Names]:
     """The conversation and tools of a request body. Raises Problem 400 naming the error, Wanted if it refers to ids that `known` does not hold."""
     items = body.get("input")
@@ -111,38 +78,40 @@ def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatR
     if not isinstance(items, list) or (not items and not before):
         raise bad_request("input must be a non-empty string or list of items", "input")
     _check_references(items, known)
+    items = [_object(item, f"input[{i}]", known) for i, item in enumerate(items)]
     names = Names()
-    conversation = _Conversation(past=known.past or bool(before))
+    tools = list(
+        _tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
+    )
+    for item in items:
+        if item.get("type") == "additional_tools":
+            tools += _tools_of_the_past(item.get("tools"), names)
+    conversation = _Conversation(names, past=known.past or bool(before))
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise bad_request("instructions must be a string", "instructions")
     if instructions:
         conversation.messages.append({"role": "system", "content": instructions, INSTRUCTIONS_KEY: True})
     conversation.messages += before
-    past_tools: list[Any] = []
     for i, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise bad_request(f"input[{i}] is not an object", "input")
-        if item.get("type") == "item_reference":
-            item = known.stored[item["id"]]
-        if item.get("type") == "additional_tools":
-            past_tools.append(item.get("tools"))
-        else:
+        if item.get("type") != "additional_tools":
             conversation.add(item, f"input[{i}]")
-    tools = list(
-        _tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
-    )
-    for added in past_tools:
-        tools += _tools_of_the_past(added, names)
     stripped = sum(tool is None for tool in tools)
     messages = ChatRequest(
         messages=conversation.messages,
         tools=[tool for tool in tools if tool is not None],
         left_out=conversation.left_out + stripped,
-        names=names.called,
-        typed=names.typed,
+        names=names,
     )
     return messages, names
+
+
+def _object(item: Any, where: str, known: Known) -> Mapping[str, Any]:
+    """An item, or the stored one that it refers to."""
+    if not isinstance(item, dict):
+        raise bad_request(f"{where} is not an object", "input")
+    stored: Mapping[str, Any] = known.stored[item["id"]] if item.get("type") == "item_reference" else item
+    return stored
 
 
 def _before(previous: Any, known: Known) -> list[dict[str, Any]]:
@@ -203,22 +172,28 @@ def _tool(
     if of_provider(tool):
         return None
     if isinstance(kind, str) and kind in RESPONSES and namespace is None:
+        check_keys(tool, Form.TYPED, where)
+        check_environment(tool, where)
         name, description, parameters = RESPONSES[kind]
-        return function_tool(names.add(None, name, kind), description, parameters, where)
+        return names.add(None, name, kind, function_tool(name, description, parameters, where))
     if kind not in ("function", "custom"):
         raise unknown(kind, where)
+    check_keys(tool, Form.RESPONSES if kind == "function" else Form.RESPONSES_CUSTOM, where)
     if not isinstance(name, str) or not name:
         raise bad_request(f"{where} has no name", "tools")
-    joined_name = names.add(namespace, name, kind)
+    flat = joined(namespace, name)
     if kind == "function":
-        return function_tool(joined_name, description, tool.get("parameters"), where)
-    return freeform_tool(joined_name, description, tool.get("format"), where)
+        read = function_tool(flat, description, tool.get("parameters"), where)
+    else:
+        read = freeform_tool(flat, description, tool.get("format"), where)
+    return names.add(namespace, name, kind, read)
 
 
 class _Conversation:
     """Chat messages so far. Consecutive pieces of one reply are one assistant message."""
 
-    def __init__(self, *, past: bool) -> None:
+    def __init__(self, names: Names, *, past: bool) -> None:
+        self._names = names
         self.messages: list[dict[str, Any]] = []
         self.left_out = 0
         self._past = past
@@ -248,6 +223,7 @@ class _Conversation:
         role = item.get("role")
         if role not in ("assistant", "user", "system", "developer"):
             raise bad_request(f"{where} has the unknown role {quoted(role)}", "input")
+        check_message("responses", item, where, "input")
         from_assistant = role == "assistant"
         text, missing = flatten(
             item.get("content"), where, past=self._past or from_assistant, shown=not from_assistant
@@ -261,6 +237,9 @@ class _Conversation:
         message[LEFT_KEY] = missing
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
+        check_key(item, "output", ("content",), where, "input")
+        if item.get("type") not in OUTPUTS:
+            check_key(item, "call_id", RESULT_IDS, where, "input")
         text, missing = flatten(result_of(item), where, past=True)
         result = {"role": "tool", "tool_call_id": answered(item), "content": text}
         self.messages.append({**result, LEFT_KEY: missing})
@@ -281,8 +260,12 @@ class _Conversation:
         name, identifier = item.get("name"), item.get("call_id")
         if not isinstance(name, str) or not name:
             raise bad_request(f"{where} is a tool call without a name", "input")
+        own = "input" if freeform else "arguments"
+        check_key(item, own, ARGUMENTS, where, "input")
         arguments = {INPUT: item.get("input")} if freeform else item.get("arguments")
-        self._say({"name": joined(item.get("namespace"), name), "arguments": arguments}, identifier)
+        namespace = item.get("namespace")
+        flat = self._names.find(name, namespace, where, "input")
+        self._say({"name": flat or joined(namespace, name), "arguments": arguments}, identifier)
 
     def _say(self, function: Mapping[str, Any], identifier: object) -> None:
         call = {"id": identifier, "function": function}

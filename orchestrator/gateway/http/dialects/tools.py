@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.messages.foreign_keys import CONTAINERS, Form, check_keys
 from orchestrator.gateway.messages.requests import freeform_tool, function_tool, tool_list
 from orchestrator.gateway.messages.typed_tools import ANTHROPIC
 from orchestrator.gateway.problems import Problem, bad_request
@@ -42,7 +43,7 @@ def of_provider(tool: Mapping[str, Any]) -> bool:
         return True
     kind = tool.get("type")
     environment = tool.get("environment")
-    if kind == "shell" and isinstance(environment, dict) and environment.get("type") != "local":
+    if kind == "shell" and isinstance(environment, dict) and environment.get("type") in CONTAINERS:
         return True
     return isinstance(kind, str) and any(
         kind == prefix or kind.startswith(f"{prefix}_") for prefix in PROVIDERS
@@ -60,14 +61,18 @@ def read_tools(raw: Any) -> tuple[tuple[Mapping[str, Any], ...], int]:
         if kind not in ("function", "custom"):
             raise unknown(kind, where)
         if not isinstance(inner, dict):
-            raise bad_request(f"{where} has no {kind} object", "tools")
+            raise bad_request(
+                f"{where} has no {kind} object: on this wire name, description and {'parameters' if kind == 'function' else 'format'} "
+                f"belong in {where}.{kind}",
+                "tools",
+            )
+        check_keys({key: value for key, value in tool.items() if value != inner.get(key)}, Form(kind), where)
+        check_keys(inner, Form.CHAT if kind == "function" else Form.CHAT_CUSTOM, f"{where}.{kind}")
         name, description = inner.get("name"), inner.get("description")
         if kind == "function":
             tools.append(function_tool(name, description, inner.get("parameters"), where))
         else:
-            definition = inner.get("format")
-            grammar = definition.get("grammar") if isinstance(definition, dict) else None
-            tools.append(freeform_tool(name, description, grammar or definition, where))
+            tools.append(freeform_tool(name, description, inner.get("format"), f"{where}.custom"))
     return tuple(tools), len(declared) - len(tools)
 
 
@@ -79,6 +84,7 @@ def anthropic_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     name, description, parameters = ANTHROPIC[kind]
     if tool.get("name", name) != name:
         raise bad_request(f"{where}: a tool of the type {kind} must have the name {quoted(name)}", "tools")
+    check_keys(tool, Form.TYPED, where)
     return function_tool(name, description, parameters, where)
 
 
