@@ -17,6 +17,7 @@ class Form(StrEnum):
     RESPONSES = "a function of the Responses wire"
     RESPONSES_CUSTOM = "a custom tool of the Responses wire"
     ANTHROPIC = "a tool of the Messages wire"
+    NAMESPACE = "a namespace"
     TYPED = "a tool with a type of its own"
 
 
@@ -28,10 +29,12 @@ _OWN: Mapping[Form, tuple[str, ...]] = {
     Form.RESPONSES: ("name", "description", "parameters"),
     Form.RESPONSES_CUSTOM: ("name", "description", "format"),
     Form.ANTHROPIC: ("name", "description", "input_schema"),
+    Form.NAMESPACE: ("name", "description", "tools"),
     Form.TYPED: ("name",),
 }
 _DECIDING = frozenset(
     {"name", "description", "parameters", "input_schema", "inputSchema", "schema", "function", "custom", "format", "grammar"}
+    | {"functions", "tools", "namespace"}
 )  # fmt: skip
 """Keys of any wire, or of MCP, that decide what the policy sees of a tool."""
 _OF_MESSAGES: Mapping[str, Mapping[str, str]] = {
@@ -64,6 +67,8 @@ def check_keys(tool: Mapping[str, Any], form: Form, where: str) -> None:
     for key, value in tool.items():
         if key in _DECIDING and key not in own and value is not None:
             raise bad_request(f"{where}.{key} is not read: {form} has {', '.join(own)}", "tools")
+    if not isinstance(tool.get("allowed_callers"), list | None):
+        raise bad_request(f"{where}.allowed_callers must be a list", "tools")
 
 
 def check_environment(tool: Mapping[str, Any], where: str) -> None:
@@ -83,7 +88,7 @@ def check_environment(tool: Mapping[str, Any], where: str) -> None:
 
 def check_key(item: Mapping[str, Any], own: str, others: Iterable[str], where: str, param: str) -> None:
     """Raise Problem 400 naming a key of another wire that holds what this one reads from the missing key `own`."""
-    if item.get(own) is None:
+    if item.get(own) in (None, "", []):
         for key in others:
             if key != own and item.get(key) is not None:
                 raise bad_request(f"{where}.{key} is not read: use {own} on this wire", param)

@@ -221,6 +221,10 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
             text, left_out = flatten(
                 content, f"messages[{i}]", past=past or result or from_assistant, shown=not from_assistant
             )
+        if not from_assistant and message.get("tool_calls"):
+            raise bad_request(
+                f"messages[{i}].tool_calls is not read: only a message of the assistant has calls", "messages"
+            )
         if from_assistant and not text and isinstance(refusal := message.get("refusal"), str):
             text = clean(refusal)
         if from_assistant and isinstance(message.get("audio"), dict):  # the provider keeps the spoken audio
@@ -284,6 +288,9 @@ def _assistant(message: dict[str, Any], text: str, left_out: tuple[str, ...]) ->
     if unknown:
         raw_calls = [call for call in raw_calls if not _of_unknown_type(call)]
         left_out += tuple(clean(kind) for kind in unknown)
+    calls = tuple(read_call(call) for call in raw_calls)
+    if (legacy := message.get("function_call")) is not None and read_call(legacy) not in calls:
+        raise bad_request("a message has tool_calls and another function_call: send one of them", "messages")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     ids = [call.get("id") if isinstance(call, dict) else None for call in raw_calls]
     hint, known = (
@@ -296,7 +303,7 @@ def _assistant(message: dict[str, Any], text: str, left_out: tuple[str, ...]) ->
         role="assistant",
         text=text,
         reasoning=clean(reasoning) if isinstance(reasoning, str) and reasoning.strip() else None,
-        calls=tuple(read_call(call) for call in raw_calls),
+        calls=calls,
         hint=hint,
         left_out=left_out,
     )

@@ -41,7 +41,7 @@ def chat_custom(**form: Any) -> dict[str, Any]:
     return {"tools": [{"type": "custom", "custom": {"name": "g", "format": form}}]}
 
 
-def said(wire: str, **message: Any) -> dict[str, Any]:
+def spoken(wire: str, **message: Any) -> dict[str, Any]:
     return {"input" if wire == "responses" else "messages": [message]}
 
 
@@ -71,8 +71,8 @@ REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
             chat_custom(type="grammar", grammar={"syntax": BANANA, "definition": "x"}),
             r"^tools\[0\]\.custom\.format\.grammar\.syntax must be one of lark, regex$",
         ),
-        "messages.role": (said("chat", role=BANANA, content="x"), "unknown role 'banana'"),
-        "messages.content.type": (said("chat", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
+        "messages.role": (spoken("chat", role=BANANA, content="x"), "unknown role 'banana'"),
+        "messages.content.type": (spoken("chat", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
         "response_format.type": ({"response_format": {"type": BANANA}}, "^response_format is not supported"),
         "modalities": ({"modalities": [BANANA]}, "^modalities is not supported"),
     },
@@ -92,9 +92,9 @@ REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
         "tools.environment.skills.type": (shell(type="local", skills=[{"type": BANANA}]), r"environment\.skills is not read"),
         "include": ({"include": [BANANA]}, "^include: 'banana' is not known here; known are"),
         "text.format.type": ({"text": {"format": {"type": BANANA}}}, r"^text\.format is not supported"),
-        "input.role": (said("responses", role=BANANA, content="x"), "unknown role 'banana'"),
-        "input.type": (said("responses", type=BANANA), "unknown type 'banana'"),
-        "input.content.type": (said("responses", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
+        "input.role": (spoken("responses", role=BANANA, content="x"), "unknown role 'banana'"),
+        "input.type": (spoken("responses", type=BANANA), "unknown type 'banana'"),
+        "input.content.type": (spoken("responses", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
         "truncation": ({"truncation": BANANA}, "^truncation is not supported"),
     },
     "anthropic": {
@@ -105,8 +105,8 @@ REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
         "thinking.type": ({"thinking": {"type": BANANA}}, r"^thinking\.type must be one of enabled, "),
         "thinking.display": ({"thinking": {"display": BANANA}}, r"^thinking\.display must be one of summarized, "),
         "output_config.format.type": ({"output_config": {"format": {"type": BANANA}}}, r"^output_config\.format is not supported"),
-        "messages.role": (said("anthropic", role=BANANA, content="x"), "unknown role 'banana'"),
-        "messages.content.type": (said("anthropic", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
+        "messages.role": (spoken("anthropic", role=BANANA, content="x"), "unknown role 'banana'"),
+        "messages.content.type": (spoken("anthropic", role="user", content=[{"type": BANANA}]), "unsupported type 'banana'"),
         "system.type": ({"system": [{"type": BANANA}]}, "unsupported type 'banana'"),
     },
 }  # fmt: skip

@@ -50,6 +50,10 @@ TOOLS: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"type": "function", "name": "f", "format": {"type": "text"}}, r"^tools\[0\]\.format is not read"),
     ("responses", {"type": "shell", "parameters": COMMAND}, r"^tools\[0\]\.parameters is not read"),
     ("responses", {"type": "namespace", "name": "a", "tools": [FLAT]}, r"^tools\[0\]\.tools\[0\]\.input_schema"),
+    ("responses", {"type": "namespace", "name": "a", "parameters": COMMAND, "tools": [FLAT]}, r"parameters is not read: a namespace has"),
+    ("responses", {"type": "namespace", "name": "a", "functions": [INNER]}, r"^tools\[0\]\.functions is not read: .*tools$"),
+    ("responses", {"type": "function", "name": "f", "namespace": "a"}, r"^tools\[0\]\.namespace is not read"),
+    ("responses", {"type": "function", "name": "f", "allowed_callers": "programmatic"}, r"^tools\[0\]\.allowed_callers must be a list"),
     *((wire, {**form, "description": 5}, "the description of tool 'f' must be a string") for wire, form in (
         ("anthropic", {"name": "f", "input_schema": COMMAND}), ("responses", {"type": "function", "name": "f"}))),
 ]  # fmt: skip
@@ -109,7 +113,7 @@ def test_a_key_that_a_choice_of_its_type_does_not_have_is_refused(
 
 
 CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-SAID: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 def used(**more: Any) -> dict[str, Any]:
@@ -127,21 +131,28 @@ MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "a
 @pytest.mark.parametrize(
     ("wire", "history", "words"),
     [
-        ("anthropic", [SAID], r"^messages\[1\]\.tool_calls is not read: use tool_use blocks on this wire$"),
+        ("anthropic", [ANSWER], r"^messages\[1\]\.tool_calls is not read: use tool_use blocks on this wire$"),
         ("anthropic", [{"role": "user", "tool_call_id": "c", "content": "r"}], r"tool_call_id is not read: use a tool_result block"),
         ("anthropic", [{"role": "assistant", "content": "x", "reasoning_content": "y"}], "reasoning_content is not read: use a thinking block"),
         ("anthropic", [USE, result(tool_call_id="c", content="r")], "tool_call_id is not read: use tool_use_id"),
         ("anthropic", [USE, result(tool_use_id="c", output="r")], "output is not read: use content"),
         ("anthropic", [used(arguments="{}")], "arguments is not read: use input"),
-        ("responses", [{**SAID, "content": "x"}], r"^input\[1\]\.tool_calls is not read: use function_call items on this wire$"),
+        ("responses", [{**ANSWER, "content": "x"}], r"^input\[1\]\.tool_calls is not read: use function_call items on this wire$"),
         ("responses", [{"role": "user", "tool_call_id": "c", "content": "r"}], "use a function_call_output item"),
         ("responses", [MADE, {"type": "function_call_output", "tool_call_id": "c", "output": "r"}], "tool_call_id is not read: use call_id"),
         ("responses", [MADE, {"type": "function_call_output", "call_id": "c", "content": "r"}], "content is not read: use output"),
         ("responses", [{**MADE, "arguments": None, "input": {}}], "input is not read: use arguments"),
         ("responses", [{"type": "custom_tool_call", "call_id": "c", "name": "f", "arguments": "x"}], "arguments is not read: use input"),
-        ("chat", [SAID, {"role": "tool", "tool_use_id": "c", "content": "r"}], r"^messages\[2\]\.tool_use_id is not read: use tool_call_id"),
-        ("chat", [SAID, {"role": "tool", "call_id": "c", "content": "r"}], "call_id is not read: use tool_call_id"),
-        ("chat", [{**SAID, "tool_calls": [{"id": "c", "name": "f", "input": {"a": 1}}]}], "input is not read: use arguments"),
+        ("responses", [{**MADE, "function": {"arguments": "{}"}}], r"^input\[1\]\.function is not read: use name and arguments"),
+        ("responses", [{"role": "user", "text": "hi"}], r"^input\[1\]\.text is not read: use content"),
+        ("responses", [{"type": "reasoning", "text": "hm"}], r"^input\[1\]\.text is not read: use content"),
+        ("anthropic", [{"role": "assistant", "content": [{"type": "thinking", "text": "hm"}]}], "text is not read: use thinking"),
+        ("chat", [{**USER, "tool_calls": [CALL]}], r"^messages\[1\]\.tool_calls is not read: only a message of the assistant"),
+        ("chat", [{**ANSWER, "function_call": {"name": "g", "arguments": "{}"}}], "tool_calls and another function_call"),
+        ("chat", [{"role": "user", "content": [], "text": "hi"}], r"^messages\[1\]\.text is not read: use content"),
+        ("chat", [ANSWER, {"role": "tool", "tool_use_id": "c", "content": "r"}], r"^messages\[2\]\.tool_use_id is not read: use tool_call_id"),
+        ("chat", [ANSWER, {"role": "tool", "call_id": "c", "content": "r"}], "call_id is not read: use tool_call_id"),
+        ("chat", [{**ANSWER, "tool_calls": [{"id": "c", "name": "f", "input": {"a": 1}}]}], "input is not read: use arguments"),
         ("chat", [{"role": "user", "text": "hi"}], r"^messages\[1\]\.text is not read: use content"),
         ("chat", [{"role": "user", "parts": [{"text": "hi"}]}], r"^messages\[1\]\.parts is not read: use content"),
     ],
@@ -157,9 +168,11 @@ def test_a_part_of_the_conversation_under_another_wires_key_is_refused_with_the_
 @pytest.mark.parametrize(
     ("wire", "history"),
     [
-        ("chat", [SAID, {"role": "tool", "tool_call_id": "c", "call_id": "c", "content": "r"}]),
-        ("chat", [SAID, {"role": "tool", "content": "r", "name": "f"}]),
-        ("chat", [{**SAID, "function_call": None, "reasoning_content": None, "refusal": None, "annotations": []}]),
+        ("chat", [ANSWER, {"role": "tool", "tool_call_id": "c", "call_id": "c", "content": "r"}]),
+        ("chat", [ANSWER, {"role": "tool", "content": "r", "name": "f"}]),
+        ("chat", [{**ANSWER, "function_call": CALL["function"]}]),
+        ("responses", [{"type": "reasoning", "summary": [], "encrypted_content": "x", "text": None}]),
+        ("chat", [{**ANSWER, "function_call": None, "reasoning_content": None, "refusal": None, "annotations": []}]),
         ("anthropic", [{"role": "assistant", "content": "x", "reasoning_content": None, "tool_calls": []}]),
         ("responses", [{**MADE, "id": "fc_1", "status": "completed", "input": None, "namespace": None}]),
     ],

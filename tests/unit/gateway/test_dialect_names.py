@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator.gateway.http import bodies
@@ -30,7 +31,7 @@ def read(tools: list[Any], *history: Any, **more: Any) -> Incoming:
     return RESPONSES.dialect.read({"input": [USER, *history], "tools": tools, **more}, {})
 
 
-CHOICES = [
+CHOICES: list[tuple[list[Any], dict[str, Any], str]] = [
     ([READ, A], {"name": "read"}, "read"),
     ([A, READ], {"name": "read"}, "read"),
     ([READ, A], {"name": "read", "namespace": None}, "read"),
@@ -73,8 +74,16 @@ def test_a_choice_that_means_no_tool_or_several_is_refused(
     assert (problem.value.status, problem.value.param) == (400, "tool_choice")
 
 
+def test_a_choice_of_a_whole_namespace_is_refused_with_what_to_send() -> None:
+    with pytest.raises(Problem, match="names a namespace, which is not a tool: name its tools"):
+        read([A], tool_choice={"type": "namespace", "name": "a"})
+
+
 def test_a_call_of_the_history_is_of_the_tool_that_its_namespace_and_name_mean() -> None:
-    gone = [([READ], {"name": "x"}, "x"), ([READ], {"name": "read", "namespace": "x"}, "x__read")]
+    gone: list[tuple[list[Any], dict[str, Any], str]] = [
+        ([READ], {"name": "x"}, "x"),
+        ([READ], {"name": "read", "namespace": "x"}, "x__read"),
+    ]
     for tools, named, flat in (*CHOICES, *gone):
         item = {"type": "function_call", "call_id": "c", "arguments": "{}", **named}
         _, turn = read(tools, item).request.turns
@@ -119,8 +128,8 @@ def test_a_request_that_another_process_reads_is_the_same_request_and_has_the_sa
     here = bodies.read(wire.dialect, raw, {})
     apart = bodies._answer(wire.dialect.name, raw, {}, 10_000, False, {})
     assert apart.problem is None
-    packed = bodies.msgspec.msgpack.encode(apart)
-    there = bodies.msgspec.msgpack.decode(packed, type=bodies._Read).incoming
+    packed = msgspec.msgpack.encode(apart)
+    there = msgspec.msgpack.decode(packed, type=bodies._Read).incoming
     assert there is not None and there.request == here.request
     reply = reply_of(Turn(role="assistant", text="", calls=(call("mcp__files__read", path="x"),)))
     written = [json.dumps(wire.dialect.reply(one, reply)) for one in (here, there)]

@@ -117,6 +117,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str, messages: list[d
     for block in blocks:
         match block.get("type"):
             case "thinking":
+                check_key(block, "thinking", ("text", "reasoning"), where, "messages")
                 if isinstance(thinking := block.get("thinking"), str) and thinking:
                     thoughts.append(thinking)
                 if (step := signed_step(block.get("signature"))) is not None:

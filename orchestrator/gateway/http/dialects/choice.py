@@ -63,6 +63,10 @@ def _rule(choice: Any, key: str, names: Names, offered: Sequence[Any]) -> CallRu
         return CallRule(names=(names.typed[kind],), required=True)
     if isinstance(choice, dict) and kind == "allowed_tools":
         return _some(choice, key, names)
+    if kind == "namespace":
+        raise bad_request(
+            f"{key} names a namespace, which is not a tool: name its tools as allowed_tools", key
+        )
     if isinstance(choice, dict) and (of_provider(choice) or kind in offered):
         raise bad_request(
             f"{key} names {quoted(str(kind))}, a tool of a provider's, which is left out here: let it be auto, or name a function tool",

@@ -107,7 +107,7 @@ RESPONSES: dict[str, Field] = {
     **_all(Treatment.TAKEN, "a history is shortened by its client alone", "context_management"),
     **_all(Treatment.HONOURED, "its fields stand below", "text"),
     **_all(Treatment.TAKEN, _THINKS, "thinking"),
-    **_refused(_PARTLY, "text.type text.schema text.json_schema", "text"),
+    **_refused(_PARTLY, "text.type text.schema text.json_schema text.response_format", "text"),
     **_refused("no response goes on without its client: stream the reply instead", "background", False),
     **_refused("conversations are not kept: send previous_response_id, or the whole conversation as input", "conversation"),
     **_refused("prompts of a provider's are not kept: send the text", "prompt"),

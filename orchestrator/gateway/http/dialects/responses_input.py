@@ -13,7 +13,7 @@
 | any other item in the opening of a conversation | refused |
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
@@ -24,22 +24,18 @@ from orchestrator.gateway.http.dialects.base import (
     Wanted,
 )
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
+from orchestrator.gateway.http.dialects.responses_tools import read_tools, tools_of_the_past
 from orchestrator.gateway.http.dialects.tool_names import Names, joined
-from orchestrator.gateway.http.dialects.tools import of_provider, unknown
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
+    CONTENTS,
     RESULT_IDS,
-    Form,
-    check_environment,
     check_key,
-    check_keys,
     check_message,
 )
 from orchestrator.gateway.messages.requests import (
     INPUT,
-    freeform_tool,
-    function_tool,
     tool_list,
 )
 from orchestrator.gateway.messages.turns import INSTRUCTIONS_KEY, STEP_KEY, step_of
@@ -50,8 +46,7 @@ from orchestrator.gateway.messages.typed_calls import (
     arguments_of,
     result_of,
 )
-from orchestrator.gateway.messages.typed_tools import RESPONSES
-from orchestrator.gateway.problems import Problem, bad_request
+from orchestrator.gateway.problems import bad_request
 
 # Created and answered by a provider's servers, or in a form that only its models know. The gateway never serves such an item.
 _PROVIDER_ENDINGS = ("_call", "_call_output")
@@ -81,11 +76,11 @@ def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatR
     items = [_object(item, f"input[{i}]", known) for i, item in enumerate(items)]
     names = Names()
     tools = list(
-        _tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
+        read_tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
     )
     for item in items:
         if item.get("type") == "additional_tools":
-            tools += _tools_of_the_past(item.get("tools"), names)
+            tools += tools_of_the_past(item.get("tools"), names)
     conversation = _Conversation(names, past=known.past or bool(before))
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
@@ -141,54 +136,6 @@ def _check_references(items: Sequence[Any], known: Known) -> None:
         raise Wanted([missing[1], *(identifier for _, identifier in unresolved)], f"input[{missing[0]}]")
 
 
-def _tools(raw: Sequence[tuple[str, Mapping[str, Any]]], names: Names) -> Iterator[Mapping[str, Any] | None]:
-    """Convert tools, given with their places, to function tools; None for each one that would run at a provider."""
-    for where, tool in raw:
-        if tool.get("type") == "namespace":
-            inner, namespace = tool_list(tool.get("tools")), tool.get("name")
-            if not isinstance(namespace, str) or not namespace:
-                raise bad_request(f"{where} is a namespace without a name", "tools")
-            for j, member in enumerate(inner):
-                yield _tool(member, namespace, names, f"{where}.tools[{j}]")
-        else:
-            yield _tool(tool, None, names, where)
-
-
-def _tools_of_the_past(raw: Any, names: Names) -> Iterator[Mapping[str, Any] | None]:
-    """The same for tools that came with a history. They are never refused: None for each tool that cannot be shown."""
-    for tool in raw if isinstance(raw, list) else [raw]:
-        before = names.copy()
-        try:
-            yield from list(_tools([("a tool of the input", nested) for nested in tool_list([tool])], names))
-        except Problem:
-            names.restore(before)
-            yield None
-
-
-def _tool(
-    tool: Mapping[str, Any], namespace: str | None, names: Names, where: str
-) -> Mapping[str, Any] | None:
-    kind, name, description = tool.get("type"), tool.get("name"), tool.get("description")
-    if of_provider(tool):
-        return None
-    if isinstance(kind, str) and kind in RESPONSES and namespace is None:
-        check_keys(tool, Form.TYPED, where)
-        check_environment(tool, where)
-        name, description, parameters = RESPONSES[kind]
-        return names.add(None, name, kind, function_tool(name, description, parameters, where))
-    if kind not in ("function", "custom"):
-        raise unknown(kind, where)
-    check_keys(tool, Form.RESPONSES if kind == "function" else Form.RESPONSES_CUSTOM, where)
-    if not isinstance(name, str) or not name:
-        raise bad_request(f"{where} has no name", "tools")
-    flat = joined(namespace, name)
-    if kind == "function":
-        read = function_tool(flat, description, tool.get("parameters"), where)
-    else:
-        read = freeform_tool(flat, description, tool.get("format"), where)
-    return names.add(namespace, name, kind, read)
-
-
 class _Conversation:
     """Chat messages so far. Consecutive pieces of one reply are one assistant message."""
 
@@ -205,7 +152,7 @@ class _Conversation:
             case "message":
                 self._message(item, where)
             case "reasoning":
-                self._reasoning(item)
+                self._reasoning(item, where)
             case "function_call" | "custom_tool_call":
                 self._call(item, kind == "custom_tool_call", where)
             case str() if kind in CALLS and (arguments := arguments_of(item)) is not None:
@@ -224,6 +171,7 @@ class _Conversation:
         if role not in ("assistant", "user", "system", "developer"):
             raise bad_request(f"{where} has the unknown role {quoted(role)}", "input")
         check_message("responses", item, where, "input")
+        check_key(item, "content", CONTENTS, where, "input")
         from_assistant = role == "assistant"
         text, missing = flatten(
             item.get("content"), where, past=self._past or from_assistant, shown=not from_assistant
@@ -249,7 +197,8 @@ class _Conversation:
             call["id"] == identifier for message in self.messages for call in message.get("tool_calls") or ()
         )
 
-    def _reasoning(self, item: Mapping[str, Any]) -> None:
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
+        check_key(item, "content", ("text", "thinking"), where, "input")
         recorded = kept_reasoning(item.get("encrypted_content"))
         step = recorded[0] if recorded is not None else step_of(item.get("id"))
         text, _ = flatten(_texts(item.get("content")) or _texts(item.get("summary")), past=True)
@@ -260,6 +209,8 @@ class _Conversation:
         name, identifier = item.get("name"), item.get("call_id")
         if not isinstance(name, str) or not name:
             raise bad_request(f"{where} is a tool call without a name", "input")
+        if item.get("function") is not None:
+            raise bad_request(f"{where}.function is not read: use name and arguments on this wire", "input")
         own = "input" if freeform else "arguments"
         check_key(item, own, ARGUMENTS, where, "input")
         arguments = {INPUT: item.get("input")} if freeform else item.get("arguments")
