@@ -122,7 +122,7 @@ def _named(choice: Mapping[str, Any], key: str, names: Names, *, whole: bool = T
         _only(choice, key, *((kind,) if fields is inner else ("name", "namespace")))
         _only({**fields, "type": kind}, key, "name", "namespace")
     name, namespace = fields.get("name"), fields.get("namespace")
-    flat = names.find(name, namespace, key, key) if isinstance(name, str) else None
+    flat = names.chosen(name, namespace, key) if isinstance(name, str) else None
     if flat is None:
         shown = quoted(name) if not namespace else f"{quoted(name)} of the namespace {quoted(namespace)}"
         raise bad_request(f"{key} names {shown}, which no tool of this request is called", key)

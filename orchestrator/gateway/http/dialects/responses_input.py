@@ -25,7 +25,7 @@ from orchestrator.gateway.http.dialects.base import (
 )
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
 from orchestrator.gateway.http.dialects.responses_tools import read_tools, tools_of_the_past
-from orchestrator.gateway.http.dialects.tool_names import Names, joined
+from orchestrator.gateway.http.dialects.tool_names import Names
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
@@ -214,9 +214,8 @@ class _Conversation:
         own = "input" if freeform else "arguments"
         check_key(item, own, ARGUMENTS, where, "input")
         arguments = {INPUT: item.get("input")} if freeform else item.get("arguments")
-        namespace = item.get("namespace")
-        flat = self._names.find(name, namespace, where, "input")
-        self._say({"name": flat or joined(namespace, name), "arguments": arguments}, identifier)
+        called = self._names.called(name, item.get("namespace"), where)
+        self._say({"name": called, "arguments": arguments}, identifier)
 
     def _say(self, function: Mapping[str, Any], identifier: object) -> None:
         call = {"id": identifier, "function": function}

@@ -59,23 +59,34 @@ class Names:
         """The policy's names, by type, of tools that have only a type on the wire."""
         return {kind: flat for flat, ((_, _, kind), _) in self._offered.items() if kind in RESPONSES}
 
-    def find(self, name: str, namespace: object, where: str, param: str) -> str | None:
-        """The policy's name of the tool that a name on the wire means; None if no tool has it. Raises Problem 400 naming the candidates
-        when it may mean several."""
+    def chosen(self, name: str, namespace: object, where: str) -> str | None:
+        """The policy's name of the tool that a choice means; None if no tool has it. Raises Problem 400 naming the candidates when it may mean
+        several."""
+        found = self._meant(name, namespace, where, where)
+        if len(found) > 1:
+            candidates = " or ".join(f"{quoted(name)} of the namespace {quoted(own)}" for _, own in found)
+            raise bad_request(f"{where} may mean {candidates}: give its namespace", where)
+        return found[0][0] if found else None
+
+    def called(self, name: str, namespace: object, where: str) -> str:
+        """The policy's name of the tool of a call in the history. A name that no tool has, or several, stays: what is past is not refused."""
+        found = self._meant(name, namespace, where, "input")
+        return found[0][0] if len(found) == 1 else joined(namespace, name)
+
+    def _meant(self, name: str, namespace: object, where: str, param: str) -> list[tuple[str, str | None]]:
+        """The tools, by policy name and namespace, that a name on the wire may mean."""
         if namespace is not None and not isinstance(namespace, str):
             raise bad_request(f"{where}.namespace must be a string", param)
         found = [
-            (flat, own) for flat, ((own, called, _), _) in self._offered.items()
+            (flat, own)
+            for flat, ((own, called, _), _) in self._offered.items()
             if called == name and (not namespace or own == namespace)
-        ]  # fmt: skip
-        if not namespace:
-            found = [(flat, own) for flat, own in found if own is None] or found
-            if not found and name in self._offered:
-                return name
-        if len(found) > 1:
-            candidates = " or ".join(f"{quoted(name)} of the namespace {quoted(own)}" for _, own in found)
-            raise bad_request(f"{where} may mean {candidates}: give its namespace", param)
-        return found[0][0] if found else None
+        ]
+        if namespace:
+            return found
+        if not found and name in self._offered:
+            return [(name, None)]
+        return [(flat, own) for flat, own in found if own is None] or found
 
 
 def joined(namespace: object, name: str) -> str:
